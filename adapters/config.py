@@ -1,0 +1,115 @@
+"""What a training run is: one typed schema behind the flags of `streamspec train`, its YAML keys and the saved resolved config.
+
+Knows nothing about torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from streamspec.errors import ConfigError
+
+METHODS = ("lora", "streaming")
+RECIPES = ("joint", "staged")
+FORMATS = ("raw", "chat")
+POSITIONS = ("shifted", "same")
+MAX_GAMMA = 8
+
+
+@dataclass
+class TrainConfig:
+    """All options of a run. Field names are YAML keys; with dashes they are flags."""
+
+    base: str
+    data: Path
+    out: Path
+    val: Path | None = None
+    method: str = "streaming"
+    recipe: str = "staged"
+    target_adapter: Path | None = None  # staged: the task LoRA under the streams; "base": none; default: trained first
+    format: str = "raw"
+    separator: str = "\n"
+    # streams
+    gamma: int = 6  # number of streams, 1..8
+    ns: int | None = None  # MSA layers; default: a third of the layers
+    alpha: float = 0.1  # weight of each stream's loss beside the next-token loss (joint)
+    positions: str = "shifted"  # stream j sits at position t + j ("shifted") or t ("same")
+    root_token: bool = True  # streams also see the embedding of the token that follows row t
+    stream_embedding: float = 0.5  # initial rms of P_j, in units of the hidden state's
+    draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
+    stream_rank: int = 32  # staged: rank of the streams' own LoRA
+    stream_rows: int = 32  # most main rows of a training sequence that carry streams
+    # LoRA and optimisation
+    rank: int = 32
+    lora_alpha: float | None = None  # default: rank
+    lr: float = 5e-4
+    stream_lr: float = 1e-3
+    batch_size: int = 8
+    max_length: int = 512  # tokens; longer rows are dropped, and counted
+    max_minutes: float | None = None  # of the whole run: every stage and regeneration, not the last validation
+    epochs: float = 1.0  # upper limit of each stage
+    warmup: float = 0.05  # share of the run
+    # staged and self-distillation
+    task_share: float = 0.4  # staged with its own task LoRA: share of max_minutes that trains it
+    self_distill: bool = False  # joint: a last stretch on completions the model regenerated
+    distill_share: float = 0.35  # share of max_minutes for that stretch, regeneration included
+    regenerate_rows: int = 4000  # completions to regenerate
+    regenerate_batch: int = 64
+    max_new_tokens: int = 128
+    # the run
+    val_rows: int = 200  # validation prompts answered for the acceptance table
+    seed: int = 0
+    threads: int | None = None
+    save_steps: int = 50
+    resume: bool = False
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("data", "out", "val", "target_adapter"):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(self, name, Path(value))
+        self._check()
+
+    def _check(self) -> None:
+        choices = {"method": METHODS, "recipe": RECIPES, "format": FORMATS, "positions": POSITIONS}
+        for name, allowed in choices.items():
+            _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
+        _require(1 <= self.gamma <= MAX_GAMMA, "gamma", self.gamma, f"1..{MAX_GAMMA}")
+        _require(self.ns is None or self.ns >= 1, "ns", self.ns, "at least 1 and at most the number of layers")
+        for name in ("rank", "stream_rank", "batch_size", "max_length", "regenerate_rows", "regenerate_batch", "max_new_tokens", "save_steps", "stream_rows"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("lr", "stream_lr", "epochs", "stream_embedding"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        _require(self.max_minutes is None or self.max_minutes > 0, "max_minutes", self.max_minutes, "above 0")
+        _require(0 <= self.warmup < 1, "warmup", self.warmup, "0 to 1")
+        for name in ("distill_share", "task_share"):
+            _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
+        _require(self.draft_vocab >= 0 and self.alpha >= 0, "draft_vocab / alpha", (self.draft_vocab, self.alpha), "0 or more")
+        if self.self_distill and (self.method, self.recipe) != ("streaming", "joint"):
+            raise ConfigError("--self-distill with another recipe", "--method streaming --recipe joint", "drop one of the two")
+        if self.target_adapter and (self.method, self.recipe) != ("streaming", "staged"):
+            raise ConfigError("--target-adapter with another recipe", "--method streaming --recipe staged", "drop one of the two")
+
+    def to_json(self) -> dict[str, Any]:
+        """The resolved config with paths as strings."""
+        return {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
+        """Builds a config from YAML or flags; unknown keys are refused by name."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigError(f"unknown option {', '.join(unknown)}", ", ".join(sorted(known)), "check the spelling")
+        missing = sorted({"base", "data", "out"} - set(values))
+        if missing:
+            raise ConfigError(f"{', '.join(missing)} missing", "base, data and out", "add them as flags or to the config file")
+        return cls(**values)
+
+
+def _require(good: bool, name: str, found: Any, expected: str) -> None:
+    if not good:
+        raise ConfigError(f"{name} = {found}", expected, f"change --{name.replace('_', '-')}")

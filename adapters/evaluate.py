@@ -1,0 +1,70 @@
+"""How good drafts are: ranks of the true tokens on the target's own answers, and the next-token loss on references.
+
+The ranks feed everything about trees (`streamspec.acceptance`). Knows nothing about training.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from streamspec.adapters.data import Collator, TokenRow
+from streamspec.adapters.losses import IGNORE, next_token_loss
+from streamspec.adapters.progress import track
+from streamspec.adapters.streams import StreamingModel
+
+MAX_RANK = 10
+MISSED, ENDED = -1, -2
+
+
+@torch.no_grad()
+def record_ranks(model: StreamingModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> list[list[list[int]]]:
+    """For each row: [positions][gamma] rank of the true token among each stream's guesses (see docs/architecture.md).
+
+    Positions are those whose root is a completion token: position t of a completion drafts tokens t+1 .. t+gamma after root t.
+    """
+    gamma = model.config.gamma
+    collate = Collator()
+    out: list[list[list[int]]] = []
+    for start in track(range(0, len(rows), batch_size), "measuring acceptance"):
+        batch = collate(rows[start : start + batch_size])
+        main = model.main_pass(batch["input_ids"], batch["attention_mask"])
+        for i, row in enumerate(rows[start : start + batch_size]):
+            positions = [t for t in range(len(row.input_ids) - 1) if row.loss_mask[t + 1]]
+            labels = _labels(row, positions, gamma)
+            one = type(main)(main.entry[i : i + 1], main.final[i : i + 1], [k[i : i + 1] for k in main.keys],
+                             [v[i : i + 1] for v in main.values], main.lengths[i : i + 1])
+            rows_ = torch.tensor([positions])
+            roots = torch.tensor([[row.input_ids[t + 1] for t in positions]])
+            hidden = model.stream_pass(one, rows_, roots)[0]
+            guesses = model.head(hidden, vocabulary).float().topk(MAX_RANK, dim=-1).indices
+            guesses = guesses if vocabulary is None else vocabulary[guesses]
+            hit = guesses == labels[:, :, None]
+            ranks = torch.where(hit.any(-1), hit.int().argmax(-1), MISSED)
+            out.append(torch.where(labels == IGNORE, ENDED, ranks).tolist())
+    return out
+
+
+def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:
+    """int64 [positions, gamma]: the tokens that came after each root, -100 past the end of the answer."""
+    labels = torch.full((len(positions), gamma), IGNORE)
+    for i, t in enumerate(positions):
+        for j in range(gamma):
+            k = t + 2 + j
+            if k >= len(row.input_ids) or not row.loss_mask[k]:
+                break
+            labels[i, j] = row.input_ids[k]
+    return labels
+
+
+@torch.no_grad()
+def validation_loss(model: StreamingModel, rows: list[TokenRow], batch_size: int = 8) -> float:
+    """Mean next-token loss per completion token."""
+    collate, total, count = Collator(), 0.0, 0
+    for start in range(0, len(rows), batch_size):
+        batch = collate(rows[start : start + batch_size])
+        tokens = int(batch["loss_mask"][:, 1:].sum())
+        main = model.main_pass(batch["input_ids"], batch["attention_mask"])
+        total += float(next_token_loss(model, main, batch)) * tokens
+        count += tokens
+    return total / max(count, 1)

@@ -1,0 +1,158 @@
+"""The adapter folder on disk (docs/architecture.md): PEFT's two files for the task LoRA, ours beside them.
+
+Everything is written to a temporary name first, `training.json` last. Knows nothing about training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from streamspec.adapters.base import Base
+from streamspec.adapters.streams import StreamingModel
+from streamspec.adapters.trainer import load_trainable, trainable_state
+from streamspec.atomic import write_text
+from streamspec.errors import AdapterError
+
+if TYPE_CHECKING:
+    from streamspec.adapters.train import Run
+
+FORMAT_VERSION = 1
+TASK_CONFIG, TASK_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+STREAM_WEIGHTS, STREAM_CONFIG = "streamspec.safetensors", "streamspec_config.json"
+ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
+MAX_RANK_FIELD = 10
+
+
+def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
+    """The task LoRA in PEFT's format, fp16."""
+    out.mkdir(parents=True, exist_ok=True)
+    state = {k: v.half().contiguous() for k, v in get_peft_model_state_dict(peft).items()}
+    _save_tensors(state, out / TASK_WEIGHTS)
+    config = peft.peft_config["default"].to_dict()
+    config.update(base_model_name_or_path=base.id, inference_mode=True)
+    config = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
+    write_text(out / TASK_CONFIG, json.dumps(config, indent=1, default=str))
+    write_text(out / "base.json", json.dumps({"id": base.id, "sha256": base.sha256}))
+
+
+def copy_task_lora(source: Path, out: Path) -> None:
+    """Puts the task LoRA of `source` beside the streams trained over it."""
+    for name in (TASK_CONFIG, TASK_WEIGHTS):
+        shutil.copyfile(source / name, out / name)
+
+
+def check_same_base(adapter: Path, base: Base) -> None:
+    """Raises AdapterError if `adapter` is no adapter folder or was trained on other weights."""
+    if not (adapter / TASK_WEIGHTS).exists():
+        raise AdapterError(f"{adapter} has no {TASK_WEIGHTS}", "an adapter folder with a task LoRA", "check --target-adapter")
+    known = adapter / STREAM_CONFIG
+    if known.exists():
+        found = json.loads(known.read_text())["base"]
+        if found["sha256"] != base.sha256:
+            raise AdapterError(
+                f"{adapter} was trained on {found['id']} (weights {found['sha256'][:12]})",
+                f"{base.id} (weights {base.sha256[:12]})", "use the base it was trained on",
+            )
+
+
+def save_stage(path: Path, streams: StreamingModel) -> None:
+    """Keeps a finished stage's tensors so that an interrupted run does not repeat it."""
+    _save_tensors(trainable_state(streams), path)
+
+
+def load_stage(path: Path, streams: StreamingModel) -> bool:
+    """Takes a finished stage's tensors back; False where there are none."""
+    if not path.exists():
+        return False
+    load_trainable(streams, load_file(path))
+    return True
+
+
+def stream_tensors(streams: StreamingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
+    """The drafter's tensors under the names of docs/architecture.md; floats as fp16."""
+    tensors = {"stream_embeddings": streams.stream_embeddings}
+    if streams.root_map is not None:
+        tensors["root_map"] = streams.root_map
+    if streams.own_lora:
+        for index in range(streams.first, len(streams.decoder.layers)):
+            for name, module in streams.decoder.layers[index].named_modules():
+                if isinstance(module, LoraLayer):
+                    tensors[f"layers.{index}.{name}.lora_A"] = module.lora_A["streams"].weight
+                    tensors[f"layers.{index}.{name}.lora_B"] = module.lora_B["streams"].weight
+    out = {k: v.detach().half().contiguous() for k, v in tensors.items()}
+    if vocabulary is not None:
+        out["draft_vocab"] = vocabulary.long().contiguous()
+    return out
+
+
+def finish_plain(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Completes the folder of a plain fine-tune."""
+    return _finish(run, None, metrics)
+
+
+def finish_streaming(
+    run: Run, streams: StreamingModel, vocabulary: Tensor | None, ranks: list[list[list[int]]], metrics: dict[str, Any]
+) -> dict[str, Any]:
+    """Completes the folder of a streaming adapter."""
+    config, shape = run.config, streams.config
+    _save_tensors(stream_tensors(streams, vocabulary), config.out / STREAM_WEIGHTS)
+    write_text(config.out / ACCEPTANCE, json.dumps({"gamma": shape.gamma, "max_rank": MAX_RANK_FIELD, "ranks": ranks}))
+    described = {
+        "gamma": shape.gamma, "ns": shape.ns, "scale": shape.scale, "positions": shape.positions, "root_token": shape.root_token,
+        "lora": {"rank": config.stream_rank, "alpha": float(config.stream_rank)} if streams.own_lora else None,
+        "draft_vocab": None if vocabulary is None else len(vocabulary),
+    }
+    return _finish(run, described, metrics)
+
+
+def _finish(run: Run, streams: dict[str, Any] | None, metrics: dict[str, Any]) -> dict[str, Any]:
+    config, base = run.config, run.base
+    description = {
+        "format_version": FORMAT_VERSION, "method": config.method, "recipe": config.recipe if streams else None,
+        "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
+        "prompt_format": {"kind": config.format, "separator": config.separator}, "streams": streams,
+    }
+    write_text(config.out / STREAM_CONFIG, json.dumps(description, indent=1))
+    (config.out / "base.json").unlink(missing_ok=True)
+    minutes = round((time.monotonic() - run.started) / 60, 1)
+    provenance = {
+        "config": config.to_json(), "metrics": metrics, "minutes": minutes,
+        "data": {str(p.name): _sha256(p) for p in (config.data, config.val) if p}, "log": run.log,
+        "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
+        "device": "cuda" if torch.cuda.is_available() else "cpu", "threads": torch.get_num_threads(),
+    }
+    write_text(config.out / PROVENANCE, json.dumps(provenance, indent=1))
+    return {"out": str(config.out), "method": config.method, "recipe": description["recipe"], "minutes": minutes, **metrics}
+
+
+def read_stream_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of an adapter's `streamspec.safetensors`. Raises AdapterError where the file is damaged."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise AdapterError(f"{path}: {error}", "a safetensors file", "train the adapter again or restore the file") from None
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    save_file(tensors, temporary)
+    temporary.replace(path)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,63 @@
+"""Losses of a stage: next token on main rows, tokens further on for the streams (equation 5 of the paper).
+
+Batches come from `data.Collator`. Knows nothing about optimisers or recipes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from streamspec.adapters.streams import MainPass, StreamingModel
+
+IGNORE = -100
+
+
+def next_token_loss(model: StreamingModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
+    """Mean cross-entropy of completion tokens; only their rows go through the head."""
+    targets = batch["loss_mask"][:, 1:]
+    hidden = main.final[:, :-1][targets]
+    return cross_entropy(model.head(hidden).float(), batch["input_ids"][:, 1:][targets])
+
+
+@dataclass(frozen=True)
+class StreamRows:
+    """Main rows that carry streams, and what follows them. -100 marks a label that does not count."""
+
+    rows: Tensor  # int64 [B, P]
+    roots: Tensor  # int64 [B, P], token t+1
+    labels: Tensor  # int64 [B, P, gamma], tokens t+2 .. t+1+gamma
+
+
+def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.Generator | None = None) -> StreamRows:
+    """At most `most` main rows per sequence that predict a completion token; a random choice where there are more."""
+    ids, is_target = batch["input_ids"], batch["loss_mask"]
+    size, length = ids.shape
+    padded = torch.cat([ids, ids.new_zeros(size, gamma + 1)], dim=1)
+    counted = torch.cat([is_target, is_target.new_zeros(size, gamma + 1)], dim=1)
+    eligible = counted[:, 1 : length + 1] & counted[:, 2 : length + 2]  # the root and at least one token after it
+    count = int(min(most, eligible.sum(1).max().clamp(min=1)))
+    order = torch.rand(size, length, generator=generator).masked_fill_(~eligible.cpu(), 2.0)
+    rows = order.topk(count, dim=1, largest=False).indices.sort(dim=1).values.to(ids.device)
+    offsets = torch.arange(2, gamma + 2, device=ids.device)
+    where = (rows[:, :, None] + offsets).reshape(size, -1)
+    labels = padded.gather(1, where).masked_fill_(~counted.gather(1, where), IGNORE).reshape(size, count, gamma)
+    # A stream may be scored only while every token before its own is part of the completion.
+    alive = torch.cumprod((labels != IGNORE).long(), dim=2).bool() & eligible.gather(1, rows)[:, :, None]
+    return StreamRows(rows, padded.gather(1, rows + 1), labels.masked_fill_(~alive, IGNORE))
+
+
+def stream_losses(
+    model: StreamingModel, main: MainPass, picked: StreamRows, vocabulary: Tensor | None, lookup: Tensor | None
+) -> Tensor:
+    """Mean cross-entropy of each stream [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it."""
+    labels = picked.labels if lookup is None else torch.where(picked.labels >= 0, lookup[picked.labels.clamp(min=0)], IGNORE)
+    counts = labels >= 0
+    hidden = model.stream_pass(main, picked.rows, picked.roots)[counts]
+    losses = cross_entropy(model.head(hidden, vocabulary).float(), labels[counts], reduction="none")
+    stream = torch.arange(labels.shape[2], device=labels.device).expand_as(labels)[counts]
+    total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, stream, losses)
+    return total / counts.sum(dim=(0, 1)).clamp(min=1)

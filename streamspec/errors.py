@@ -1,0 +1,76 @@
+"""The errors a user can cause, each as one line: what was found, what was expected, what to do.
+
+Knows nothing about the parts that raise them. Anything else that escapes is a bug and may show a traceback.
+"""
+
+from __future__ import annotations
+
+
+class StreamspecError(Exception):
+    """Base of every error a user can act on.
+
+    `code` is stable: scripts may match on it, wording may change. `exit_status` is what the command line returns.
+    Raise with what was found, what was expected, and what to do:
+    `raise BundleError("model.onnx has 10 bytes", "12 bytes as the manifest says", "export the bundle again")`.
+    """
+
+    code = "error"
+    exit_status = 2
+
+    def __init__(self, found: str, expected: str = "", fix: str = "") -> None:
+        self.found = _one_line(found)
+        self.expected = _one_line(expected)
+        self.fix = _one_line(fix)
+        parts = [self.found]
+        if self.expected:
+            parts.append(f"expected {self.expected}")
+        if self.fix:
+            parts.append(self.fix)
+        super().__init__("; ".join(parts))
+
+    def __reduce__(self) -> tuple[type[StreamspecError], tuple[str, str, str]]:
+        # Exception's own pickling would hand the joined message back as `found`.
+        return type(self), (self.found, self.expected, self.fix)
+
+
+class BundleError(StreamspecError):
+    """A bundle is damaged, incomplete, hostile or of a format this version cannot read."""
+
+    code = "bundle"
+
+
+class AdapterError(StreamspecError):
+    """An adapter folder does not hold what its configuration promises."""
+
+    code = "adapter"
+
+
+class DataError(StreamspecError):
+    """Training or benchmark data cannot be read as one of the known shapes."""
+
+    code = "data"
+
+
+class ContextOverflow(StreamspecError):
+    """The prompt leaves no room for a single new token in the model's context."""
+
+    code = "context_overflow"
+
+
+class ConfigError(StreamspecError):
+    """Options contradict each other or are out of range."""
+
+    code = "config"
+
+
+class BaseModelError(StreamspecError):
+    """A base model cannot be found, read or supported."""
+
+    code = "base_model"
+
+
+def _one_line(text: str, limit: int = 600) -> str:
+    """Collapse whitespace and control characters: file content quoted in a message must not forge further lines."""
+    clean = "".join(ch if ch.isprintable() else " " for ch in str(text))
+    clean = " ".join(clean.split())
+    return clean if len(clean) <= limit else clean[: limit - 3] + "..."

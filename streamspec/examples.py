@@ -1,0 +1,102 @@
+"""Task data: JSON lines in the four TRL shapes, detected by their columns. Shared by training and `bench`.
+
+Knows nothing about tokens or prompts' formats. Every error names the file and the line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streamspec.errors import DataError
+
+Message = dict[str, str]
+SHAPES = "`text`; `messages`; `prompt` + `completion` as strings; `prompt` + `completion` as message lists; `turns` (bench only)"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row. `prompt` and `completion` are strings or message lists; `text` rows have an empty prompt."""
+
+    shape: str  # "text" | "messages" | "strings" | "message_lists" | "turns"
+    prompt: str | list[Message]
+    completion: str | list[Message] | None
+    references: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def read_examples(path: str | Path, limit: int | None = None) -> list[Example]:
+    """Reads all rows (at most `limit`). Raises DataError on a missing, empty, malformed or mixed file."""
+    path = Path(path)
+    examples = []
+    for example in _parse(path):
+        if examples and example.shape != examples[0].shape:
+            raise DataError(
+                f"{path}, row {len(examples) + 1} has the shape `{example.shape}` after rows of `{examples[0].shape}`",
+                "one shape in a file",
+                "split the file by shape",
+            )
+        examples.append(example)
+        if limit is not None and len(examples) >= limit:
+            break
+    if not examples:
+        raise DataError(f"{path} holds no rows", "JSON lines, one object a line", "check the file")
+    return examples
+
+
+def _parse(path: Path) -> Iterator[Example]:
+    try:
+        file = path.open(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", "a readable JSONL file", "check the path") from None
+    with file:
+        number = 0
+        try:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _example(_object(line, path, number), f"{path}, line {number}")
+        except UnicodeDecodeError:
+            raise DataError(f"{path}, after line {number}: not UTF-8", "UTF-8 text", "re-encode the file") from None
+
+
+def _object(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {number}: {error.msg}", "one JSON object a line", "mend or drop the line") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{path}, line {number}: {type(row).__name__}", "a JSON object", "mend or drop the line")
+    return row
+
+
+def _example(row: dict[str, Any], where: str) -> Example:
+    references = [str(r) for r in row.get("references") or []]
+    extra = {k: row[k] for k in ("category", "question_id") if k in row}
+    if isinstance(row.get("turns"), list) and row["turns"]:
+        return Example("turns", str(row["turns"][0]), None, references, extra | {"turns": [str(t) for t in row["turns"]]})
+    if isinstance(row.get("text"), str):
+        return Example("text", "", row["text"])
+    if "messages" in row:
+        messages = _messages(row["messages"], where)
+        if messages[-1]["role"] != "assistant":
+            return Example("messages", messages, None, references, extra)
+        return Example("messages", messages[:-1], messages[-1:], references, extra)
+    prompt, completion = row.get("prompt"), row.get("completion")
+    if isinstance(prompt, str) and (completion is None or isinstance(completion, str)):
+        return Example("strings", prompt, completion, references, extra)
+    if isinstance(prompt, list) and (completion is None or isinstance(completion, list)):
+        answer = None if completion is None else _messages(completion, where)
+        return Example("message_lists", _messages(prompt, where), answer, references, extra)
+    raise DataError(f"{where}: columns {sorted(row)}", SHAPES, "rename the columns")
+
+
+def _messages(value: Any, where: str) -> list[Message]:
+    good = isinstance(value, list) and value and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    )
+    if not good:
+        raise DataError(f"{where}: not a list of messages", 'a list of {"role": ..., "content": ...}', "mend or drop the line")
+    return [{"role": m["role"], "content": m["content"]} for m in value]

@@ -1,0 +1,167 @@
+"""The multi-stream model against a slow reference written from the equations: one sequence, one row and its streams at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from streamspec.adapters.families import FAMILIES, Decoder
+from streamspec.adapters.losses import IGNORE, pick_rows, stream_losses
+from streamspec.adapters.streams import StreamConfig, StreamingModel, stream_mask, unit_rms
+from streamspec.errors import BaseModelError, ConfigError
+from tests.adapters.tiny import tiny_model
+
+IDS = torch.tensor([[5, 9, 33, 12, 7, 41, 60, 3, 18], [8, 8, 21, 50, 11, 2, 0, 0, 0]])
+MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
+
+
+def streaming(model: PreTrainedModel, gamma: int = 3, ns: int = 2, own_lora: bool = False, **options: object) -> StreamingModel:
+    torch.manual_seed(1)
+    return StreamingModel(model, StreamConfig(gamma, ns, scale=0.7, **options), own_lora).eval()
+
+
+class RowByRow:
+    """The cache of a reference that appends one row at a time and may see only the columns in `allowed`."""
+
+    def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], first: int) -> None:
+        self.keys, self.values, self.first = list(keys), list(values), first
+        self.is_updated: dict[int, bool] = {}
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: object, **__: object):
+        i = layer - self.first
+        self.keys[i] = torch.cat([self.keys[i], key], 2)
+        self.values[i] = torch.cat([self.values[i], value], 2)
+        return self.keys[i], self.values[i]
+
+    def get_seq_length(self, *_: object) -> int:
+        return self.keys[0].shape[2]
+
+
+@torch.no_grad()
+def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> torch.Tensor:
+    """Streams of row t of one unpadded sequence, stream after stream. The cache holds main rows 0..t and nothing later."""
+    model, decoder = streams.model, Decoder(streams.model)
+    entry: list[torch.Tensor] = []
+    hook = decoder.layers[streams.first].register_forward_pre_hook(
+        lambda _, args, kwargs: entry.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True)
+    with streams.stream_lora(False):
+        past = model(input_ids=ids[None, : t + 1], past_key_values=DynamicCache(), use_cache=True).past_key_values
+    hook.remove()
+    layers = past.layers[streams.first :]
+    cache = RowByRow([x.keys for x in layers], [x.values for x in layers], streams.first)
+    outputs = []
+    for j in range(streams.config.gamma):
+        state = entry[0][:, t] + streams.config.scale * streams.stream_embeddings[j]
+        if streams.root_map is not None:
+            state = state + streams.config.scale * unit_rms(decoder.embedding.weight[root]) @ streams.root_map.T
+        position = torch.tensor([[t + 1 + j if streams.config.positions == "shifted" else t]])
+        hidden = state[None]
+        for i in range(streams.first, len(decoder.layers)):
+            columns = cache.keys[i - streams.first].shape[2] + 1
+            mask = torch.zeros(1, 1, 1, columns)
+            window = decoder.window(i)
+            if window is not None:
+                where = torch.tensor([*range(t + 1), *(t + 1 + k for k in range(j + 1))])
+                mask[..., position[0, 0] - where >= window] = torch.finfo(torch.float32).min
+            hidden = decoder.call_layer(i, hidden, mask, position, decoder.rotary_embeddings(hidden, position), cache)
+        outputs.append(decoder.lm_head(decoder.finish(hidden))[0, 0])
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("root_token", [True, False])
+def test_streams_equal_the_row_by_row_reference(family: str, root_token: bool) -> None:
+    streams = streaming(tiny_model(family), root_token=root_token)
+    rows, roots = torch.tensor([[2, 4], [1, 3]]), torch.tensor([[12, 41], [21, 11]])
+    with torch.no_grad():
+        logits = streams.head(streams.stream_pass(streams.main_pass(IDS, MASK), rows, roots))
+    for b in range(2):
+        length = int(MASK[b].sum())
+        for p in range(2):
+            expected = reference(streams, IDS[b, :length], int(rows[b, p]), int(roots[b, p]))
+            torch.testing.assert_close(logits[b, p], expected, atol=2e-4, rtol=2e-4)
+
+
+def test_same_positions_option_moves_rotary_models_only() -> None:
+    rows, roots = torch.tensor([[4], [3]]), torch.tensor([[41], [11]])
+    for family, differs in (("llama", True), ("gpt2", False)):
+        shifted, same = (streaming(tiny_model(family), positions=p) for p in ("shifted", "same"))
+        with torch.no_grad():
+            outputs = [s.stream_pass(s.main_pass(IDS, MASK), rows, roots) for s in (shifted, same)]
+        assert torch.allclose(*outputs, atol=1e-5) != differs
+        expected = reference(same, IDS[0], 4, 41)
+        torch.testing.assert_close(same.head(outputs[1])[0, 0], expected, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_main_rows_are_bit_for_bit_those_of_the_plain_model_with_a_stream_lora_attached(family: str) -> None:
+    model = tiny_model(family)
+    with torch.no_grad():
+        before = model(input_ids=IDS, attention_mask=MASK).logits
+    decoder = Decoder(model)
+    stack = next(n for n, m in model.named_modules() if m is decoder.layers)
+    names = [f"{stack}.{n}" for n in decoder.linear_names(2)]
+    inject_adapter_in_model(LoraConfig(r=4, target_modules=names, init_lora_weights=False), model, adapter_name="streams")
+    streams = streaming(model, own_lora=True)
+    rows, roots = torch.tensor([[2], [1]]), torch.tensor([[12], [21]])
+    with torch.no_grad():
+        main = streams.main_pass(IDS, MASK)
+        assert torch.equal(streams.head(main.final), before)
+        with_lora = streams.stream_pass(main, rows, roots)
+        with streams.stream_lora(False):
+            without = streams.stream_pass(main, rows, roots)
+    assert not torch.allclose(with_lora, without, atol=1e-3), "the stream LoRA must act on stream rows"
+
+
+def test_mask_equals_brute_force() -> None:
+    rows, gamma, length = torch.tensor([[1, 4, 5]]), 2, 7
+    positions = (rows[:, :, None] + torch.arange(1, gamma + 1)).reshape(1, -1)
+    for window in (None, 3):
+        mask = stream_mask(rows, length, gamma, positions, window, torch.float32)[0, 0]
+        for r in range(6):
+            t, j = int(rows[0, r // gamma]), r % gamma
+            for c in range(length + 6):
+                if c < length:
+                    seen, where = c <= t, c
+                else:
+                    seen, where = (c - length) // gamma == r // gamma and (c - length) % gamma <= j, int(positions[0, c - length])
+                if window is not None:
+                    seen = seen and int(positions[0, r]) - where < window
+                assert bool(mask[r, c] == 0) == seen, (window, r, c)
+
+
+def test_gradients_reach_streams_and_not_the_target() -> None:
+    streams = streaming(tiny_model("llama").requires_grad_(False))
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool() & (torch.arange(9) > 2)}
+    picked = pick_rows(batch, 3, 32)
+    losses = stream_losses(streams, streams.main_pass(IDS, MASK), picked, None, None)
+    losses.sum().backward()
+    assert streams.stream_embeddings.grad.abs().sum() > 0 and streams.root_map.grad.abs().sum() > 0
+    assert all(p.grad is None for p in streams.model.parameters())
+
+
+def test_picked_rows_are_followed_by_their_root_and_labels() -> None:
+    loss_mask = MASK.bool() & (torch.arange(9) > 2)
+    picked = pick_rows({"input_ids": IDS, "loss_mask": loss_mask}, 3, 32)
+    for b in range(2):
+        for p, t in enumerate(picked.rows[b].tolist()):
+            labels = picked.labels[b, p].tolist()
+            if all(x == IGNORE for x in labels):
+                continue
+            assert loss_mask[b, t + 1] and picked.roots[b, p] == IDS[b, t + 1]
+            for j, label in enumerate(labels):
+                k = t + 2 + j
+                assert label == (int(IDS[b, k]) if k < 9 and loss_mask[b, k] else IGNORE)
+    assert sorted(picked.rows[0].tolist()) == [2, 3, 4, 5, 6], "every row with a root and a further token, and no other"
+
+
+def test_out_of_range_ns_and_unknown_family_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="ns = 5.*1..4"):
+        streaming(tiny_model("llama"), ns=5)
+    model = tiny_model("llama")
+    model.config.model_type = "mamba"
+    with pytest.raises(BaseModelError, match="mamba.*llama.*gpt2"):
+        Decoder(model)

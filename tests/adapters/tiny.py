@@ -1,0 +1,35 @@
+"""Tiny random models of every trainable family, made on the spot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+SIZES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "phi": {"partial_rotary_factor": 0.5},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 128},
+}
+
+
+def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random model of 4 layers, hidden 32, vocabulary 64, fp32, eager attention."""
+    torch.manual_seed(seed)
+    common = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "attn_implementation": "eager",
+    }
+    if family in ("phi", "opt", "gpt2"):
+        common.pop("num_key_value_heads")
+    if family == "gpt2":
+        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+            common.pop(key)
+    config = AutoConfig.for_model(family, **(common | SIZES[family] | changes))
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
