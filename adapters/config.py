@@ -79,7 +79,17 @@ class TrainConfig:
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
         _require(1 <= self.gamma <= MAX_GAMMA, "gamma", self.gamma, f"1..{MAX_GAMMA}")
         _require(self.ns is None or self.ns >= 1, "ns", self.ns, "at least 1 and at most the number of layers")
-        for name in ("rank", "stream_rank", "batch_size", "max_length", "regenerate_rows", "regenerate_batch", "max_new_tokens", "save_steps", "stream_rows"):
+        for name in (
+            "rank",
+            "stream_rank",
+            "batch_size",
+            "max_length",
+            "regenerate_rows",
+            "regenerate_batch",
+            "max_new_tokens",
+            "save_steps",
+            "stream_rows",
+        ):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr", "stream_lr", "epochs", "stream_embedding"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
@@ -87,11 +97,20 @@ class TrainConfig:
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "0 to 1")
         for name in ("distill_share", "task_share"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
-        _require(self.draft_vocab >= 0 and self.alpha >= 0, "draft_vocab / alpha", (self.draft_vocab, self.alpha), "0 or more")
+        _require(
+            self.draft_vocab >= 0 and self.alpha >= 0,
+            "draft_vocab / alpha",
+            (self.draft_vocab, self.alpha),
+            "0 or more",
+        )
         if self.self_distill and (self.method, self.recipe) != ("streaming", "joint"):
-            raise ConfigError("--self-distill with another recipe", "--method streaming --recipe joint", "drop one of the two")
+            raise ConfigError(
+                "--self-distill with another recipe", "--method streaming --recipe joint", "drop one of the two"
+            )
         if self.target_adapter and (self.method, self.recipe) != ("streaming", "staged"):
-            raise ConfigError("--target-adapter with another recipe", "--method streaming --recipe staged", "drop one of the two")
+            raise ConfigError(
+                "--target-adapter with another recipe", "--method streaming --recipe staged", "drop one of the two"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config with paths as strings."""
@@ -106,7 +125,9 @@ class TrainConfig:
             raise ConfigError(f"unknown option {', '.join(unknown)}", ", ".join(sorted(known)), "check the spelling")
         missing = sorted({"base", "data", "out"} - set(values))
         if missing:
-            raise ConfigError(f"{', '.join(missing)} missing", "base, data and out", "add them as flags or to the config file")
+            raise ConfigError(
+                f"{', '.join(missing)} missing", "base, data and out", "add them as flags or to the config file"
+            )
         return cls(**values)
 
 

@@ -18,7 +18,9 @@ MISSED, ENDED = -1, -2
 
 
 @torch.no_grad()
-def record_ranks(model: StreamingModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> list[list[list[int]]]:
+def record_ranks(
+    model: StreamingModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
+) -> list[list[list[int]]]:
     """For each row: [positions][gamma] rank of the true token among each stream's guesses (see docs/architecture.md).
 
     Positions are those whose root is a completion token: position t of a completion drafts tokens t+1 .. t+gamma after root t.
@@ -32,8 +34,13 @@ def record_ranks(model: StreamingModel, rows: list[TokenRow], vocabulary: Tensor
         for i, row in enumerate(rows[start : start + batch_size]):
             positions = [t for t in range(len(row.input_ids) - 1) if row.loss_mask[t + 1]]
             labels = _labels(row, positions, gamma)
-            one = type(main)(main.entry[i : i + 1], main.final[i : i + 1], [k[i : i + 1] for k in main.keys],
-                             [v[i : i + 1] for v in main.values], main.lengths[i : i + 1])
+            one = type(main)(
+                main.entry[i : i + 1],
+                main.final[i : i + 1],
+                [k[i : i + 1] for k in main.keys],
+                [v[i : i + 1] for v in main.values],
+                main.lengths[i : i + 1],
+            )
             rows_ = torch.tensor([positions])
             roots = torch.tensor([[row.input_ids[t + 1] for t in positions]])
             hidden = model.stream_pass(one, rows_, roots)[0]

@@ -45,7 +45,9 @@ class Decoder:
     def __init__(self, model: PreTrainedModel) -> None:
         model_type = model.config.model_type
         if model_type not in FAMILIES:
-            raise BaseModelError(f"model family `{model_type}`", ", ".join(FAMILIES), "choose a base of one of these families")
+            raise BaseModelError(
+                f"model family `{model_type}`", ", ".join(FAMILIES), "choose a base of one of these families"
+            )
         family = FAMILIES[model_type]
         stack = attrgetter(family.decoder)(model)
         self.model = model
@@ -76,7 +78,9 @@ class Decoder:
         """cos and sin for `positions` [B, R], or None where positions enter at the embedding only."""
         return None if self.rotary is None else self.rotary(hidden, position_ids=positions)
 
-    def call_layer(self, index: int, hidden: Tensor, mask: Tensor, positions: Tensor, rotary: Any, cache: Any) -> Tensor:
+    def call_layer(
+        self, index: int, hidden: Tensor, mask: Tensor, positions: Tensor, rotary: Any, cache: Any
+    ) -> Tensor:
         """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]."""
         extra = {} if rotary is None else {"position_embeddings": rotary}
         out = self.layers[index](

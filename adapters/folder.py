@@ -5,7 +5,6 @@ Everything is written to a temporary name first, `training.json` last. Knows not
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import shutil
@@ -21,10 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from streamspec.acceptance import Acceptance
 from streamspec.adapters.base import Base
+from streamspec.adapters.evaluate import MAX_RANK
 from streamspec.adapters.streams import StreamingModel
 from streamspec.adapters.trainer import load_trainable, trainable_state
-from streamspec.atomic import write_text
+from streamspec.atomic import sha256_file, write_text
 from streamspec.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ FORMAT_VERSION = 1
 TASK_CONFIG, TASK_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 STREAM_WEIGHTS, STREAM_CONFIG = "streamspec.safetensors", "streamspec_config.json"
 ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
-MAX_RANK_FIELD = 10
 
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
@@ -58,14 +58,17 @@ def copy_task_lora(source: Path, out: Path) -> None:
 def check_same_base(adapter: Path, base: Base) -> None:
     """Raises AdapterError if `adapter` is no adapter folder or was trained on other weights."""
     if not (adapter / TASK_WEIGHTS).exists():
-        raise AdapterError(f"{adapter} has no {TASK_WEIGHTS}", "an adapter folder with a task LoRA", "check --target-adapter")
+        raise AdapterError(
+            f"{adapter} has no {TASK_WEIGHTS}", "an adapter folder with a task LoRA", "check --target-adapter"
+        )
     known = adapter / STREAM_CONFIG
     if known.exists():
         found = json.loads(known.read_text())["base"]
         if found["sha256"] != base.sha256:
             raise AdapterError(
                 f"{adapter} was trained on {found['id']} (weights {found['sha256'][:12]})",
-                f"{base.id} (weights {base.sha256[:12]})", "use the base it was trained on",
+                f"{base.id} (weights {base.sha256[:12]})",
+                "use the base it was trained on",
             )
 
 
@@ -110,9 +113,13 @@ def finish_streaming(
     """Completes the folder of a streaming adapter."""
     config, shape = run.config, streams.config
     _save_tensors(stream_tensors(streams, vocabulary), config.out / STREAM_WEIGHTS)
-    write_text(config.out / ACCEPTANCE, json.dumps({"gamma": shape.gamma, "max_rank": MAX_RANK_FIELD, "ranks": ranks}))
+    Acceptance(shape.gamma, MAX_RANK, ranks).save(config.out / ACCEPTANCE)
     described = {
-        "gamma": shape.gamma, "ns": shape.ns, "scale": shape.scale, "positions": shape.positions, "root_token": shape.root_token,
+        "gamma": shape.gamma,
+        "ns": shape.ns,
+        "scale": shape.scale,
+        "positions": shape.positions,
+        "root_token": shape.root_token,
         "lora": {"rank": config.stream_rank, "alpha": float(config.stream_rank)} if streams.own_lora else None,
         "draft_vocab": None if vocabulary is None else len(vocabulary),
     }
@@ -122,21 +129,34 @@ def finish_streaming(
 def _finish(run: Run, streams: dict[str, Any] | None, metrics: dict[str, Any]) -> dict[str, Any]:
     config, base = run.config, run.base
     description = {
-        "format_version": FORMAT_VERSION, "method": config.method, "recipe": config.recipe if streams else None,
+        "format_version": FORMAT_VERSION,
+        "method": config.method,
+        "recipe": config.recipe if streams else None,
         "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
-        "prompt_format": {"kind": config.format, "separator": config.separator}, "streams": streams,
+        "prompt_format": {"kind": config.format, "separator": config.separator},
+        "streams": streams,
     }
     write_text(config.out / STREAM_CONFIG, json.dumps(description, indent=1))
     (config.out / "base.json").unlink(missing_ok=True)
     minutes = round((time.monotonic() - run.started) / 60, 1)
     provenance = {
-        "config": config.to_json(), "metrics": metrics, "minutes": minutes,
-        "data": {str(p.name): _sha256(p) for p in (config.data, config.val) if p}, "log": run.log,
+        "config": config.to_json(),
+        "metrics": metrics,
+        "minutes": minutes,
+        "data": {str(p.name): sha256_file(p) for p in (config.data, config.val) if p},
+        "log": run.log,
         "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
-        "device": "cuda" if torch.cuda.is_available() else "cpu", "threads": torch.get_num_threads(),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
     }
     write_text(config.out / PROVENANCE, json.dumps(provenance, indent=1))
-    return {"out": str(config.out), "method": config.method, "recipe": description["recipe"], "minutes": minutes, **metrics}
+    return {
+        "out": str(config.out),
+        "method": config.method,
+        "recipe": description["recipe"],
+        "minutes": minutes,
+        **metrics,
+    }
 
 
 def read_stream_tensors(path: Path) -> dict[str, Tensor]:
@@ -144,7 +164,9 @@ def read_stream_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise AdapterError(f"{path}: {error}", "a safetensors file", "train the adapter again or restore the file") from None
+        raise AdapterError(
+            f"{path}: {error}", "a safetensors file", "train the adapter again or restore the file"
+        ) from None
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -152,7 +174,3 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     temporary = path.with_suffix(".tmp")
     save_file(tensors, temporary)
     temporary.replace(path)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -54,7 +54,9 @@ def stream_losses(
     model: StreamingModel, main: MainPass, picked: StreamRows, vocabulary: Tensor | None, lookup: Tensor | None
 ) -> Tensor:
     """Mean cross-entropy of each stream [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it."""
-    labels = picked.labels if lookup is None else torch.where(picked.labels >= 0, lookup[picked.labels.clamp(min=0)], IGNORE)
+    labels = (
+        picked.labels if lookup is None else torch.where(picked.labels >= 0, lookup[picked.labels.clamp(min=0)], IGNORE)
+    )
     counts = labels >= 0
     hidden = model.stream_pass(main, picked.rows, picked.roots)[counts]
     losses = cross_entropy(model.head(hidden, vocabulary).float(), labels[counts], reduction="none")

@@ -18,8 +18,15 @@ from streamspec.adapters.progress import track
 
 @torch.no_grad()
 def regenerate(
-    model: PreTrainedModel, prompts: list[list[int]], eos: int, *, max_new_tokens: int, batch_size: int, cache: Path | None = None,
-    minutes: float | None = None, label: str = "regenerating",
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    eos: int,
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    cache: Path | None = None,
+    minutes: float | None = None,
+    label: str = "regenerating",
 ) -> list[list[int]]:
     """Greedy answers, end-of-text included where it was reached, in the order of `prompts`.
 
@@ -37,7 +44,9 @@ def regenerate(
         done += answers
         if cache is not None:
             with cache.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(batch, answers, strict=True))
+                file.writelines(
+                    json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(batch, answers, strict=True)
+                )
     return done
 
 
@@ -48,8 +57,17 @@ def greedy_batch(model: PreTrainedModel, prompts: list[list[int]], eos: int, max
     ids = torch.tensor([[eos] * (length - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)
     out: Any = model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=eos, pad_token_id=eos,
-        temperature=None, top_p=None, top_k=None, repetition_penalty=1.0, use_cache=True,
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=eos,
+        temperature=None,
+        top_p=None,
+        top_k=None,
+        repetition_penalty=1.0,
+        use_cache=True,
     )
     answers = []
     for row in out[:, length:].tolist():

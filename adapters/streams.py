@@ -73,13 +73,17 @@ class StreamingModel(nn.Module):
     `own_lora`: the LoRA layers inside `model` belong to the streams alone and are switched off in pass 1 (staged recipe).
     """
 
-    def __init__(self, model: PreTrainedModel, config: StreamConfig, own_lora: bool, embedding_rms: float = 0.5) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: StreamConfig, own_lora: bool, embedding_rms: float = 0.5
+    ) -> None:
         super().__init__()
         self.model, self.config, self.own_lora = model, config, own_lora
         self.decoder = Decoder(model)
         self.first = len(self.decoder.layers) - config.ns
         if not 1 <= config.ns <= len(self.decoder.layers):
-            raise ConfigError(f"ns = {config.ns}", f"1..{len(self.decoder.layers)}, the layers of this base", "change --ns")
+            raise ConfigError(
+                f"ns = {config.ns}", f"1..{len(self.decoder.layers)}, the layers of this base", "change --ns"
+            )
         hidden = self.decoder.hidden_size
         self.stream_embeddings = nn.Parameter(torch.randn(config.gamma, hidden) * embedding_rms)
         # The map starts as a scaled identity: a token's embedding already points where lower layers would carry it.
@@ -137,7 +141,9 @@ class StreamingModel(nn.Module):
         gamma = self.config.gamma
         hidden = self.entry_states(main.entry, rows, roots).reshape(batch, count * gamma, -1)
         offsets = torch.arange(1, gamma + 1, device=rows.device) if self.config.positions == "shifted" else 0
-        positions = (rows[:, :, None] + offsets + torch.zeros(gamma, dtype=rows.dtype, device=rows.device)).reshape(batch, -1)
+        positions = (rows[:, :, None] + offsets + torch.zeros(gamma, dtype=rows.dtype, device=rows.device)).reshape(
+            batch, -1
+        )
         limit = getattr(self.decoder.model.config, "max_position_embeddings", None)
         if limit and self.decoder.rotary is None:
             positions = positions.clamp(max=limit - 1)
@@ -157,7 +163,9 @@ class StreamingModel(nn.Module):
         hidden = torch.gather(entry, 1, rows[:, :, None].expand(-1, -1, entry.shape[2]))[:, :, None, :]
         shift = self.stream_embeddings[None, None]
         if self.root_map is not None:
-            shift = shift + nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
+            shift = (
+                shift + nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
+            )
         return hidden + (self.config.scale * shift).to(hidden.dtype)
 
     def head(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:

@@ -30,7 +30,7 @@ from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.data import Formatter, TokenRow, draft_vocabulary, joined
 from streamspec.adapters.evaluate import record_ranks, validation_loss
 from streamspec.adapters.families import Decoder
-from streamspec.adapters.losses import next_token_loss, pick_rows, stream_losses
+from streamspec.adapters.losses import IGNORE, next_token_loss, pick_rows, stream_losses
 from streamspec.adapters.regenerate import regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
 from streamspec.adapters.trainer import Stage, has_bf16, run_stage
@@ -87,7 +87,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
 def prepare(config: TrainConfig) -> Run:
     """Checks everything that can be checked before the first gradient."""
     if config.out.exists() and any(config.out.iterdir()) and not config.resume:
-        raise AdapterError(f"{config.out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
+        raise AdapterError(
+            f"{config.out} is not empty", "a new folder", "choose another --out, or add --resume to go on"
+        )
     if config.threads:
         torch.set_num_threads(config.threads)
     set_seed(config.seed)
@@ -102,7 +104,9 @@ def prepare(config: TrainConfig) -> Run:
     rows = within([formatter.row(e) for e in examples], config.max_length)
     val_rows = within([formatter.row(e) for e in val_examples[: config.val_rows]], config.max_length)
     if not rows or not val_rows:
-        raise DataError(f"{config.data} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length")
+        raise DataError(
+            f"{config.data} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
+        )
     run = Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows)
     run.work.mkdir(parents=True, exist_ok=True)
     return run
@@ -183,26 +187,36 @@ def task_stage(run: Run, out: Path, minutes: float | None) -> PreTrainedModel:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
         return {"total": next_token_loss(plain, main, batch)}
 
-    log = run_stage(Stage("task", plain, loss, run.rows, run.config.lr, minutes), run.config, run.work / "checkpoints-task")
+    log = run_stage(
+        Stage("task", plain, loss, run.rows, run.config.lr, minutes), run.config, run.work / "checkpoints-task"
+    )
     run.log["task"] = log
     folder.write_task_lora(peft, run.base, out)
     return model
 
 
 def fit_streams(
-    run: Run, name: str, streams: StreamingModel, rows: list[TokenRow], vocabulary: Tensor | None, lr: float, minutes: float | None
+    run: Run,
+    name: str,
+    streams: StreamingModel,
+    rows: list[TokenRow],
+    vocabulary: Tensor | None,
+    lr: float,
+    minutes: float | None,
 ) -> None:
     """Trains streams on `rows`; with a LoRA of their own the main pass needs no gradient and no next-token loss."""
     config = run.config
     lookup = None
     if vocabulary is not None:
-        lookup = torch.full((len(run.tokenizer),), -100)
+        lookup = torch.full((streams.decoder.embedding.num_embeddings,), IGNORE)
         lookup[vocabulary] = torch.arange(len(vocabulary))
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not streams.own_lora):
             main = streams.main_pass(batch["input_ids"], batch["attention_mask"])
-        per_stream = stream_losses(streams, main, pick_rows(batch, config.gamma, config.stream_rows), vocabulary, lookup)
+        per_stream = stream_losses(
+            streams, main, pick_rows(batch, config.gamma, config.stream_rows), vocabulary, lookup
+        )
         parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
         if streams.own_lora:
             return {"total": per_stream.mean(), **parts}
@@ -211,7 +225,9 @@ def fit_streams(
 
     done = run.work / f"{name}.safetensors"
     if not folder.load_stage(done, streams):
-        run.log[name] = run_stage(Stage(name, streams, loss, rows, lr, minutes), config, run.work / f"checkpoints-{name}")
+        run.log[name] = run_stage(
+            Stage(name, streams, loss, rows, lr, minutes), config, run.work / f"checkpoints-{name}"
+        )
         folder.save_stage(done, streams)
 
 
@@ -221,18 +237,28 @@ def own_answers(
     """Rows whose completions the model wrote itself."""
     config = run.config
     chosen = examples[:: max(1, len(examples) // count)][:count]
-    prompts = [p for e in chosen if len(p := run.formatter.prompt_ids(e.prompt)) + config.max_new_tokens <= config.max_length]
+    prompts = [
+        p for e in chosen if len(p := run.formatter.prompt_ids(e.prompt)) + config.max_new_tokens <= config.max_length
+    ]
     began = time.monotonic()
     answers = regenerate(
-        model, prompts, run.tokenizer.eos_token_id, max_new_tokens=config.max_new_tokens, batch_size=config.regenerate_batch,
-        cache=run.work / f"answers-{name}.jsonl", minutes=minutes, label=f"regenerating ({name})",
+        model,
+        prompts,
+        run.tokenizer.eos_token_id,
+        max_new_tokens=config.max_new_tokens,
+        batch_size=config.regenerate_batch,
+        cache=run.work / f"answers-{name}.jsonl",
+        minutes=minutes,
+        label=f"regenerating ({name})",
     )
     tokens, seconds = sum(map(len, answers)), time.monotonic() - began
     run.log[f"regenerated_{name}"] = {"completions": len(answers), "tokens": tokens, "seconds": round(seconds, 1)}
     return [joined(p, a) for p, a in zip(prompts, answers, strict=False)]
 
 
-def finish_streams(run: Run, streams: StreamingModel, model: PreTrainedModel, vocabulary: Tensor | None) -> dict[str, Any]:
+def finish_streams(
+    run: Run, streams: StreamingModel, model: PreTrainedModel, vocabulary: Tensor | None
+) -> dict[str, Any]:
     """Measures drafts on the target's own validation answers and writes the adapter folder."""
     streams.eval()
     loss = validation_loss(streams, run.val_rows)
@@ -256,8 +282,13 @@ def finish_streams(run: Run, streams: StreamingModel, model: PreTrainedModel, vo
 def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
     """The base with a fresh task LoRA on every linear map; the PEFT wrapper and the HF model inside it."""
     config = run.config
-    lora = LoraConfig(r=config.rank, lora_alpha=config.lora_alpha or config.rank, target_modules="all-linear", task_type="CAUSAL_LM",
-                      base_model_name_or_path=run.base.id)
+    lora = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.lora_alpha or config.rank,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=run.base.id,
+    )
     peft = get_peft_model(load_base(run, run.dtype), lora)
     return peft, peft.base_model.model
 
@@ -282,7 +313,9 @@ def inject_stream_lora(run: Run, model: PreTrainedModel) -> None:
     config, decoder = run.config, Decoder(model)
     names = decoder.linear_names(len(decoder.layers) - msa_layers(run, decoder))
     stack = next(n for n, m in model.named_modules() if m is decoder.layers)
-    lora = LoraConfig(r=config.stream_rank, lora_alpha=config.stream_rank, target_modules=[f"{stack}.{n}" for n in names])
+    lora = LoraConfig(
+        r=config.stream_rank, lora_alpha=config.stream_rank, target_modules=[f"{stack}.{n}" for n in names]
+    )
     inject_adapter_in_model(lora, model, adapter_name="streams")
     for parameter in model.parameters():
         if parameter.requires_grad:

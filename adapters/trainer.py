@@ -65,8 +65,15 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> list[dict[str,
         disable_tqdm=False,
     )
     clock = Clock(stage.minutes, config.warmup)
-    trainer = _StageTrainer(stage, clock, model=stage.model, args=arguments, train_dataset=stage.rows,
-                            data_collator=Collator(), callbacks=[clock, _Completeness()])
+    trainer = _StageTrainer(
+        stage,
+        clock,
+        model=stage.model,
+        args=arguments,
+        train_dataset=stage.rows,
+        data_collator=Collator(),
+        callbacks=[clock, _Completeness()],
+    )
     if last is not None:
         clock.load(last)
     with _autocast_only(stage.model):
@@ -139,8 +146,9 @@ class _StageTrainer(Trainer):
         self.stage, self.clock = stage, clock
         self.parts: dict[str, list[float]] = {}
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False,
-                     num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         with torch.autocast(self.args.device.type, dtype=torch.bfloat16, enabled=self.args.bf16):
             losses = self.stage.loss(inputs)
         for name, value in losses.items():

@@ -66,7 +66,9 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {number}: {error.msg}", "one JSON object a line", "mend or drop the line") from None
+        raise DataError(
+            f"{path}, line {number}: {error.msg}", "one JSON object a line", "mend or drop the line"
+        ) from None
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number}: {type(row).__name__}", "a JSON object", "mend or drop the line")
     return row
@@ -76,7 +78,9 @@ def _example(row: dict[str, Any], where: str) -> Example:
     references = [str(r) for r in row.get("references") or []]
     extra = {k: row[k] for k in ("category", "question_id") if k in row}
     if isinstance(row.get("turns"), list) and row["turns"]:
-        return Example("turns", str(row["turns"][0]), None, references, extra | {"turns": [str(t) for t in row["turns"]]})
+        return Example(
+            "turns", str(row["turns"][0]), None, references, extra | {"turns": [str(t) for t in row["turns"]]}
+        )
     if isinstance(row.get("text"), str):
         return Example("text", "", row["text"])
     if "messages" in row:
@@ -94,9 +98,15 @@ def _example(row: dict[str, Any], where: str) -> Example:
 
 
 def _messages(value: Any, where: str) -> list[Message]:
-    good = isinstance(value, list) and value and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    good = (
+        isinstance(value, list)
+        and value
+        and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+        )
     )
     if not good:
-        raise DataError(f"{where}: not a list of messages", 'a list of {"role": ..., "content": ...}', "mend or drop the line")
+        raise DataError(
+            f"{where}: not a list of messages", 'a list of {"role": ..., "content": ...}', "mend or drop the line"
+        )
     return [{"role": m["role"], "content": m["content"]} for m in value]

@@ -18,7 +18,9 @@ IDS = torch.tensor([[5, 9, 33, 12, 7, 41, 60, 3, 18], [8, 8, 21, 50, 11, 2, 0, 0
 MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
 
 
-def streaming(model: PreTrainedModel, gamma: int = 3, ns: int = 2, own_lora: bool = False, **options: object) -> StreamingModel:
+def streaming(
+    model: PreTrainedModel, gamma: int = 3, ns: int = 2, own_lora: bool = False, **options: object
+) -> StreamingModel:
     torch.manual_seed(1)
     return StreamingModel(model, StreamConfig(gamma, ns, scale=0.7, **options), own_lora).eval()
 
@@ -46,7 +48,8 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
     model, decoder = streams.model, Decoder(streams.model)
     entry: list[torch.Tensor] = []
     hook = decoder.layers[streams.first].register_forward_pre_hook(
-        lambda _, args, kwargs: entry.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True)
+        lambda _, args, kwargs: entry.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
     with streams.stream_lora(False):
         past = model(input_ids=ids[None, : t + 1], past_key_values=DynamicCache(), use_cache=True).past_key_values
     hook.remove()
@@ -104,7 +107,9 @@ def test_main_rows_are_bit_for_bit_those_of_the_plain_model_with_a_stream_lora_a
     decoder = Decoder(model)
     stack = next(n for n, m in model.named_modules() if m is decoder.layers)
     names = [f"{stack}.{n}" for n in decoder.linear_names(2)]
-    inject_adapter_in_model(LoraConfig(r=4, target_modules=names, init_lora_weights=False), model, adapter_name="streams")
+    inject_adapter_in_model(
+        LoraConfig(r=4, target_modules=names, init_lora_weights=False), model, adapter_name="streams"
+    )
     streams = streaming(model, own_lora=True)
     rows, roots = torch.tensor([[2], [1]]), torch.tensor([[12], [21]])
     with torch.no_grad():
@@ -127,7 +132,10 @@ def test_mask_equals_brute_force() -> None:
                 if c < length:
                     seen, where = c <= t, c
                 else:
-                    seen, where = (c - length) // gamma == r // gamma and (c - length) % gamma <= j, int(positions[0, c - length])
+                    seen, where = (
+                        (c - length) // gamma == r // gamma and (c - length) % gamma <= j,
+                        int(positions[0, c - length]),
+                    )
                 if window is not None:
                     seen = seen and int(positions[0, r]) - where < window
                 assert bool(mask[r, c] == 0) == seen, (window, r, c)

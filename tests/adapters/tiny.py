@@ -22,14 +22,50 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A random model of 4 layers, hidden 32, vocabulary 64, fp32, eager attention."""
     torch.manual_seed(seed)
     common = {
-        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2,
-        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "attn_implementation": "eager",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        "attn_implementation": "eager",
     }
     if family in ("phi", "opt", "gpt2"):
         common.pop("num_key_value_heads")
     if family == "gpt2":
-        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"):
+        for key in (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+        ):
             common.pop(key)
     config = AutoConfig.for_model(family, **(common | SIZES[family] | changes))
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def tiny_tokenizer(chat: bool = False) -> Any:
+    """A byte-level tokenizer of 64 entries: end-of-text (2), bos (1), pad (0), newline, space and letters."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:?!"
+    alphabet = {
+        pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(c)[0][0]: i + 3 for i, c in enumerate(letters)
+    }
+    tokenizer = Tokenizer(models.BPE(vocab={"<pad>": 0, "<s>": 1, "</s>": 2, **alphabet}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    if chat:
+        fast.chat_template = (
+            "{% for m in messages %}{{ '<s>' + m['role'][0] + ':' + m['content'] }}"
+            "{% if m['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<s>a:{% endif %}"
+        )
+    return fast

@@ -1,0 +1,251 @@
+"""Finds a base model and hands back a Hugging Face folder with the identity of its weights.
+
+A base is named by the word `smollm2-135m` (the reference base), a Hugging Face folder, a GGUF file or a hub id. Whatever
+has to be fetched or converted lives in the cache (`STREAMSPEC_CACHE`, else the user's cache folder) and appears there by
+a rename, so a run that was cut off leaves nothing half-made and the next one goes on from the last finished step.
+A user's own folder is only read. Knows nothing about training: it never loads a model, except to convert a GGUF file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_dir
+
+from streamspec.errors import BaseModelError
+
+REFERENCE = "smollm2-135m"
+IDENTITY_FILE = "streamspec_base.json"
+KINDS = f"`{REFERENCE}`, a Hugging Face folder, a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base that is ready to load with `from_pretrained(base.path)`."""
+
+    path: Path  # Hugging Face folder
+    id: str  # what to call it: the reference word, the folder's or file's name, the hub id
+    sha256: str  # of the weights, see `weights_hash`
+    model_type: str  # as in config.json
+    revision: str | None = None  # commit on the hub, where it came from there
+
+
+def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
+    """Returns the base called `name`, fetching and converting what is missing.
+
+    `progress` gets one line per step (default: stderr). Raises BaseModelError on anything that is not a usable base.
+    """
+    say = progress or _to_stderr
+    text = str(name)
+    path = Path(text).expanduser()
+    if text == REFERENCE:
+        return _reference(say)
+    if path.is_dir():
+        return _from_folder(path.resolve(), path.resolve().name)
+    if path.is_file() and path.suffix == ".gguf":
+        return _from_gguf(path, path.stem, say)
+    if path.exists() or path.suffix == ".gguf" or text.startswith(("/", ".", "~")):
+        found = "is no folder and no .gguf file" if path.exists() else "does not exist"
+        raise BaseModelError(f"{text} {found}", KINDS, "check --base")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return _from_hub(text, say)
+    raise BaseModelError(f"no base called {text}", KINDS, "check --base")
+
+
+def cache_dir() -> Path:
+    """Root of everything streamspec keeps between runs."""
+    return Path(os.environ.get("STREAMSPEC_CACHE") or user_cache_dir("streamspec")).expanduser()
+
+
+def cached_reference() -> Base | None:
+    """The reference base where it has been fetched before, else None. Never downloads."""
+    return _read_identity(_reference_folder())
+
+
+def weights_hash(folder: Path) -> str:
+    """sha256 (hex) over the contents of the folder's `*.safetensors` files in name order."""
+    digest = hashlib.sha256()
+    for file in _weight_files(folder):
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+# ---- the reference base and GGUF files
+
+
+def _reference_folder() -> Path:
+    return cache_dir() / "bases" / REFERENCE
+
+
+def _reference(say: Progress) -> Base:
+    base = cached_reference()
+    if base is not None:
+        return base
+    from streamspec.adapters.fetch import fetch_reference_gguf
+
+    gguf = fetch_reference_gguf(cache_dir() / "downloads", say)
+    return _convert(gguf, _reference_folder(), REFERENCE, say)
+
+
+def _from_gguf(file: Path, label: str, say: Progress) -> Base:
+    say(f"hashing {file.name}")
+    digest = file_sha256(file)
+    target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
+    return _read_identity(target) or _convert(file, target, label, say)
+
+
+def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
+    from streamspec.adapters.from_gguf import convert
+
+    say(f"converting {gguf.name} to a Hugging Face folder (once, about 20 s for 135 M parameters)")
+    with new_folder(target) as folder:
+        convert(gguf, folder)
+        base = Base(target, label, weights_hash(folder), _model_type(folder))
+        identity = {k: v for k, v in asdict(base).items() if k != "path"}
+        (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+    say(f"base ready: {target}")
+    return _read_identity(target) or base
+
+
+def _read_identity(folder: Path) -> Base | None:
+    """A folder of ours is complete once it has its final name; the file inside says what it is."""
+    try:
+        values = json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))
+        return Base(folder, values["id"], values["sha256"], values["model_type"], values["revision"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+# ---- folders and the hub
+
+
+def _from_folder(folder: Path, label: str, revision: str | None = None) -> Base:
+    identity = _read_identity(folder)  # a cached base named by its path keeps its name
+    if identity is not None:
+        return identity
+    model_type = _model_type(folder)
+    return Base(folder, label, _remembered_hash(folder), model_type, revision)
+
+
+def _from_hub(name: str, say: Progress) -> Base:
+    from huggingface_hub import snapshot_download
+
+    say(f"fetching {name} from the hub")
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub's client raises a dozen unrelated types for "cannot be reached"
+        reason = str(error).strip().splitlines()[:1] or [""]
+        raise BaseModelError(
+            f"the hub gave no {name} ({type(error).__name__}: {reason[0]})",
+            "a reachable hub and a model of that name",
+            f"check name and network, or use a local folder, a .gguf file or `{REFERENCE}`",
+        ) from None
+    return _from_folder(folder, name, revision=folder.name)
+
+
+def _model_type(folder: Path) -> str:
+    from streamspec.adapters.families import FAMILIES
+
+    config = _read_json(folder / "config.json")
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise BaseModelError(
+            f"{folder} is of the family `{model_type}`",
+            f"one of {', '.join(FAMILIES)}",
+            "choose a base of one of these families",
+        )
+    return str(model_type)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BaseModelError(
+            f"{file.parent} holds no {file.name}", "a Hugging Face model folder", "check --base"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise BaseModelError(f"{file} cannot be read ({error})", "a JSON object", "fetch the base again") from None
+    if not isinstance(value, dict):
+        raise BaseModelError(f"{file} holds a {type(value).__name__}", "a JSON object", "fetch the base again")
+    return value
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise BaseModelError(
+            f"{folder} holds no *.safetensors",
+            "weights in safetensors files",
+            "save the model with save_pretrained of transformers",
+        )
+    return files
+
+
+def _remembered_hash(folder: Path) -> str:
+    """`weights_hash` of a folder that is not ours, remembered in the cache by its files' names, sizes and times."""
+    files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in _weight_files(folder)]
+    key = hashlib.sha256(str(folder).encode()).hexdigest()[:24]
+    note = cache_dir() / "hashes" / key / IDENTITY_FILE
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["files"] == files:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError):
+        pass  # not seen before, or a note that was cut off: the hash is simply computed again
+    digest = weights_hash(folder)
+    write_json(note, {"path": str(folder), "files": files, "sha256": digest})
+    return digest
+
+
+# ---- files that appear whole or not at all
+
+
+def file_sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_json(file: Path, value: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as out:
+        json.dump(value, out)
+    os.replace(out.name, file)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `target` that takes its name at the end, or vanishes on any error."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if _read_identity(target) is None:  # not simply another process that was quicker
+                shutil.rmtree(target, ignore_errors=True)
+                temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

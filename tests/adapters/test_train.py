@@ -1,0 +1,151 @@
+"""Whole training runs on a tiny model: every recipe writes a complete folder; interrupted runs go on and end the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from streamspec.adapters.config import TrainConfig
+from streamspec.adapters.train import train
+from streamspec.errors import AdapterError, DataError
+from tests.adapters.tiny import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model("llama").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers that repeat the prompt's letter: learnable in seconds."""
+    path = tmp_path_factory.mktemp("data") / "train.jsonl"
+    rows = [{"prompt": f"{c}{d}", "completion": c * 5 + d * 4} for c in "abcdefgh" for d in "ijklmnop"]
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    return path
+
+
+def options(base: Path, data: Path, out: Path, **changes: object) -> TrainConfig:
+    small = {
+        "gamma": 2,
+        "ns": 2,
+        "rank": 4,
+        "stream_rank": 4,
+        "draft_vocab": 32,
+        "epochs": 2.0,
+        "val_rows": 6,
+        "regenerate_rows": 24,
+        "regenerate_batch": 8,
+        "max_new_tokens": 12,
+        "max_length": 64,
+        "save_steps": 3,
+        "lr": 1e-2,
+    }
+    return TrainConfig(base=str(base), data=data, out=out, **(small | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def task(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("task") / "lora"
+    train(options(base, data, out, method="lora", epochs=4.0))
+    return out
+
+
+def test_lora_folder_is_peft_loadable_and_learnt_something(task: Path, base: Path) -> None:
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), task)
+    assert peft.peft_config["default"].r == 4
+    config = json.loads((task / "streamspec_config.json").read_text())
+    assert config["method"] == "lora" and config["streams"] is None and len(config["base"]["sha256"]) == 64
+    log = json.loads((task / "training.json").read_text())["log"]["task"]
+    assert log[-1]["loss"] < log[0]["loss"]
+    assert not (task / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"recipe": "joint"}, {"recipe": "joint", "self_distill": True}, {"recipe": "staged"}]
+)
+def test_streaming_recipes_write_a_complete_folder(base: Path, data: Path, tmp_path: Path, changes: dict) -> None:
+    summary = train(options(base, data, tmp_path / "out", method="streaming", **changes))
+    tensors = load_file(tmp_path / "out" / "streamspec.safetensors")
+    config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
+    acceptance = json.loads((tmp_path / "out" / "acceptance.json").read_text())
+    assert tensors["stream_embeddings"].shape == (2, 32) and tensors["root_map"].shape == (32, 32)
+    assert any(".lora_A" in name for name in tensors) == (changes["recipe"] == "staged")
+    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+    assert config["streams"]["draft_vocab"] == len(tensors["draft_vocab"])
+    assert all(len(r) == 2 for ranks in acceptance["ranks"] for r in ranks)
+    assert 1 <= summary["tau"] <= 3 and len(summary["per_stream_accuracy"]) == 2
+
+
+def test_staged_copies_the_given_target_untouched(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
+    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task))
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == (
+        task / "adapter_model.safetensors"
+    ).read_bytes()
+
+
+def test_staged_on_the_untouched_base_has_no_task_lora(base: Path, data: Path, tmp_path: Path) -> None:
+    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter="base"))
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+
+
+def test_adapter_of_another_base_is_refused(data: Path, task: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    tiny_model("llama", seed=5).save_pretrained(other)
+    tiny_tokenizer().save_pretrained(other)
+    with pytest.raises(AdapterError, match=r"was trained on .* expected "):
+        train(options(other, data, tmp_path / "out", recipe="staged", target_adapter=task))
+
+
+def test_existing_output_and_too_long_rows_are_refused(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="not empty"):
+        train(options(base, data, task, method="lora"))
+    with pytest.raises(DataError, match="no row of at most 3 tokens"):
+        train(options(base, data, tmp_path / "out", method="lora", max_length=3))
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.adapters.test_train import options, train
+train(options(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), method="lora", resume=sys.argv[4] == "1"))
+"""
+
+
+def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(base: Path, data: Path, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+
+    def start(out: Path, resume: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", SCRIPT.format(root=root), str(base), str(data), str(out), resume]
+        return subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
+
+    assert start(tmp_path / "whole", "0").wait(120) == 0
+    victim = start(tmp_path / "cut", "0")
+    deadline = time.monotonic() + 90
+    while (
+        not list((tmp_path / "cut").glob("run/checkpoints-task/checkpoint-*/complete")) and time.monotonic() < deadline
+    ):
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert not (tmp_path / "cut" / "training.json").exists(), "the run ended before it could be killed"
+    assert start(tmp_path / "cut", "1").wait(120) == 0
+    whole, cut = (load_file(tmp_path / n / "adapter_model.safetensors") for n in ("whole", "cut"))
+    assert whole.keys() == cut.keys() and all(torch.equal(whole[k], cut[k]) for k in whole)
