@@ -12,17 +12,15 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_dir
 
+from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.errors import BaseModelError
 
 REFERENCE = "smollm2-135m"
@@ -77,12 +75,24 @@ def cached_reference() -> Base | None:
 
 
 def weights_hash(folder: Path) -> str:
-    """sha256 (hex) over the contents of the folder's `*.safetensors` files in name order."""
-    digest = hashlib.sha256()
+    """sha256 (hex) over all tensors of the folder's `*.safetensors` files: name, dtype, shape and bytes, in name order.
+
+    Tensors rather than files, so that sharding and the writer's version do not change a base's identity.
+    """
+    entries = []
     for file in _weight_files(folder):
         with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(size))
+        header.pop("__metadata__", None)
+        entries += [(name, file, 8 + size, described) for name, described in header.items()]
+    digest = hashlib.sha256()
+    for name, file, start, described in sorted(entries, key=lambda entry: entry[0]):
+        digest.update(json.dumps([name, described["dtype"], described["shape"]]).encode())
+        first, last = described["data_offsets"]
+        with file.open("rb") as stream:
+            stream.seek(start + first)
+            digest.update(stream.read(last - first))
     return digest.hexdigest()
 
 
@@ -105,7 +115,7 @@ def _reference(say: Progress) -> Base:
 
 def _from_gguf(file: Path, label: str, say: Progress) -> Base:
     say(f"hashing {file.name}")
-    digest = file_sha256(file)
+    digest = sha256_file(file)
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
     return _read_identity(target) or _convert(file, target, label, say)
 
@@ -120,7 +130,7 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
         identity = {k: v for k, v in asdict(base).items() if k != "path"}
         (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
     say(f"base ready: {target}")
-    return _read_identity(target) or base
+    return base
 
 
 def _read_identity(folder: Path) -> Base | None:
@@ -210,41 +220,9 @@ def _remembered_hash(folder: Path) -> str:
     except (OSError, ValueError, KeyError):
         pass  # not seen before, or a note that was cut off: the hash is simply computed again
     digest = weights_hash(folder)
-    write_json(note, {"path": str(folder), "files": files, "sha256": digest})
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_text(note, json.dumps({"path": str(folder), "files": files, "sha256": digest}))
     return digest
-
-
-# ---- files that appear whole or not at all
-
-
-def file_sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def write_json(file: Path, value: Any) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False, encoding="utf-8") as out:
-        json.dump(value, out)
-    os.replace(out.name, file)
-
-
-@contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `target` that takes its name at the end, or vanishes on any error."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".tmp", dir=target.parent))
-    try:
-        yield temporary
-        temporary.chmod(0o755)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if _read_identity(target) is None:  # not simply another process that was quicker
-                shutil.rmtree(target, ignore_errors=True)
-                temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _to_stderr(line: str) -> None:

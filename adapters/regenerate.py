@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.progress import track
 
@@ -51,27 +51,39 @@ def regenerate(
 
 
 def greedy_batch(model: PreTrainedModel, prompts: list[list[int]], eos: int, max_new_tokens: int) -> list[list[int]]:
-    """Greedy answers to left-padded prompts; a row ends with `eos` (kept) or after `max_new_tokens`."""
+    """Greedy answers to left-padded prompts; a row ends with `eos` (kept) or after `max_new_tokens`.
+
+    Finished rows leave the batch once they are half of it: one straggler must not cost a whole batch's time.
+    """
     length = max(map(len, prompts))
     device = model.get_input_embeddings().weight.device
-    ids = torch.tensor([[eos] * (length - len(p)) + p for p in prompts], device=device)
+    tokens = torch.tensor([[eos] * (length - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)
-    out: Any = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        eos_token_id=eos,
-        pad_token_id=eos,
-        temperature=None,
-        top_p=None,
-        top_k=None,
-        repetition_penalty=1.0,
-        use_cache=True,
-    )
-    answers = []
-    for row in out[:, length:].tolist():
-        answers.append(row[: row.index(eos) + 1] if eos in row else row)
+    answers: list[list[int]] = [[] for _ in prompts]
+    rows = list(range(len(prompts)))  # which prompt each row of the batch answers
+    cache = DynamicCache()
+    for _ in range(max_new_tokens):
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        out = model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        choices = out.logits[:, -1].argmax(-1)
+        for row, token in zip(rows, choices.tolist(), strict=True):
+            if not answers[row] or answers[row][-1] != eos:
+                answers[row].append(token)
+        alive = [i for i, row in enumerate(rows) if answers[row][-1] != eos]
+        if not alive:
+            break
+        tokens, mask = choices[:, None], torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
+        if 2 * len(alive) <= len(rows):
+            kept = torch.tensor(alive, device=device)
+            cache.batch_select_indices(kept)
+            tokens, mask, rows = tokens[kept], mask[kept], [rows[i] for i in alive]
     return answers
 
 

@@ -33,7 +33,7 @@ from streamspec.adapters.families import Decoder
 from streamspec.adapters.losses import IGNORE, next_token_loss, pick_rows, stream_losses
 from streamspec.adapters.regenerate import regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
-from streamspec.adapters.trainer import Stage, has_bf16, run_stage
+from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
 from streamspec.errors import AdapterError, DataError
 from streamspec.examples import Example, read_examples
 from streamspec.prompt_format import PromptFormat
@@ -72,6 +72,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     Raises DataError, BaseModelError, ConfigError, AdapterError for what a user can mend.
     """
+    spare_allocator()
     run = prepare(config)
     say(f"example:\n{preview(run)}")
     if config.method == "lora":

@@ -43,7 +43,6 @@ class Stage:
 
 def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> list[dict[str, float]]:
     """Trains until the epochs or the minutes are over; returns the log. With `config.resume`, goes on from the last complete checkpoint."""
-    spare_allocator()
     last = last_checkpoint(folder) if config.resume else None
     arguments = TrainingArguments(
         output_dir=str(folder),

@@ -1,0 +1,132 @@
+"""A small ONNX graph builder: scopes collect nodes, one store streams weights to the external data file as they are made.
+
+Values are plain strings (ONNX value names). Only one weight is in memory at a time. Knows nothing about decoders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET, IR_VERSION = 21, 10
+CONTRIB = "com.microsoft"
+INLINE_BYTES = 1024  # tensors up to this size live in the graph file
+PAGE, LINE = 4096, 64  # alignment of large and of other tensors in the data file
+
+Array = NDArray[Any]
+
+
+class WeightStore:
+    """Initializers of one model. Tensors above `INLINE_BYTES` are appended to `path` the moment they are added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.protos: dict[str, TensorProto] = {}
+        self._file: BinaryIO = path.open("wb")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.protos
+
+    def add(self, name: str, array: Array) -> str:
+        """Adds `array` under `name`; a second call with the same name is a mistake of the caller."""
+        if name in self.protos:
+            raise ValueError(f"initializer {name} added twice")
+        array = np.asarray(array)
+        if array.nbytes <= INLINE_BYTES:
+            self.protos[name] = numpy_helper.from_array(array, name)
+            return name
+        array = np.ascontiguousarray(array)
+        align = PAGE if array.nbytes >= 16 * PAGE else LINE
+        self._file.write(b"\0" * (-self._file.tell() % align))
+        proto = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
+        proto.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", self.path.name), ("offset", self._file.tell()), ("length", array.nbytes)):
+            proto.external_data.add(key=key, value=str(value))
+        self._file.write(memoryview(array).cast("B"))
+        self.protos[name] = proto
+        return name
+
+    def add_inline(self, name: str, array: Array) -> str:
+        """Adds a small tensor to the graph file whatever its size (defaults of overridable inputs)."""
+        self.protos[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def constant(self, value: Any, dtype: Any) -> str:
+        """A small constant, one copy per value and type."""
+        array = np.asarray(value, dtype=dtype)
+        digest = hashlib.sha1(array.tobytes()).hexdigest()[:10]
+        label = str(array.reshape(-1)[0]) if array.size == 1 else digest
+        name = f"const.{array.dtype}.{'x'.join(map(str, array.shape)) or 'scalar'}.{label}"
+        return name if name in self.protos else self.add(name, array)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Scope:
+    """Nodes of one graph (the main one, or a branch of `If`). All scopes of a model share the store and the name counter."""
+
+    def __init__(self, store: WeightStore, label: str = "") -> None:
+        self.store, self.label = store, label
+        self.nodes: list[onnx.NodeProto] = []
+        self._taken: dict[str, int] = {}
+
+    @contextmanager
+    def named(self, part: str) -> Iterator[None]:
+        """Prefixes node and value names made inside with `part`, for readable profiles."""
+        outer = self.label
+        self.label = f"{outer}/{part}" if outer else part
+        try:
+            yield
+        finally:
+            self.label = outer
+
+    def ints(self, *values: int) -> str:
+        """1-D int64 constant."""
+        return self.store.constant(list(values), np.int64)
+
+    def op(self, kind: str, *inputs: str, out: str | None = None, domain: str = "", **attributes: Any) -> str:
+        """Adds a node with one output and returns the output's name."""
+        return self.ops(kind, *inputs, out=(out,), domain=domain, **attributes)[0]
+
+    def ops(
+        self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
+    ) -> tuple[str, ...]:
+        """Adds a node with several outputs: None asks for a fresh name, '' leaves that output out."""
+        name = self._fresh(kind)
+        outputs = [f"{name}:{i}" if o is None else o for i, o in enumerate(out)]
+        self.nodes.append(helper.make_node(kind, list(inputs), outputs, name=name, domain=domain, **attributes))
+        return tuple(outputs)
+
+    def contrib(self, kind: str, *inputs: str, out: str | None = None, **attributes: Any) -> str:
+        """Adds a com.microsoft node with one output."""
+        return self.op(kind, *inputs, out=out, domain=CONTRIB, **attributes)
+
+    def _fresh(self, kind: str) -> str:
+        base = f"{self.label}/{kind}" if self.label else kind
+        count = self._taken.get(base, 0)
+        self._taken[base] = count + 1
+        return f"{base}.{count}" if count else base
+
+
+def tensor(name: str, dtype: int, shape: list[int | str]) -> onnx.ValueInfoProto:
+    """Type of a graph input or output; strings are symbolic dimensions."""
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def finish(
+    scope: Scope, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto], producer: str
+) -> onnx.ModelProto:
+    """Closes the store and returns the model (weights stay in the data file)."""
+    scope.store.close()
+    graph = helper.make_graph(scope.nodes, "step", inputs, outputs, list(scope.store.protos.values()))
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=producer)

@@ -1,0 +1,187 @@
+"""How each precision turns a linear map, the embedding and the LM head into nodes: fp32, int8 (W8A8 per row), int4.
+
+Every precision keeps rows independent: the result of a row never depends on its siblings, so a tree verifies exactly what
+plain decoding would compute. Knows nothing about decoders.
+
+int8, node by node (x [1, n, K], one quantisation per linear map since q/k/v and gate/up are fused):
+
+    Abs, ReduceMax, Mul 1/127       row scale s [1, n, 1]
+    QuantizeLinear                  block_size = K: one scale per row (opset 21), uint8 around 128
+    MatMulIntegerToFloat            int8 weights [K, out], one scale per output channel
+    Mul s
+
+Six nodes. `Max(eps)` is left out: a row of zeros has s = 0, whatever its codes are the product is multiplied by 0.
+The LM head is QGemm(transB = 1) because its initializer then has the embedding's layout [V, H] and both read one tensor:
+the head packs its own copy, the embedding touches only the rows it gathers of the mapped file.
+
+Activations are uint8 because x86 has no packed signed x signed kernel. On AVX2 and AVX-512 without VNNI, uint8 x int8
+kernels add pairs in saturating 16 bits. ONNX Runtime's key `session.x64quantprecision` = 1 rewrites the int8 weights of
+MatMulInteger, MatMulIntegerToFloat and QGemm (both operators used here; `Avx2WeightS8ToU8Transformer`) to uint8 with zero
+point 128, whose kernels are exact. So weights keep all 8 bits; a runtime sets the key where the CPU has no VNNI, and only
+there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from streamspec.errors import ConfigError
+from streamspec.export.arrays import Array, quantise_blocks, quantise_rows
+from streamspec.export.builder import CONTRIB, Scope, WeightStore
+
+BLOCK = 32
+ACCURACY_INT8 = 4  # MatMulNBits quantises activations to int8, per row and block
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A linear map's weight [out, in], made only when it is written."""
+
+    name: str
+    rows: int
+    columns: int
+    load: Callable[[], Array]
+
+
+@dataclass
+class Rows:
+    """A group of rows within one scope. `count`: int64 [1] value holding their number."""
+
+    count: str
+    zero_points: dict[int, str] = field(default_factory=dict)
+
+
+class Precision(Protocol):
+    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V]; `embedding` gives [1, n, H]."""
+
+    name: str
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
+
+
+class Fp32:
+    """Plain float products. The head shares the embedding's initializer through Gemm(transB = 1)."""
+
+    name = "fp32"
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+        name = f"{weight.name}.transposed"
+        if name not in g.store:
+            g.store.add(name, weight.load().T)
+        return g.op("MatMul", x, name)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+        return g.op("Gemm", x, _plain(g.store, weight), transB=1)
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        return g.op("Gather", _plain(g.store, weight), ids, axis=0)
+
+
+class Int8:
+    """Per-row W8A8; see the module's header."""
+
+    name = "int8"
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+        quantised, scales = f"{weight.name}.int8", f"{weight.name}.scale"
+        if quantised not in g.store:
+            codes, scale = quantise_rows(weight.load())
+            g.store.add(quantised, codes.T)
+            g.store.add(scales, scale)
+        activations, row_scale = self._quantise(g, x, rows, rank=3, width=weight.columns)
+        one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
+        product = g.contrib("MatMulIntegerToFloat", activations, quantised, one, scales, middle)
+        return g.op("Mul", product, row_scale)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+        quantised, scales = self._table(g.store, weight)
+        activations, row_scale = self._quantise(g, x, rows, rank=2, width=weight.columns)
+        one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
+        zeros = f"{weight.name}.zero"
+        if zeros not in g.store:
+            g.store.add(zeros, np.zeros(weight.rows, np.int8))
+        product = g.contrib("QGemm", activations, one, middle, quantised, scales, zeros, transB=1)
+        return g.op("Mul", product, row_scale)
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        quantised, scales = self._table(g.store, weight)
+        codes = g.op("Cast", g.op("Gather", quantised, ids, axis=0), to=1)
+        scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
+        return g.op("Mul", codes, scale)
+
+    def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
+        quantised, scales = f"{weight.name}.int8", f"{weight.name}.scale"
+        if quantised not in store:
+            codes, scale = quantise_rows(weight.load())
+            store.add(quantised, codes)
+            store.add(scales, scale)
+        return quantised, scales
+
+    def _quantise(self, g: Scope, x: str, rows: Rows, rank: int, width: int) -> tuple[str, str]:
+        largest = g.op("ReduceMax", g.op("Abs", x), g.ints(-1), keepdims=1)
+        scale = g.op("Mul", largest, g.store.constant(1 / 127, np.float32))
+        if rank not in rows.zero_points:
+            shape = [rows.count, g.ints(1)] if rank == 2 else [g.ints(1), rows.count, g.ints(1)]
+            middle = g.store.constant(128, np.uint8)
+            rows.zero_points[rank] = g.op("Expand", middle, g.op("Concat", *shape, axis=0))
+        codes = g.op("QuantizeLinear", x, scale, rows.zero_points[rank], axis=rank - 1, block_size=width)
+        return codes, scale
+
+
+class Int4:
+    """MatMulNBits with blocks of 32; the LM head and the embedding it may share keep 8 bits."""
+
+    name = "int4"
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+        return self._product(g, x, weight, bits=4)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+        return self._product(g, x, weight, bits=8)
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        if weight.columns % BLOCK:
+            raise ConfigError(f"hidden size {weight.columns}", f"a multiple of {BLOCK} for int4", "use --precision int8")
+        codes, scales, _ = self._blocks(g.store, weight, bits=8)
+        # The packed table is [V, blocks, 32]; gathered as it is, so that no reshaped copy of it is ever made.
+        blocks = weight.columns // BLOCK
+        column = g.op("Reshape", scales, g.ints(weight.rows, blocks, 1))
+        rows = g.contrib("GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=BLOCK, bits=8)
+        return g.op("Reshape", rows, g.ints(1, -1, weight.columns))
+
+    def _product(self, g: Scope, x: str, weight: Weight, bits: int) -> str:
+        inputs = [name for name in self._blocks(g.store, weight, bits) if name]
+        return g.op(
+            "MatMulNBits", x, *inputs, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=BLOCK,
+            accuracy_level=ACCURACY_INT8,
+        )
+
+    def _blocks(self, store: WeightStore, weight: Weight, bits: int) -> tuple[str, str, str]:
+        codes, scales, zeros = (f"{weight.name}.int{bits}", f"{weight.name}.scale", f"{weight.name}.zero")
+        if codes not in store:
+            packed, scale, zero = quantise_blocks(weight.load(), bits, BLOCK)
+            store.add(codes, packed)
+            store.add(scales, scale)
+            if zero is not None:
+                store.add(zeros, zero)
+        return codes, scales, zeros if zeros in store else ""
+
+
+PRECISIONS: dict[str, Callable[[], Precision]] = {"fp32": Fp32, "int8": Int8, "int4": Int4}
+
+
+def precision(name: str) -> Precision:
+    """The precision called `name`. Raises ConfigError for an unknown one."""
+    if name not in PRECISIONS:
+        raise ConfigError(f"precision `{name}`", ", ".join(PRECISIONS), "choose one of these with --precision")
+    return PRECISIONS[name]()
+
+
+def _plain(store: WeightStore, weight: Weight) -> str:
+    return weight.name if weight.name in store else store.add(weight.name, weight.load())

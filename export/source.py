@@ -1,0 +1,210 @@
+"""Loads what is exported: the base with the task LoRA merged in, and the drafter's tensors of an adapter folder.
+
+The adapter folder is checked as a whole first: another base, wrong ranges, and all missing or misshapen tensors at once.
+Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
+
+from streamspec.acceptance import Acceptance, node_order
+from streamspec.adapters.base import Base
+from streamspec.errors import AdapterError, BaseModelError
+from streamspec.export.builder import Array
+from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV
+from streamspec.export.families import FAMILIES, DecoderSpec
+from streamspec.export.streams import StreamSpec
+from streamspec.prompt_format import PromptFormat
+
+FORMAT_VERSION = 1
+MAX_GAMMA = 64
+RETRAIN = "train the adapter again or restore the file"
+MODULES = (*QKV, *OUT, *GATE_UP, *DOWN)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """`streamspec_config.json` of an adapter folder. `streams` is its section of that name, None for a plain fine-tune."""
+
+    path: Path
+    method: str
+    recipe: str | None
+    base_id: str
+    base_sha256: str
+    prompt_format: PromptFormat
+    streams: dict[str, Any] | None
+
+    @property
+    def has_task_lora(self) -> bool:
+        return (self.path / "adapter_config.json").exists()
+
+
+class ModelSource:
+    """Weights of a loaded HF model as float32 arrays (views where the model is float32)."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._tensors = model.state_dict()
+
+    def weight(self, name: str) -> Array:
+        array: Array = self._tensors[name].detach().float().cpu().numpy()
+        return array
+
+    def bias(self, name: str) -> Array | None:
+        return self.weight(name) if name in self._tensors else None
+
+
+def load_model(base: Base, adapter: Adapter | None) -> Any:
+    """The target: the base in float32, eager attention, the task LoRA merged."""
+    if base.model_type not in FAMILIES:
+        raise BaseModelError(f"model family `{base.model_type}`", ", ".join(FAMILIES), "export a base of one of these families")
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32, attn_implementation="eager")
+    if adapter is not None and adapter.has_task_lora:
+        from peft import PeftModel
+
+        try:
+            model = PeftModel.from_pretrained(model, str(adapter.path)).merge_and_unload(safe_merge=True)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RETRAIN) from None
+    return model.eval().requires_grad_(False)
+
+
+def read_adapter(path: Path, base: Base) -> Adapter:
+    """Reads and checks `streamspec_config.json`. Raises AdapterError, also for an adapter of another base."""
+    file = path / "streamspec_config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        found = Adapter(
+            path=path, method=str(raw["method"]), recipe=raw.get("recipe"), base_id=str(raw["base"]["id"]),
+            base_sha256=str(raw["base"]["sha256"]),
+            prompt_format=PromptFormat(str(raw["prompt_format"]["kind"]), raw["prompt_format"].get("separator", "\n")),
+            streams=raw["streams"],
+        )
+        version = raw["format_version"]
+    except FileNotFoundError:
+        raise AdapterError(f"{path} has no {file.name}", "an adapter folder of `streamspec train`", "check --adapter") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AdapterError(f"{file}: {type(error).__name__} {error}", "an adapter's configuration", RETRAIN) from None
+    if version != FORMAT_VERSION:
+        raise AdapterError(f"{path}: adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
+    if found.base_sha256 != base.sha256:
+        raise AdapterError(
+            f"{path} was trained on {found.base_id} (weights {found.base_sha256[:12]})",
+            f"{base.id} (weights {base.sha256[:12]})", "name the base it was trained on with --base",
+        )
+    if (found.method, found.streams is None) not in (("streaming", False), ("lora", True)):
+        raise AdapterError(
+            f"{path}: method {found.method} with streams {'null' if found.streams is None else 'set'}",
+            "method streaming with streams, or lora without", RETRAIN,
+        )
+    return found
+
+
+def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
+    """The drafter's tensors, checked against its configuration. All wrong or missing tensors are named in one error."""
+    config = adapter.streams or {}
+    gamma = _whole(adapter, config, "gamma", 1, MAX_GAMMA)
+    ns = _whole(adapter, config, "ns", 1, spec.layers)
+    scale, lora = config.get("scale"), config.get("lora")
+    if not isinstance(scale, (int, float)) or not 0 < scale < 1e6:
+        raise AdapterError(f"{adapter.path}: streams.scale is {scale!r}", "a positive number", RETRAIN)
+    if config.get("positions") not in ("shifted", "same"):
+        raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", "shifted or same", RETRAIN)
+    tensors = _tensors(adapter.path / "streamspec.safetensors")
+    root = bool(config.get("root_token"))
+    rank = _whole(adapter, lora, "rank", 1, 4096) if lora else 0
+    _check_tensors(adapter, tensors, _expected(spec, gamma, ns, root, rank, config.get("draft_vocab")))
+    vocabulary = tensors.get("draft_vocab") if config.get("draft_vocab") else None
+    if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
+        raise AdapterError(f"{adapter.path}: draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base", RETRAIN)
+    factor = np.float32(float(lora["alpha"]) / rank) if lora else np.float32(0)
+    return StreamSpec(
+        gamma=gamma, ns=ns, scale=float(scale), shifted=config["positions"] == "shifted",
+        embeddings=tensors["stream_embeddings"].astype(np.float32),
+        root_map=tensors["root_map"].astype(np.float32) if root else None,
+        lora=_lora(tensors, spec, ns, factor) if lora else {},
+        draft_vocab=None if vocabulary is None else vocabulary.astype(np.int64),
+    )
+
+
+def read_nodes(adapter: Adapter, gamma: int) -> tuple[tuple[int, int, float], ...]:
+    """Draft tree nodes by falling probability, from the ranks recorded on validation data."""
+    recorded = Acceptance.load(adapter.path / "acceptance.json")
+    if recorded.gamma != gamma:
+        raise AdapterError(f"{adapter.path}: acceptance.json has gamma {recorded.gamma}", f"{gamma} as in the configuration", RETRAIN)
+    return tuple(node_order(recorded.ranks, gamma))
+
+
+def _lora(
+    tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.float32
+) -> dict[tuple[int, str], tuple[Array, Array]]:
+    out = {}
+    for layer in range(spec.layers - ns, spec.layers):
+        for module in MODULES:
+            a, b = (tensors.get(f"layers.{layer}.{module}.lora_{side}") for side in "AB")
+            if a is not None and b is not None:
+                out[layer, module] = (a.astype(np.float32), b.astype(np.float32) * factor)
+    return out
+
+
+def _expected(
+    spec: DecoderSpec, gamma: int, ns: int, root: bool, rank: int, draft_vocab: int | None
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors a configuration promises."""
+    shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (gamma, spec.hidden)}
+    if root:
+        shapes["root_map"] = (spec.hidden, spec.hidden)
+    if draft_vocab:
+        shapes["draft_vocab"] = (draft_vocab,)
+    if rank:
+        for layer in range(spec.layers - ns, spec.layers):
+            for module in MODULES:
+                shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.in_width(module))
+                shapes[f"layers.{layer}.{module}.lora_B"] = (spec.out_width(module), rank)
+    return shapes
+
+
+def _check_tensors(adapter: Adapter, tensors: dict[str, Array], expected: dict[str, tuple[int, ...]]) -> None:
+    missing = [name for name in expected if name not in tensors]
+    wrong = [
+        f"{name} {tensors[name].shape}, not {shape}"
+        for name, shape in expected.items() if name in tensors and tensors[name].shape != shape
+    ]
+    broken = [name for name in expected if name in tensors and not np.isfinite(tensors[name]).all()]
+    unknown = sorted(set(tensors) - set(expected))
+    faults = [
+        f"{title}: {_some(names)}"
+        for title, names in (("missing", missing), ("of the wrong shape", wrong), ("not finite", broken), ("unknown", unknown))
+        if names
+    ]
+    if faults:
+        raise AdapterError(f"{adapter.path}/streamspec.safetensors: {'; '.join(faults)}", "the tensors its configuration names", RETRAIN)
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def _tensors(file: Path) -> dict[str, Array]:
+    try:
+        return dict(load_file(file))
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise AdapterError(f"{file}: {error}", "a safetensors file", RETRAIN) from None
+
+
+def _whole(adapter: Adapter, config: Any, name: str, low: int, high: int) -> int:
+    value = config.get(name) if isinstance(config, dict) else None
+    if type(value) is not int or not low <= value <= high:
+        raise AdapterError(f"{adapter.path}: streams.{name} is {value!r}", f"a whole number {low}..{high}", RETRAIN)
+    return value

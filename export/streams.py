@@ -1,0 +1,275 @@
+"""Deferred speculative streams as nodes: gamma rows beside the accepted node, once more through the last Ns layers.
+
+    S_j = M + scale * (P_j + W e(root))           (docs/architecture.md)
+
+Everything lives in one branch of an `If`: where no stream rows are asked for, nothing here runs. Inside, attention is written
+in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the streams' own, whose scores
+meet in one softmax: nothing is concatenated or repeated per query head. Knows nothing about how nodes are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from streamspec.export.builder import Array, Scope, tensor
+from streamspec.export.decoder import OUT, Decoder, Linear, Residual, Source
+from streamspec.export.quantise import Rows, Weight
+from streamspec.trees import MASKED
+
+UNIT_RMS_EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """Streams of one adapter. `lora`: (A [r, in], B [out, r] with alpha/r folded in) per (layer, module)."""
+
+    gamma: int
+    ns: int
+    scale: float
+    shifted: bool
+    embeddings: Array  # P [gamma, hidden]
+    root_map: Array | None = None  # W [hidden, hidden]
+    lora: Mapping[tuple[int, str], tuple[Array, Array]] = field(default_factory=dict)
+    draft_vocab: Array | None = None  # int64 [D]
+
+    def first_layer(self, layers: int) -> int:
+        return layers - self.ns
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Values the main graph hands over. `node`, `root`: int64 [1]."""
+
+    node: str
+    root: str
+    entry: str  # [1, n, H]: residual stream of all rows at the input of layer N-Ns
+    position_ids: str
+    tree_mask: str
+    visible: str  # int64 [1]: slots of the cache in use, L + n
+
+
+class MergedSource:
+    """The base's weights plus the streams' LoRA."""
+
+    def __init__(self, source: Source, lora: Mapping[tuple[int, str], tuple[Array, Array]], decoder: Decoder) -> None:
+        self.source = source
+        self.updates = {f"{decoder.spec.weight_name(i, m)}.weight": pair for (i, m), pair in lora.items()}
+
+    def weight(self, name: str) -> Array:
+        weight = self.source.weight(name)
+        if name not in self.updates:
+            return weight
+        a, b = self.updates[name]
+        return weight + b @ a
+
+    def bias(self, name: str) -> Array | None:
+        return self.source.bias(name)
+
+
+def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
+    """How stream rows apply a layer's maps: the base's own, plus a low-rank `delta`, or a second `merged` copy."""
+    if not spec.lora:
+        return decoder.linear
+    merged = MergedSource(decoder.source, spec.lora, decoder)
+
+    def apply(g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+        if not any((layer, module) in spec.lora for module in modules):
+            return decoder.linear(g, x, rows, layer, modules)
+        if mode == "merged":
+            weight = decoder.fused(layer, modules, merged, suffix=".streams")
+            names = [decoder.spec.weight_name(layer, module) for module in modules]
+            return decoder.add_bias(g, decoder.precision.linear(g, x, rows, weight), names)
+        plain = decoder.linear(g, x, rows, layer, modules)
+        return g.op("Add", plain, _delta(decoder, spec, g, x, layer, modules))
+
+    return apply
+
+
+def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
+    """x A^T B^T of the fused modules: the A stacked, the B on the diagonal of one matrix."""
+    label = decoder.fused(layer, modules).name + ".streams"
+    if f"{label}.A" not in g.store:
+        pairs = [spec.lora.get((layer, module)) for module in modules]
+        rank = sum(pair[0].shape[0] for pair in pairs if pair)
+        down = np.zeros((rank, decoder.spec.in_width(modules[0])), np.float32)
+        up = np.zeros((rank, sum(decoder.spec.out_width(m) for m in modules)), np.float32)
+        row = column = 0
+        for module, pair in zip(modules, pairs, strict=True):
+            width = decoder.spec.out_width(module)
+            if pair:
+                size = pair[0].shape[0]
+                down[row : row + size] = pair[0]
+                up[row : row + size, column : column + width] = pair[1].T
+                row += size
+            column += width
+        g.store.add(f"{label}.A", down.T)
+        g.store.add(f"{label}.B", up)
+    return g.op("MatMul", g.op("MatMul", x, f"{label}.A"), f"{label}.B")
+
+
+class StreamPass:
+    """Builds the branch. `outputs`: candidates int64 [m, C] and candidate_logits [m, C]."""
+
+    def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
+        self.decoder, self.spec, self.candidates = decoder, spec, candidates
+        self.linear = stream_linear(decoder, spec, mode)
+        self.first = spec.first_layer(decoder.spec.layers)
+
+    def add(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> None:
+        """Adds the `If` to the main scope `g`; `presents` are the MSA layers' cache outputs, first layer first."""
+        asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
+        g.ops(
+            "If", asked, out=("candidates", "candidate_logits"),
+            then_branch=self._streams(Scope(g.store, "streams"), accepted, presents, stream_ids), else_branch=self._nothing(),
+        )
+
+    def _nothing(self) -> onnx.GraphProto:
+        empty = [
+            helper.make_tensor(name, kind, [0, self.candidates], [])
+            for name, kind in (("no_candidates", TensorProto.INT64), ("no_logits", TensorProto.FLOAT))
+        ]
+        nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
+        return helper.make_graph(nodes, "without_streams", [], self._outputs("no_candidates", "no_logits"))
+
+    def _outputs(self, candidates: str, logits: str) -> list[onnx.ValueInfoProto]:
+        shape: list[int | str] = ["m", self.candidates]
+        return [tensor(candidates, TensorProto.INT64, shape), tensor(logits, TensorProto.FLOAT, shape)]
+
+    def _streams(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> onnx.GraphProto:
+        rows = Rows(g.op("Shape", stream_ids))
+        residual = Residual(self._start(g, accepted, stream_ids))
+        positions = self._positions(g, accepted, stream_ids)
+        rotary = self.decoder.rotary(g, positions)
+        masks = _StreamMasks(self.decoder.spec.group, accepted, stream_ids, positions, rows)
+        for offset, present in enumerate(presents):
+            layer = self.first + offset
+            with g.named(f"layers.{layer}"):
+                residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
+        candidates, logits = self._guess(g, residual, rows)
+        return helper.make_graph(g.nodes, "with_streams", [], self._outputs(candidates, logits))
+
+    def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
+        """S [1, m, H]"""
+        spec, store = self.spec, g.store
+        table = store.add("streams.embeddings", (spec.embeddings * spec.scale).astype(np.float32)[None])
+        shift = g.op("Gather", table, stream_ids, axis=1)
+        start = g.op("Add", g.op("Gather", accepted.entry, accepted.node, axis=1), shift)
+        if spec.root_map is None:
+            return start
+        root = self.decoder.embed(g, g.op("Unsqueeze", accepted.root, g.ints(0)))
+        ones = store.add("streams.ones", np.ones(self.decoder.spec.hidden, np.float32))
+        unit = g.op("SimplifiedLayerNormalization", root, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
+        mapping = store.add("streams.root_map", (spec.root_map * spec.scale).astype(np.float32).T)
+        return g.op("Add", start, g.op("MatMul", unit, mapping))
+
+    def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
+        """int64 [m]"""
+        own = g.op("Gather", g.op("Squeeze", accepted.position_ids, g.ints(0)), accepted.node, axis=0)
+        if not self.spec.shifted:
+            return g.op("Expand", own, g.op("Shape", stream_ids))
+        return g.op("Add", g.op("Add", own, stream_ids), g.ints(1))
+
+    def _layer(
+        self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: tuple[str, str], present: tuple[str, str],
+        masks: _StreamMasks, accepted: Accepted,
+    ) -> Residual:
+        decoder = self.decoder
+        normed, residual = decoder.norm(g, residual, decoder.spec.weight_name(layer, "input_layernorm"))
+        q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
+        mask = masks.of(g, decoder.spec.windows[layer])
+        mixed = self._attention(g, q, k, v, present, mask, accepted.visible)
+        residual = Residual(residual.stream, self.linear(g, mixed, rows, layer, OUT))
+        return decoder.mlp(g, residual, rows, layer, self.linear)
+
+    def _attention(
+        self, g: Scope, q: str, k: str, v: str, present: tuple[str, str], mask: str, visible: str
+    ) -> str:
+        """[1, m, Hq*D] of q [1, m, Hq*D] over main K/V [1, Hkv, :visible, D] and the streams' own k, v [1, m, Hkv*D]."""
+        spec = self.decoder.spec
+        kv, group, width = spec.kv_heads, spec.group, spec.head_dim
+        # Query heads that share a key head become further rows of it: [Hkv, group * m, D].
+        folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
+        folded = g.op("Reshape", folded, g.ints(1, kv, -1, width))
+        keys, values = (
+            g.op("Slice", past, g.ints(0), visible, g.ints(2)) for past in present
+        )
+        own_keys, own_values = (
+            g.op("Transpose", g.op("Reshape", x, g.ints(1, -1, kv, width)), perm=[0, 2, 1, 3]) for x in (k, v)
+        )
+        alpha = float(width**-0.5)
+        on_main = g.contrib("FusedMatMul", folded, keys, transB=1, alpha=alpha)
+        on_own = g.contrib("FusedMatMul", folded, own_keys, transB=1, alpha=alpha)
+        weights = g.op("Softmax", g.op("Add", g.op("Concat", on_main, on_own, axis=-1), mask), axis=-1)
+        lengths = g.op("Concat", visible, g.op("Shape", own_keys, start=2, end=3), axis=0)
+        main_weights, own_weights = g.ops("Split", weights, lengths, out=(None, None), axis=-1)
+        mixed = g.op("Add", g.op("MatMul", main_weights, values), g.op("MatMul", own_weights, own_values))
+        unfolded = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
+        return g.op("Reshape", unfolded, g.ints(1, -1, kv * group * width))
+
+    def _guess(self, g: Scope, residual: Residual, rows: Rows) -> tuple[str, str]:
+        """Final norm, head and the best `candidates` tokens of each row."""
+        decoder, spec = self.decoder, self.spec
+        normed, _ = decoder.norm(g, residual, "model.norm")
+        flat = g.op("Squeeze", normed, g.ints(0))
+        if spec.draft_vocab is None:
+            logits = decoder.precision.head(g, flat, rows, decoder.head_weight())
+        else:
+            chosen, head = spec.draft_vocab, decoder.head_weight()
+            trimmed = Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen])
+            logits = decoder.precision.head(g, flat, rows, trimmed)
+        values, tokens = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
+        if spec.draft_vocab is not None:
+            tokens = g.op("Gather", g.store.add("streams.draft_vocab", spec.draft_vocab), tokens, axis=0)
+        return tokens, values
+
+
+class _StreamMasks:
+    """Additive masks [group * m, visible + m] of stream rows, one per distinct window, shared by all layers."""
+
+    def __init__(self, group: int, accepted: Accepted, stream_ids: str, positions: str, rows: Rows) -> None:
+        self.group, self.accepted, self.stream_ids, self.positions, self.rows = group, accepted, stream_ids, positions, rows
+        self._plain = ""
+        self._made: dict[int | None, str] = {}
+
+    def of(self, g: Scope, window: int | None) -> str:
+        if window not in self._made:
+            with g.named(f"mask.{window or 'full'}"):
+                mask = self._full(g) if window is None else self._windowed(g, window)
+                self._made[window] = g.op("Tile", mask, g.ints(self.group, 1))
+        return self._made[window]
+
+    def _full(self, g: Scope) -> str:
+        """[m, visible + m]: 0 over the past, the accepted node's row of the tree, causal among streams."""
+        if self._plain:
+            return self._plain
+        store, accepted = g.store, self.accepted
+        masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
+        tree = g.op("Gather", accepted.tree_mask, accepted.node, axis=0)
+        past = g.op("Sub", accepted.visible, g.op("Shape", accepted.tree_mask, start=1))
+        main = g.op("Concat", g.op("Expand", zero, g.op("Concat", g.ints(1), past, axis=0)), tree, axis=1)
+        shape = g.op("Concat", self.rows.count, accepted.visible, axis=0)
+        later = g.op("Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0)))
+        own = g.op("Where", later, masked, zero)
+        self._plain = g.op("Concat", g.op("Expand", main, shape), own, axis=1)
+        return self._plain
+
+    def _windowed(self, g: Scope, window: int) -> str:
+        accepted, store = self.accepted, g.store
+        past = g.op("Sub", accepted.visible, g.op("Shape", accepted.tree_mask, start=1))
+        zero, one = store.constant(0, np.int64), store.constant(1, np.int64)
+        slots = g.op("Range", zero, g.op("Squeeze", past), one)
+        rows = g.op("Squeeze", accepted.position_ids, g.ints(0))
+        seen = g.op("Unsqueeze", g.op("Concat", slots, rows, self.positions, axis=0), g.ints(0))
+        return window_out(g, self._full(g), self.positions, seen, window)
+
+
+def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> str:
+    """Masks what lies `window` or more positions back: `positions` int64 [rows], `seen` int64 [1, columns]."""
+    distance = g.op("Sub", g.op("Unsqueeze", positions, g.ints(1)), seen)
+    near = g.op("Less", distance, g.store.constant(window, np.int64))
+    return g.op("Where", near, mask, g.store.constant(MASKED, np.float32))

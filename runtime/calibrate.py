@@ -1,0 +1,187 @@
+"""Measures what a step costs on this machine and picks the tree that pays most; checks that the machine computes rightly.
+
+Measurements take under two seconds and are kept in the user's cache, keyed by processor, bundle, provider and threads.
+Knows nothing about how a step works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from streamspec.acceptance import expected_tokens
+from streamspec.atomic import write_text
+from streamspec.bundle import Manifest
+from streamspec.checks import Fields, parse_json
+from streamspec.errors import BundleError, StreamspecError
+from streamspec.runtime.decoding import propose
+from streamspec.runtime.engine import OrtEngine, causal_mask
+from streamspec.runtime.interface import ROOT_ONLY
+from streamspec.runtime.machine import cpu_model
+from streamspec.trees import MASKED, DraftTree
+
+ROWS = (2, 4, 6, 8, 12, 16, 24, 32)
+BUDGET = 1.5  # seconds
+ROUNDS = 8
+CONTEXT = 64  # tokens in the cache while measuring
+GAIN = 1.03  # a tree must promise this much over plain decoding, or noise would decide
+TOLERANCE = 0.05  # of the largest logit of the probe: instruction sets round differently, wrong ones are far off
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`costs[rows]`: seconds of a step (host time included); rows 1 is a plain step. `rows` is the choice."""
+
+    costs: dict[int, float]
+    expected: dict[int, float]  # tokens per step on validation data
+    rows: int
+
+    def ratio(self, rows: int) -> float:
+        """Cost of a step of `rows` rows over a plain step, interpolated between measured rows."""
+        known = sorted(self.costs)
+        return float(np.interp(rows, known, [self.costs[n] for n in known])) / self.costs[1]
+
+    @property
+    def reason(self) -> str:
+        """Why this choice."""
+        trees = [n for n in self.costs if n > 1]
+        if not trees:
+            return "the bundle's trees have one row"
+        best = max(trees, key=lambda n: self.expected[n] / self.costs[n])
+        return f"{self.expected[best]:.1f} tokens per step expected at {self.ratio(best):.1f}x step cost with {best} rows"
+
+
+def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
+    """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is possible."""
+    assert manifest.trees is not None
+    nodes = manifest.trees.nodes
+    file = _cache_file(engine, manifest, cache_dir)
+    costs = _read(file, _row_counts(len(nodes)))
+    if costs is None:
+        costs = measure(engine, nodes)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}}))
+        except OSError:
+            pass  # a read-only home only means measuring again
+    return choose(costs, nodes)
+
+
+def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
+    """The rows that maximise expected tokens per second; 1 (plain) unless a tree promises a gain beyond noise."""
+    expected = {n: expected_tokens(nodes, n) for n in costs}
+    best = max(costs, key=lambda n: expected[n] / costs[n])
+    plain = 1 / costs[1]
+    return Calibration(costs, expected, best if expected[best] / costs[best] >= GAIN * plain else 1)
+
+
+def measure(engine: OrtEngine, nodes: Sequence[Sequence[float]], budget: float = BUDGET) -> dict[int, float]:
+    """Seconds of a step for 1 row (plain) and the row counts of `ROWS` the nodes reach.
+
+    Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does not
+    reach are left out: large models measure few.
+    """
+    started = time.perf_counter()
+    context = max(1, min(CONTEXT, engine.context_length - max(ROWS) - engine.gamma - 1))
+    engine.reset()
+    engine.prefill([1 % engine.vocab_size] * context, draft=False)
+    trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in _row_counts(len(nodes))}
+    trees = {n: t for n, t in trees.items() if context + t.depth + engine.gamma < engine.context_length}
+    times: dict[int, list[float]] = {}
+    for round_ in range(ROUNDS + 1):
+        for rows, tree in trees.items():
+            spent = time.perf_counter() - started
+            if spent > budget and (rows not in times or round_ > 1) and 1 in times and len(times) > 1:
+                break
+            seconds = _time_step(engine, tree, context)
+            if round_:
+                times.setdefault(rows, []).append(seconds)
+            elif spent > budget / 2:  # too slow for a warm-up round: what we have must do
+                times[rows] = [seconds]
+    engine.reset()
+    return {rows: statistics.median(seconds) for rows, seconds in sorted(times.items())}
+
+
+def check_probe(engine: OrtEngine, manifest: Manifest) -> None:
+    """Runs the manifest's probe as a prompt and as a draft tree. Raises BundleError where this machine's numbers are wrong.
+
+    The tree puts a wrong token between two right ones: a provider that ignores the tree mask fails here.
+    """
+    probe = manifest.probe
+    if probe is None or len(probe.input_ids) < 2:
+        return
+    ids = list(probe.input_ids)
+    logits = engine.score(ids)
+    tolerance = TOLERANCE * max(1.0, max(abs(v) for v in probe.top_logits))
+    top = logits[np.arange(len(ids)), list(probe.choices)]
+    _judge(logits, top, np.asarray(probe.choices), np.asarray(probe.top_logits), tolerance, "a prompt")
+    engine.rewind(len(ids) - 2)
+    wrong = (ids[-1] + 1) % manifest.model.vocab_size
+    mask = causal_mask(3)
+    mask[2, 1] = MASKED
+    tree = engine.forward([ids[-2], wrong, ids[-1]], [0, 1, 1], mask)[[0, 2]]
+    expected = logits[-2:]
+    _judge(tree, tree.max(axis=1), expected.argmax(axis=1), expected.max(axis=1), tolerance, "a draft tree")
+    if float(np.abs(tree - expected).max()) > tolerance:
+        raise _wrong("a draft tree", float(np.abs(tree - expected).max()), tolerance)
+    engine.reset()
+
+
+def _judge(logits: np.ndarray, top: np.ndarray, choices: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:
+    off = np.abs(top - expected)
+    off[~np.isfinite(top)] = np.inf
+    # A choice may flip where two logits nearly tie; then the expected choice is still close behind.
+    behind = logits.max(axis=1) - logits[np.arange(len(choices)), choices]
+    worst = float(max(off.max(), behind.max()))
+    if not worst <= tolerance:
+        raise _wrong(what, worst, tolerance)
+
+
+def _wrong(what: str, off: float, tolerance: float) -> BundleError:
+    return BundleError(f"this machine computes {what} with logits {off:.2g} off", f"at most {tolerance:.2g}",
+                       "export for another precision or update onnxruntime")
+
+
+def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
+    candidates = np.arange(max(engine.gamma, 1) * max(tree.width, 1)).reshape(max(engine.gamma, 1), -1) % engine.vocab_size
+    started = time.perf_counter()
+    tokens = propose(tree, 1 % engine.vocab_size, candidates)
+    engine.verify(tokens, tree, draft=len(tree) > 1)
+    engine.keep((0,))
+    seconds = time.perf_counter() - started
+    engine.rewind(context)
+    return seconds
+
+
+def _row_counts(available: int) -> list[int]:
+    return [n for n in ROWS if n <= available]
+
+
+def _cache_file(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None) -> Path:
+    if cache_dir is None:
+        from platformdirs import user_cache_dir
+
+        cache_dir = os.environ.get("STREAMSPEC_CACHE") or user_cache_dir("streamspec", appauthor=False)
+    parts = [cpu_model(), manifest.to_json(), engine.provider, str(engine.threads), engine.version]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return Path(cache_dir) / "calibration" / f"{key[:32]}.json"
+
+
+def _read(file: Path, rows: Sequence[int]) -> dict[int, float] | None:
+    """Costs from the cache; None where there are none or they make no sense."""
+    try:
+        raw = Fields(parse_json(file.read_bytes(), file.name), file.name)
+        raw.integer("format_version", 1, 1)
+        costs = Fields(raw.raw("costs"), "costs")
+        found = {int(n): costs.number(n, 1e-7, 1e4) for n in costs.values if int(n) in (1, *rows)}
+    except (OSError, ValueError, StreamspecError):
+        return None
+    return found if 1 in found else None

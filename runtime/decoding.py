@@ -1,0 +1,83 @@
+"""The decoding core: propose a draft, accept what the target agrees with, commit it.
+
+Pure functions over token ids and trees. The output is what plain greedy decoding gives for *any* candidates: a node is
+accepted exactly when it equals the target's own choice after its parent. Knows nothing about models, caches or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamspec.trees import DraftTree
+
+
+def propose(tree: DraftTree, root: int, candidates: np.ndarray) -> np.ndarray:
+    """Tokens of all nodes, int64 [n]. `candidates` [gamma, C]: row d-1 holds the guesses for depth d, best first."""
+    tokens = np.empty(len(tree), dtype=np.int64)
+    tokens[0] = root
+    if len(tree) > 1:
+        tokens[1:] = candidates[np.asarray(tree.depths[1:]) - 1, np.asarray(tree.ranks[1:])]
+    return tokens
+
+
+def accept(tree: DraftTree, tokens: Sequence[int] | np.ndarray, choices: Sequence[int] | np.ndarray) -> tuple[int, tuple[int, ...]]:
+    """The deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
+
+    `tokens` and `choices` [n]. Returns the node and the path to it, root included. The first of several equals wins;
+    only equal candidates for one depth can make several.
+    """
+    token, choice = np.asarray(tokens).tolist(), np.asarray(choices).tolist()
+    matched = [True] + [False] * (len(tree) - 1)
+    best = 0
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        if matched[parent] and token[node] == choice[parent]:
+            matched[node] = True
+            if tree.depths[node] > tree.depths[best]:
+                best = node
+    return best, tree.path(best)
+
+
+def keep_rows(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Which cache rows must move so that the accepted `path` lies right behind the `length` committed rows.
+
+    Node i's row was written at `length + i`. Returns (sources, targets), int64 [k], or None where the path already lies in
+    the first slots. Targets never lie behind their sources and both ascend, so copying in order is safe.
+    """
+    moved = [(node, slot) for slot, node in enumerate(path) if node != slot]
+    if not moved:
+        return None
+    sources, targets = np.asarray(moved, dtype=np.int64).T + length
+    return sources, targets
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not."""
+
+    tokens: list[int]
+    drafted: list[bool]
+    finish_reason: str | None = None  # "eos" | "length"
+
+
+def commit(
+    tree: DraftTree, tokens: np.ndarray, choices: np.ndarray, path: Sequence[int], eos: Collection[int], limit: int
+) -> Committed:
+    """What a verification step adds: the accepted drafts, then the target's choice after the last of them.
+
+    Nothing follows an end-of-text token, and at most `limit` (>= 1) tokens are taken.
+    """
+    accepted = [int(tokens[node]) for node in path[1:]]
+    return cut([*accepted, int(choices[path[-1]])], [True] * len(accepted) + [False], eos, limit)
+
+
+def cut(tokens: list[int], drafted: list[bool], eos: Collection[int], limit: int) -> Committed:
+    """Ends a run of new tokens at the first end-of-text token or after `limit` tokens."""
+    for i, token in enumerate(tokens[:limit]):
+        if token in eos:
+            return Committed(tokens[: i + 1], drafted[: i + 1], "eos")
+    reason = "length" if len(tokens) >= limit else None
+    return Committed(tokens[:limit], drafted[:limit], reason)

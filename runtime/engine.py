@@ -1,0 +1,296 @@
+"""The step graph on ONNX Runtime (docs/architecture.md, "The step graph"): one session, one cache, prebuilt bindings.
+
+One session serves prompt chunks and draft trees: shapes are dynamic. Inputs live in numpy buffers that ONNX Runtime reads
+in place; a buffer is bound again only where its shape changes. The cache is bound as past and present at once. Knows
+nothing about text or about which tokens are worth drafting.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.bundle import Manifest
+from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime.interface import Cancelled, Verified
+from streamspec.runtime.kv import KeyValueCache
+from streamspec.runtime.machine import physical_cores
+from streamspec.trees import MASKED, DraftTree
+
+CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
+SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
+SMALL = 64  # input buffers of up to this many rows are kept for reuse
+PROVIDERS = {"cpu": ["CPUExecutionProvider"]}
+_TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
+_NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
+_STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
+_STREAM_OUTPUTS = ("accepted_node", "candidates")
+
+
+class OrtEngine:
+    """See `streamspec.runtime.interface.Engine`. Not for use from several threads at once, `cancel` excepted."""
+
+    def __init__(
+        self, model: Path, manifest: Manifest, threads: int | None = None, provider: str = "cpu", spin: bool = True
+    ) -> None:
+        """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers.
+
+        `spin`: worker threads wait busily between calls; faster, at the price of a warm core while generating.
+        """
+        self.threads = threads if threads is not None else physical_cores()
+        self.provider = provider
+        self.context_length = manifest.model.context_length
+        self.gamma = manifest.streams.gamma if manifest.streams else 0
+        self._candidates = manifest.streams.candidates if manifest.streams else 0
+        self.vocab_size = manifest.model.vocab_size
+        self.graph_seconds = 0.0
+        self._ort = _import_onnxruntime()
+        self.version = str(self._ort.__version__)
+        self._session = self._open(model, spin)
+        dtype = self._check_interface(manifest)
+        shape = manifest.model
+        # Room beyond the context for rows that are verified but never committed.
+        limit = self.context_length + CHUNK + self.gamma
+        self.cache = KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, limit, dtype)
+        self._binding = _Binding(self._ort, self._session, self.cache)
+        self._scoring: _Binding | None = None
+        self._options = self._ort.RunOptions()
+        self._cancelled = threading.Event()
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self.cache.length
+
+    def reset(self) -> None:
+        self.rewind(0)
+        self._cancelled.clear()
+        self._options.terminate = False
+
+    def rewind(self, length: int) -> None:
+        """Forgets all tokens behind the first `length`."""
+        if not 0 <= length <= self.cache.length:
+            raise ValueError(f"rewind to {length} of {self.cache.length} tokens")
+        self.cache.length = length
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        self._options.terminate = True
+
+    def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
+        tokens = np.asarray(ids, dtype=np.int64)
+        result = Verified(np.empty(0, np.int64))
+        for start in range(0, len(tokens), CHUNK):
+            chunk = tokens[start : start + CHUNK]
+            n, last = len(chunk), start + CHUNK >= len(tokens)
+            inputs = self._inputs(chunk, np.arange(n), causal_mask(n), np.zeros(n, np.int64), np.array([n - 1]))
+            result = self._call(inputs, draft and last, forced_node=n - 1)
+            self.cache.length += n
+        return result
+
+    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
+        n = len(tree)
+        inputs = self._inputs(tokens, np.asarray(tree.depths), tree.mask(), np.asarray(tree.parents), np.arange(n))
+        return self._call(inputs, draft, forced_node=-1)
+
+    def keep(self, path: Sequence[int]) -> None:
+        self.cache.keep(path)
+
+    def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
+        """Logits float32 [n, vocabulary] of rows at positions `length + offsets` under `mask` [n, n]; commits nothing."""
+        n = len(tokens)
+        rows = np.arange(n)
+        inputs = self._inputs(np.asarray(tokens), np.asarray(offsets), mask, np.zeros(n, np.int64), rows)
+        logits = np.empty((n, self.vocab_size), np.float32)
+        self.cache_room(n)
+        if self._scoring is None:
+            self._scoring = _Binding(self._ort, self._session, self.cache)
+        binding = self._scoring
+        binding.follow(self.cache)
+        self._bind_inputs(binding, inputs, draft=False, forced_node=0 if self.gamma else -1)
+        binding.output("logits", logits)
+        self._run(binding)
+        return logits
+
+    def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
+        """Logits float32 [len(ids) - start, vocabulary] after each of `ids[start:]`, from an empty cache; commits `ids`."""
+        self.reset()
+        if start:
+            self.prefill(ids[:start], draft=False)
+        out = [np.empty((0, self.vocab_size), np.float32)]
+        for at in range(start, len(ids), SCORE_CHUNK):
+            chunk = ids[at : at + SCORE_CHUNK]
+            out.append(self.forward(chunk, range(len(chunk)), causal_mask(len(chunk))))
+            self.cache.length += len(chunk)
+        return np.concatenate(out)
+
+    def cache_room(self, rows: int) -> None:
+        """Makes room for `rows` rows and the streams', and tells the bindings where the cache lies."""
+        self.cache.reserve(rows + self.gamma)
+        self._binding.follow(self.cache)
+
+    def _inputs(
+        self, tokens: np.ndarray, offsets: np.ndarray, mask: np.ndarray, parents: np.ndarray, logit_rows: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        length = self.cache.length
+        return {
+            "input_ids": tokens[None], "position_ids": (length + offsets)[None], "tree_mask": mask, "parents": parents,
+            "past_length": np.array([length]), "logit_rows": logit_rows,
+        }
+
+    def _bind_inputs(self, binding: _Binding, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> None:
+        for name, value in inputs.items():
+            binding.input(name, value)
+        if self.gamma:
+            binding.input("stream_ids", np.arange(self.gamma if draft else 0))
+            binding.input("forced_node", np.array([forced_node]))
+            binding.input("forced_root", np.array([-1]))
+
+    def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> Verified:
+        rows = len(inputs["logit_rows"])
+        self.cache_room(inputs["input_ids"].shape[1])
+        binding = self._binding
+        self._bind_inputs(binding, inputs, draft, forced_node)
+        choices = binding.output("choices", (rows,))
+        accepted = candidates = None
+        if self.gamma:
+            accepted = binding.output("accepted_node", (1,))
+            candidates = binding.output("candidates", (self.gamma if draft else 0, self._candidates))
+        self._run(binding)
+        if accepted is None or candidates is None or not draft:
+            return Verified(choices.copy())
+        return Verified(choices.copy(), int(accepted[0]), candidates.copy())
+
+    def _run(self, binding: _Binding) -> None:
+        if self._cancelled.is_set():
+            raise Cancelled
+        started = time.perf_counter()
+        try:
+            self._session.run_with_iobinding(binding.io, self._options)
+        except Exception:
+            if self._cancelled.is_set():  # ONNX Runtime has no error class of its own for this
+                raise Cancelled from None
+            raise
+        finally:
+            self.graph_seconds += time.perf_counter() - started
+
+    def _open(self, model: Path, spin: bool) -> Any:
+        if self.provider not in PROVIDERS:
+            raise ConfigError(f"provider {self.provider!r}", " or ".join(PROVIDERS), "choose one of them")
+        if self.threads < 1:
+            raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.enable_mem_pattern = False  # changing shapes would grow a pattern each
+        options.log_severity_level = 3  # overridable initializers are meant
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+        # uint8 x int8 products saturate on AVX2 without VNNI unless they take the slower exact path.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        try:
+            return self._ort.InferenceSession(str(model), options, providers=PROVIDERS[self.provider])
+        except Exception as error:
+            raise BundleError(f"ONNX Runtime {self._ort.__version__} cannot load {model.name}: {error}", "a graph it can run",
+                              "export the bundle again or update onnxruntime") from None
+
+    def _check_interface(self, manifest: Manifest) -> np.dtype:
+        """The graph's names and cache shape against the manifest; returns the cache's type."""
+        inputs = {i.name: i for i in self._session.get_inputs() + self._session.get_overridable_initializers()}
+        outputs = {o.name for o in self._session.get_outputs()}
+        streams = manifest.streams is not None
+        wanted = set(_NEEDED) | (set(_STREAM_INPUTS) if streams else set())
+        wanted |= {f"past_key_values.{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")}
+        produced = {"choices", "logits"} | (set(_STREAM_OUTPUTS) if streams else set())
+        produced |= {f"present.{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")}
+        missing = sorted((wanted - set(inputs)) | (produced - outputs))
+        unknown = sorted({i.name for i in self._session.get_inputs()} - wanted - {"forced_root", "parents"})
+        if missing or unknown:
+            found = f"a graph without {', '.join(missing[:3])}" if missing else f"a graph that wants {', '.join(unknown[:3])}"
+            raise BundleError(found, "the inputs and outputs of a step graph", "export the bundle again")
+        model = manifest.model
+        cache = inputs["past_key_values.0.key"]
+        for found_size, size in zip(cache.shape, (1, model.kv_heads, None, model.head_dim), strict=True):
+            if isinstance(found_size, int) and size is not None and found_size != size:
+                raise BundleError(f"a cache of shape {cache.shape}", f"{model.kv_heads} heads of {model.head_dim}", "export the bundle again")
+        if cache.type not in ("tensor(float)", "tensor(float16)"):
+            raise BundleError(f"a cache of type {cache.type}", "float or float16", "export the bundle again")
+        return np.dtype(_TYPES[cache.type])
+
+
+class _Binding:
+    """One IOBinding and the numpy buffers behind it."""
+
+    def __init__(self, ort: Any, session: Any, cache: KeyValueCache) -> None:
+        self.io = session.io_binding()
+        self._value = ort.OrtValue.ortvalue_from_numpy
+        every = session.get_inputs() + session.get_overridable_initializers()
+        self._types = {i.name: _TYPES[i.type] for i in [*every, *session.get_outputs()] if i.type in _TYPES}
+        self._names = {i.name for i in every}
+        self._bound: dict[str, tuple[int, ...]] = {}
+        self._buffers: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}
+        self._large: dict[str, tuple[np.ndarray, Any]] = {}  # keeps what is bound alive
+        self._cache: np.ndarray | None = None
+        self.follow(cache)
+
+    def follow(self, cache: KeyValueCache) -> None:
+        """Binds the cache as past and present, where it is not bound yet."""
+        if self._cache is cache.data:
+            return
+        for i, pair in enumerate(cache.views()):
+            for kind, view in zip(("key", "value"), pair, strict=True):
+                value = self._value(view)
+                self.io.bind_ortvalue_input(f"past_key_values.{i}.{kind}", value)
+                self.io.bind_ortvalue_output(f"present.{i}.{kind}", value)
+        self._cache = cache.data
+
+    def input(self, name: str, value: np.ndarray) -> None:
+        """Sets an input the graph has; other names are ignored (plain graphs know no `parents`)."""
+        if name in self._names:
+            buffer = self._buffer(name, value.shape, self.io.bind_ortvalue_input)
+            buffer[...] = value
+
+    def output(self, name: str, target: tuple[int, ...] | np.ndarray) -> np.ndarray:
+        """Binds an output to a reused buffer of this shape, or to the given array; returns the array."""
+        if isinstance(target, np.ndarray):
+            value = self._value(target)
+            self.io.bind_ortvalue_output(name, value)
+            self._large[name] = (target, value)
+            return target
+        return self._buffer(name, target, self.io.bind_ortvalue_output)
+
+    def _buffer(self, name: str, shape: tuple[int, ...], bind: Any) -> np.ndarray:
+        held = self._buffers.get((name, shape))
+        if held is None and self._bound.get(name) == shape:
+            held = self._large[name]
+        if held is None:
+            array = np.zeros(shape, dtype=self._types[name])
+            held = (array, self._value(array))
+            if max(shape, default=0) <= SMALL:
+                self._buffers[name, shape] = held
+            else:
+                self._large[name] = held
+            self._bound.pop(name, None)
+        if self._bound.get(name) != shape:
+            bind(name, held[1])
+            self._bound[name] = shape
+        return held[0]
+
+
+def causal_mask(n: int) -> np.ndarray:
+    """float32 [n, n]: row i sees rows up to i."""
+    return np.triu(np.full((n, n), MASKED, dtype=np.float32), k=1)
+
+
+def _import_onnxruntime() -> Any:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        raise ConfigError("onnxruntime is not installed", "ONNX Runtime 1.31 or newer", 'run: pip install "streamspec[cpu]"') from None
+    return onnxruntime

@@ -1,0 +1,53 @@
+"""What the decoding loop needs of an engine. Anything that offers it can be decoded with: the tests use a toy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from streamspec.trees import DraftTree
+
+ROOT_ONLY = DraftTree((0,), (0,))
+
+
+class Cancelled(Exception):
+    """A call was stopped by `Engine.cancel`; the cache holds what it held before the call."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One call's results. `choices` int64 [n]: the target's token after each row. `accepted`: the node the graph found, and
+    `candidates` int64 [gamma, C] drafted behind it; both None where streams did not run."""
+
+    choices: np.ndarray
+    accepted: int | None = None
+    candidates: np.ndarray | None = None
+
+
+class Engine(Protocol):
+    """A model with a cache of `length` committed tokens."""
+
+    gamma: int  # streams; 0 for a plain model
+    context_length: int
+    graph_seconds: float  # time inside the model so far
+
+    @property
+    def length(self) -> int: ...
+
+    def reset(self) -> None:
+        """Empties the cache and forgets a pending cancellation."""
+
+    def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
+        """Commits `ids`; `choices` [1] is the token after the last of them, with candidates behind it where `draft`."""
+
+    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
+        """Runs the tree's rows; commits nothing."""
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commits the rows of `path` out of the last `verify`."""
+
+    def cancel(self) -> None:
+        """From any thread: stops the call under way, or the next one, with `Cancelled`."""

@@ -1,0 +1,61 @@
+"""The key/value cache: one stacked array for all layers, grown on demand, compacted in place.
+
+Knows nothing about ONNX Runtime or trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamspec.runtime.decoding import keep_rows
+
+FIRST_CAPACITY = 1024
+
+
+class KeyValueCache:
+    """`data` [layers, 2, 1, kv_heads, capacity, head_dim]; rows `[0, length)` are committed.
+
+    `limit` bounds the capacity. Growing makes a new array: views of the old one must be replaced.
+    """
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, limit: int, dtype: np.dtype) -> None:
+        self._limit = limit
+        self._shape = (layers, 2, 1, kv_heads, head_dim)
+        self._dtype = dtype
+        self.length = 0
+        self.data = self._zeros(min(FIRST_CAPACITY, limit))
+
+    @property
+    def capacity(self) -> int:
+        return int(self.data.shape[4])
+
+    def reserve(self, rows: int) -> bool:
+        """Makes room for `rows` rows behind the committed ones; true if `data` is a new array."""
+        needed = self.length + rows
+        if needed <= self.capacity:
+            return False
+        if needed > self._limit:
+            raise ValueError(f"{needed} cache rows, limit {self._limit}")  # the caller's arithmetic is wrong
+        grown = self._zeros(min(max(2 * self.capacity, needed), self._limit))
+        grown[..., : self.length, :] = self.data[..., : self.length, :]
+        self.data = grown
+        return True
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Commits the rows of an accepted path (nodes of the last call, root first) and forgets its other rows."""
+        moves = keep_rows(path, self.length)
+        if moves is not None:
+            sources, targets = moves
+            self.data[..., targets, :] = self.data[..., sources, :]  # the right side is copied first
+        self.length += len(path)
+
+    def views(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Per layer: key and value [1, kv_heads, capacity, head_dim], contiguous views of `data`."""
+        return [(layer[0], layer[1]) for layer in self.data]
+
+    def _zeros(self, capacity: int) -> np.ndarray:
+        layers, two, one, heads, dim = self._shape
+        # Zeros cost no memory until written; uninitialised rows could hold NaN, which masking does not undo.
+        return np.zeros((layers, two, one, heads, capacity, dim), dtype=self._dtype)

@@ -1,0 +1,52 @@
+"""What this machine is, as far as speed depends on it. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def physical_cores() -> int:
+    """Physical cores this process may use: a second thread on a core slows matrix products down."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _linux_cores()
+    if cores is None:  # Apple silicon has no second threads; Windows and older Macs mostly do
+        halves = platform.machine().lower() in ("amd64", "x86_64") and platform.system() != "Linux"
+        cores = max(1, (os.cpu_count() or 1) // 2) if halves else usable
+    return max(1, min(usable, cores))
+
+
+@lru_cache(maxsize=1)
+def cpu_model() -> str:
+    """The processor's name and instruction sets that matter, for keying measurements."""
+    fields = _cpuinfo()
+    if fields:
+        first = fields[0]
+        flags = set(first.get("flags", first.get("Features", "")).split())
+        kept = sorted(flags & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
+        name = first.get("model name") or first.get("CPU part") or platform.processor()
+        return f"{name} [{' '.join(kept)}] {platform.machine()}"
+    if platform.system() == "Darwin":
+        out = subprocess.run(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        return f"{out.stdout.strip()} {platform.machine()}"
+    return f"{platform.processor()} {platform.machine()}"
+
+
+def _linux_cores() -> int | None:
+    fields = _cpuinfo()
+    pairs = {(f["physical id"], f["core id"]) for f in fields if "physical id" in f and "core id" in f}
+    return len(pairs) or None
+
+
+def _cpuinfo() -> list[dict[str, str]]:
+    try:
+        text = _CPUINFO.read_text(errors="replace")
+    except OSError:
+        return []
+    blocks = [b for b in text.split("\n\n") if b.strip()]
+    return [{k.strip(): v.strip() for k, _, v in (line.partition(":") for line in b.splitlines())} for b in blocks]

@@ -1,0 +1,54 @@
+"""What one generation cost and brought: counters and the figures derived from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Stats:
+    """Counters of one generation; seconds are wall time.
+
+    `steps` are verification steps and `step_tokens` what they committed: end-of-text counts, anything behind it or behind
+    a limit does not, neither do the first token and the prefill. `plain_steps` bring one token each.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0
+    step_tokens: int = 0
+    plain_steps: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    graph_seconds: float = 0.0  # inside the model, decode phase only
+    first_token_seconds: float = 0.0
+    speculation: str = "off"  # what speculation did and why
+
+    @property
+    def tau(self) -> float:
+        """Accepted length: tokens committed per verification step; 1.0 without any."""
+        return self.step_tokens / self.steps if self.steps else 1.0
+
+    @property
+    def call_reduction(self) -> float:
+        """The papers' figure: new tokens per model call, prefill counted as a call."""
+        calls = self.steps + self.plain_steps + 1
+        return self.new_tokens / calls
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode phase: the first token belongs to the prefill."""
+        return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 and self.new_tokens > 1 else 0.0
+
+    @property
+    def host_seconds(self) -> float:
+        """Decode time outside the model: proposing, accepting, moving cache rows, text."""
+        return max(0.0, self.decode_seconds - self.graph_seconds)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} steps "
+            f"and {self.plain_steps} plain, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} tokens, "
+            f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % host); "
+            f"speculation: {self.speculation}"
+        )

@@ -1,0 +1,58 @@
+"""streamspec: fine-tune a small language model so that it drafts its own tokens, export it, run it faster.
+
+The four names of a first program (`load`, `train`, `export`, `bench`) are looked up on first use, so that importing the
+package needs numpy only and the runtime never pulls in torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "bench", "export", "load", "train"]
+
+# name -> (module, attribute)
+_LAZY = {
+    "load": ("streamspec.runtime", "load"),
+    "train": ("streamspec.adapters", "train"),
+    "export": ("streamspec.export", "export"),
+    "bench": ("streamspec.bench", "bench"),
+}
+
+if TYPE_CHECKING:
+    from streamspec.runtime import load as load
+
+
+class _CallableModule(ModuleType):
+    """A sub-package named like its main function: `streamspec.export(...)` calls `streamspec.export.export(...)`.
+
+    Importing a sub-package binds its name in this package, which would otherwise hide the function of the same name.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _LAZY.get(name, ("",))[0] == value.__name__:
+            value.__class__ = _CallableModule
+        super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'streamspec' has no attribute {name!r}")
+    path, attribute = _LAZY[name]
+    module = importlib.import_module(path)
+    return module if path == f"{__name__}.{name}" else getattr(module, attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,58 @@
+"""Rows of a data file as conversations to run: one prompt, or the turns of a dialogue, with the accepted answers.
+
+Knows nothing about models; the reading itself is `streamspec.examples`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streamspec.examples import Example, read_examples
+
+Message = dict[str, str]
+Prompt = str | list[Message]
+TEXT_PROMPT = 400  # characters of a `text` row that serve as its prompt, at most half of it
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row. All `turns` are user inputs of one conversation; `references` are accepted answers to the last."""
+
+    turns: list[Prompt]
+    references: list[str] = field(default_factory=list)
+    category: str | None = None
+
+    def prompt(self, turn: int, answers: Sequence[str]) -> Prompt:
+        """What the model is given at `turn`, after its own `answers` to the turns before."""
+        if turn == 0:
+            return self.turns[0]
+        history: list[Message] = []
+        for said, answer in zip(self.turns[:turn], answers, strict=True):
+            history += [*_messages(said), {"role": "assistant", "content": answer}]
+        return history + _messages(self.turns[turn])
+
+
+def read_cases(path: str | Path, limit: int | None = None) -> list[Case]:
+    """At most `limit` rows of a JSONL file. Raises DataError naming file and line."""
+    return [_case(example) for example in read_examples(path, limit)]
+
+
+def _case(example: Example) -> Case:
+    category = str(example.extra["category"]) if "category" in example.extra else None
+    if example.shape == "turns":
+        return Case(list(example.extra["turns"]), list(example.references), category)
+    if example.shape == "text":
+        text = str(example.completion)
+        cut = min(TEXT_PROMPT, len(text) // 2)
+        return Case([text[:cut]])
+    references = list(example.references)
+    if not references and example.completion is not None:
+        answer = example.completion
+        references = [answer if isinstance(answer, str) else answer[-1]["content"]]
+    return Case([example.prompt], references, category)
+
+
+def _messages(said: Prompt) -> list[Message]:
+    return [{"role": "user", "content": said}] if isinstance(said, str) else list(said)

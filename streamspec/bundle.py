@@ -1,0 +1,339 @@
+"""The bundle on disk: its manifest, how it is written, how it is checked.
+
+Everything in a bundle is hostile on load: the manifest is parsed strictly, and sizes and hashes of all other files are
+checked before any of them is opened by a parser. Hashes prove integrity, not origin. Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from streamspec.atomic import new_folder, sha256_file, write_text
+from streamspec.checks import MAX_JSON, Fields, parse_json
+from streamspec.errors import BundleError
+from streamspec.prompt_format import KINDS, PromptFormat
+from streamspec.trees import DraftTree
+
+FORMAT_VERSION = 1
+MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
+REQUIRED_FILES = (MODEL, TOKENIZER)
+DRAFT_CANDIDATES = 10
+
+METHODS = ("streaming", "lora")
+PRECISIONS = ("fp32", "fp16", "int8", "int4")
+POSITIONS = ("shifted", "same")
+MAX_NODES, MAX_GAMMA, MAX_CANDIDATES = 256, 64, 1024
+MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
+MAX_PROBE, MAX_LOGIT = 4096, 1e6
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
+
+
+@dataclass(frozen=True)
+class BaseInfo:
+    """The base the bundle was made from. `sha256` is over its weights (docs/architecture.md)."""
+
+    id: str
+    sha256: str
+    model_type: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Sizes of the target."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamsInfo:
+    """The drafter: `gamma` streams over the last `ns` layers, `candidates` guesses each."""
+
+    gamma: int
+    ns: int
+    candidates: int = DRAFT_CANDIDATES
+    positions: str = "shifted"
+    root_token: bool = True
+
+
+@dataclass(frozen=True)
+class TreesInfo:
+    """`nodes`: (parent, rank, probability) in order of falling probability; the tree of n rows is the first n."""
+
+    nodes: tuple[tuple[int, int, float], ...]
+    default_rows: int
+
+    def tree(self, rows: int | None = None) -> DraftTree:
+        """The tree of `rows` rows (default: `default_rows`), laid out for use."""
+        return DraftTree.from_nodes(self.nodes, self.default_rows if rows is None else rows)
+
+
+@dataclass(frozen=True)
+class ProbeInfo:
+    """Token ids, the greedy choice after each of them and that choice's logit, checked at load."""
+
+    input_ids: tuple[int, ...]
+    choices: tuple[int, ...]
+    top_logits: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`manifest.json`. `files` is filled in when the bundle is written."""
+
+    base: BaseInfo
+    method: str
+    precision: str
+    model: ModelInfo
+    prompt_format: PromptFormat
+    streams: StreamsInfo | None = None
+    trees: TreesInfo | None = None
+    probe: ProbeInfo | None = None
+    recipe: str | None = None
+    drafter: str | None = None
+    opset: int = 21
+    ir_version: int = 10
+    provider: str = "cpu"
+    parity: dict[str, Any] = field(default_factory=dict)
+    weights_bytes: int = 0
+    tools: dict[str, str] = field(default_factory=dict)
+    files: dict[str, FileInfo] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> str:
+        """JSON text; raises ValueError on numbers JSON does not have (NaN, infinities)."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Manifest:
+        """Raises BundleError, naming the field, on anything that is not a well-formed manifest of a known version."""
+        raw = Fields(parse_json(data.encode() if isinstance(data, str) else data, MANIFEST), "manifest")
+        version = raw.integer("format_version", 1, 1 << 31)
+        if version > FORMAT_VERSION:
+            raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION} or older", "update streamspec")
+        method = raw.choice("method", METHODS)
+        model = _model(raw.object("model"))
+        streams = _streams(raw.object("streams"), model) if raw.optional("streams") else None
+        trees = _trees(raw.object("trees"), streams) if raw.optional("trees") else None
+        if (method == "streaming") != (streams is not None) or (streams is None) != (trees is None):
+            raise BundleError(f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
+                              "streams and trees exactly for method streaming", "export the bundle again")
+        prompt = raw.object("prompt_format")
+        return cls(
+            base=_base(raw.object("base")), method=method, precision=raw.choice("precision", PRECISIONS), model=model,
+            prompt_format=PromptFormat(prompt.choice("kind", KINDS), prompt.text("separator")), streams=streams, trees=trees,
+            probe=_probe(raw.object("probe"), model) if raw.optional("probe") else None,
+            recipe=raw.text("recipe", 64) if raw.optional("recipe") else None,
+            drafter=raw.text("drafter", 64) if raw.optional("drafter") else None,
+            opset=raw.integer("opset", 1, 100), ir_version=raw.integer("ir_version", 1, 100),
+            provider=raw.text("provider", 64), parity=dict(raw.items("parity", 1000)),
+            weights_bytes=raw.integer("weights_bytes", 0, 1 << 50),
+            tools={k: str(v) for k, v in raw.items("tools", 100)}, files=_files(raw), format_version=version,
+        )
+
+    def plain(self) -> Manifest:
+        """This manifest without the drafter."""
+        return replace(self, streams=None, trees=None)
+
+
+def _base(raw: Fields) -> BaseInfo:
+    revision = raw.text("revision", 256) if raw.optional("revision") else None
+    return BaseInfo(raw.text("id", 1024), raw.digest("sha256"), raw.text("model_type", 64), revision)
+
+
+def _model(raw: Fields) -> ModelInfo:
+    vocab = raw.integer("vocab_size", 1, MAX_VOCAB)
+    return ModelInfo(
+        layers=raw.integer("layers", 1, MAX_LAYERS), kv_heads=raw.integer("kv_heads", 1, 1024),
+        head_dim=raw.integer("head_dim", 1, 4096), vocab_size=vocab, hidden_size=raw.integer("hidden_size", 1, 1 << 20),
+        context_length=raw.integer("context_length", 2, MAX_CONTEXT), eos_token_ids=raw.integers("eos_token_ids", 0, vocab - 1, 64),
+        bos_token_id=raw.integer("bos_token_id", 0, vocab - 1) if raw.optional("bos_token_id") else None,
+    )
+
+
+def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
+    return StreamsInfo(
+        gamma=raw.integer("gamma", 1, MAX_GAMMA), ns=raw.integer("ns", 1, model.layers),
+        candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
+        positions=raw.choice("positions", POSITIONS), root_token=raw.flag("root_token"),
+    )
+
+
+def _trees(raw: Fields, streams: StreamsInfo | None) -> TreesInfo:
+    if streams is None:
+        raise BundleError("manifest.trees without manifest.streams", "both or neither", "export the bundle again")
+    nodes: list[tuple[int, int, float]] = []
+    depths: list[int] = []
+    seen: set[tuple[int, int]] = set()
+    for i, entry in enumerate(raw.array("nodes", MAX_NODES)):
+        if not isinstance(entry, list) or len(entry) != 3:
+            raise raw.fail(f"nodes[{i}]", entry, "[parent, rank, probability]")
+        node = Fields(dict(zip(("parent", "rank", "probability"), entry, strict=True)), f"manifest.trees.nodes[{i}]")
+        parent = node.integer("parent", 0, max(i - 1, 0))
+        rank = node.integer("rank", 0, streams.candidates - 1 if i else 0)
+        # A node is reached through its parent: the list would not be in order of probability otherwise.
+        probability = node.number("probability", 0.0, nodes[parent][2] if i else 1.0)
+        depths.append(depths[parent] + 1 if i else 0)
+        if depths[-1] > streams.gamma:
+            raise raw.fail(f"nodes[{i}]", f"at depth {depths[-1]}", f"depth {streams.gamma} or less, one per stream")
+        if i and (parent, rank) in seen:
+            raise raw.fail(f"nodes[{i}]", entry, "siblings with distinct ranks")
+        seen.add((parent, rank))
+        nodes.append((parent, rank, probability))
+    if not nodes:
+        raise raw.fail("nodes", [], "at least the root")
+    return TreesInfo(tuple(nodes), raw.integer("default_rows", 1, MAX_NODES))
+
+
+def _probe(raw: Fields, model: ModelInfo) -> ProbeInfo:
+    last = model.vocab_size - 1
+    ids, choices = raw.integers("input_ids", 0, last, MAX_PROBE), raw.integers("choices", 0, last, MAX_PROBE)
+    logits = raw.numbers("top_logits", -MAX_LOGIT, MAX_LOGIT, MAX_PROBE)
+    if not len(ids) == len(choices) == len(logits) or len(ids) > model.context_length:
+        raise BundleError(f"manifest.probe has {len(ids)} ids, {len(choices)} choices and {len(logits)} logits",
+                          "equally many, within the context", "export the bundle again")
+    return ProbeInfo(ids, choices, logits)
+
+
+def _files(raw: Fields) -> dict[str, FileInfo]:
+    out: dict[str, FileInfo] = {}
+    for name, value in raw.items("files", 1000):
+        _check_name(name)
+        info = Fields(value, f"manifest.files[{name}]")
+        out[name] = FileInfo(info.digest("sha256"), info.integer("bytes", 0, 1 << 50))
+    for name in REQUIRED_FILES:
+        if name not in out:
+            raise BundleError(f"manifest.files does not list {name}", f"an entry for {name}", "export the bundle again")
+    return out
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name == MANIFEST:
+        raise BundleError(f"a file named {name[:100]!r}", "a plain file name", "do not use this bundle")
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """The manifest of the bundle in folder `path`. Raises BundleError."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is no folder", "a bundle folder", "check the path")
+    file = _regular(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes")
+    if file.stat().st_size > MAX_JSON:
+        raise BundleError(f"{MANIFEST} has {file.stat().st_size} bytes", f"at most {MAX_JSON}", "do not use this bundle")
+    return Manifest.from_json(file.read_bytes())
+
+
+def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: bool = True) -> Manifest:
+    """Checks every file the manifest lists: there, regular, inside the folder, of the right size, of the right sha256.
+
+    All sizes are checked before the first hash. `hashes=False` stops there. Raises BundleError; returns the manifest.
+    """
+    folder = Path(path)
+    manifest = manifest or read_manifest(folder)
+    fix = "copy the bundle again or export it again"
+    files = {name: _regular(folder, name, fix) for name in manifest.files}
+    for name, info in manifest.files.items():
+        size = files[name].stat().st_size
+        if size != info.bytes:
+            raise BundleError(f"{name} has {size} bytes", f"{info.bytes} bytes as the manifest says", fix)
+    for name, info in manifest.files.items() if hashes else ():
+        found = sha256_file(files[name])
+        if found != info.sha256:
+            raise BundleError(f"{name} has sha256 {found[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
+    return manifest
+
+
+def _regular(folder: Path, name: str, fix: str) -> Path:
+    """The file `name`, if it is a regular file that really lies in `folder`."""
+    path = folder / name
+    try:
+        mode = path.stat().st_mode  # follows links; a pipe or device must not be opened
+        inside = path.resolve(strict=True).parent == folder.resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+        raise BundleError(f"{folder} has no {name}", f"the file {name}", fix) from None
+    if not stat.S_ISREG(mode) or not inside:
+        raise BundleError(f"{name} is a link out of the folder or no regular file", "a regular file", "do not use this bundle")
+    return path
+
+
+@contextlib.contextmanager
+def bundle_folder(directory: str | Path, force: bool = False) -> Iterator[Path]:
+    """Yields an empty folder to write a bundle into; on a clean exit it becomes `directory`, whole or not at all.
+
+    Write the other files first, then call `finish(folder, manifest)`. Whatever goes wrong, Ctrl-C included, the previous
+    state of `directory` stays. Raises BundleError where `directory` exists: an older bundle needs `force`, and a folder
+    that is neither empty nor a bundle is never replaced.
+    """
+    target = Path(directory)
+    _check_replaceable(target, force)
+    with new_folder(target, check=_check_finished) as staging:
+        yield staging
+
+
+def finish(folder: Path, manifest: Manifest) -> Manifest:
+    """Hashes all files of `folder` and writes the manifest last. Returns it with `files` filled in."""
+    files: dict[str, FileInfo] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name == MANIFEST:
+            continue
+        _check_name(path.name)
+        files[path.name] = FileInfo(sha256_file(path), path.stat().st_size)
+    complete = replace(manifest, files=files)
+    text = complete.to_json()
+    Manifest.from_json(text)  # a manifest that we would refuse to load must not be written
+    write_text(folder / MANIFEST, text)
+    return complete
+
+
+def write_bundle(
+    directory: str | Path, files: Mapping[str, Path | bytes | str], manifest: Manifest, force: bool = False
+) -> Manifest:
+    """Writes a bundle from `files` (name -> source path to copy, bytes, or text). Errors as in `bundle_folder`."""
+    with bundle_folder(directory, force) as folder:
+        for name, content in files.items():
+            _check_name(name)
+            if isinstance(content, Path):
+                shutil.copyfile(content, folder / name)
+            else:
+                (folder / name).write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        return finish(folder, manifest)
+
+
+def _check_finished(folder: Path) -> None:
+    if not (folder / MANIFEST).is_file():
+        raise BundleError("a bundle without a manifest", f"{MANIFEST}, written last", "call finish() before leaving")
+
+
+def _check_replaceable(target: Path, force: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise BundleError(f"{target} is a file", "a folder to create", "choose another --out")
+    if not any(target.iterdir()):
+        return
+    if not (target / MANIFEST).is_file():
+        raise BundleError(f"{target} is neither empty nor a bundle", "a new folder", "choose another --out")
+    if not force:
+        raise BundleError(f"{target} already holds a bundle", "a new folder", "choose another --out or pass --force")

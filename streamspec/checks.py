@@ -1,0 +1,129 @@
+"""Reads fields out of untrusted JSON: every value has its type and range checked, every error names the field.
+
+Knows nothing about what the fields mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from streamspec.errors import BundleError, StreamspecError
+
+MAX_JSON = 16 << 20  # bytes of a JSON document we are willing to parse
+
+
+class Fields:
+    """One JSON object. `where` names it in messages; `error` is what gets raised; `fix` says what to do."""
+
+    def __init__(
+        self, value: object, where: str, error: type[StreamspecError] = BundleError, fix: str = "export the bundle again"
+    ) -> None:
+        self.where, self.error, self.fix = where, error, fix
+        if not isinstance(value, dict):
+            raise error(f"{where} is {_short(value)}", "an object", fix)
+        self.values: dict[str, Any] = value
+
+    def fail(self, name: str, found: object, expected: str) -> StreamspecError:
+        return self.error(f"{self.where}.{name} is {_short(found)}", expected, self.fix)
+
+    def raw(self, name: str) -> Any:
+        if name not in self.values:
+            raise self.error(f"{self.where} has no {name}", f"the field {name}", self.fix)
+        return self.values[name]
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        return self._integer(name, self.raw(name), low, high)
+
+    def number(self, name: str, low: float, high: float) -> float:
+        return self._number(name, self.raw(name), low, high)
+
+    def flag(self, name: str) -> bool:
+        value = self.raw(name)
+        if not isinstance(value, bool):
+            raise self.fail(name, value, "true or false")
+        return value
+
+    def text(self, name: str, longest: int = 4096) -> str:
+        value = self.raw(name)
+        if not isinstance(value, str) or len(value) > longest:
+            raise self.fail(name, value, f"a string of at most {longest} characters")
+        return value
+
+    def choice(self, name: str, allowed: Sequence[str]) -> str:
+        value = self.raw(name)
+        if value not in allowed:
+            raise self.fail(name, value, " or ".join(allowed))
+        return str(value)
+
+    def digest(self, name: str) -> str:
+        value = self.raw(name)
+        if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+            raise self.fail(name, value, "a sha256 of 64 lower-case hex digits")
+        return value
+
+    def optional(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(name) is not None
+
+    def object(self, name: str) -> Fields:
+        return Fields(self.raw(name), f"{self.where}.{name}", self.error, self.fix)
+
+    def array(self, name: str, longest: int) -> list[Any]:
+        value = self.raw(name)
+        if not isinstance(value, list) or len(value) > longest:
+            raise self.fail(name, value, f"a list of at most {longest} entries")
+        return value
+
+    def integers(self, name: str, low: int, high: int, longest: int) -> tuple[int, ...]:
+        items = self.array(name, longest)
+        return tuple(self._integer(f"{name}[{i}]", v, low, high) for i, v in enumerate(items))
+
+    def numbers(self, name: str, low: float, high: float, longest: int) -> tuple[float, ...]:
+        items = self.array(name, longest)
+        return tuple(self._number(f"{name}[{i}]", v, low, high) for i, v in enumerate(items))
+
+    def items(self, name: str, longest: int) -> Iterator[tuple[str, Any]]:
+        """Entries of an object used as a map."""
+        entries = self.object(name).values
+        if len(entries) > longest:
+            raise self.fail(name, f"a map of {len(entries)}", f"at most {longest} entries")
+        yield from entries.items()
+
+    def _integer(self, name: str, value: object, low: int, high: int) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise self.fail(name, value, f"a whole number {low}..{high}")
+        return value
+
+    def _number(self, name: str, value: object, low: float, high: float) -> float:
+        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type]
+            raise self.fail(name, value, f"a number {low:g}..{high:g}")
+        return float(value)  # type: ignore[arg-type]
+
+
+def parse_json(data: bytes, where: str, error: type[StreamspecError] = BundleError, fix: str = "export the bundle again") -> Any:
+    """Parses UTF-8 JSON of bounded size; NaN, infinities, repeated keys and absurd nesting are refused."""
+    if len(data) > MAX_JSON:
+        raise error(f"{where} has {len(data)} bytes", f"at most {MAX_JSON}", fix)
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{where}: {problem}", "JSON", fix) from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ValueError("a key is repeated")
+    return out
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,45 @@
+"""The command line: one file per command, each a thin layer over the Python function of the same name.
+
+Importing this costs typer and numpy only; what a command needs is imported when it runs. Exit codes: 0 done, 1 a check
+failed, 2 wrong usage or an error that the user can act on (one line on stderr), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from streamspec.cli import bench, demo, export, generate, inspect, train
+from streamspec.cli.guard import guarded
+
+COMMANDS = {
+    "train": train.command,
+    "export": export.command,
+    "generate": generate.command,
+    "bench": bench.command,
+    "inspect": inspect.command,
+    "demo": demo.command,
+}
+
+app = typer.Typer(
+    name="streamspec",
+    help="Fine-tune a small language model so that it drafts its own next tokens, export it, run it faster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for name, function in COMMANDS.items():
+    app.command(name)(guarded(name, function))
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from streamspec import __version__
+
+        print(__version__)
+        raise typer.Exit()
+
+
+def main() -> None:
+    app()

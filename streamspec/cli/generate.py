@@ -1,0 +1,38 @@
+"""`streamspec generate`: streams one answer to stdout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from streamspec.errors import ConfigError
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
+    prompt: Annotated[str, typer.Option(help="Prompt; - reads it from stdin.", show_default=False)],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be given again.", show_default=False)] = None,
+    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="One token per step.")] = False,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the draft tree; default: the bundle's choice.", show_default=False)] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Say on stderr how fast it was and why.")] = False,
+) -> None:
+    """Answer one prompt, streamed."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text.strip():
+        raise ConfigError("an empty prompt", "some text", "check --prompt")
+    from streamspec.runtime import load
+
+    session = load(bundle, threads=threads, tree=rows or "auto")
+    last = None
+    for chunk in session.stream(text, max_new_tokens=max_new_tokens, stop=stop or [], speculation=not no_speculation):
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
+        last = chunk
+    print()
+    if stats and last is not None and last.stats is not None:
+        print(last.stats, file=sys.stderr)

@@ -1,0 +1,62 @@
+"""What stands between a command and its user: errors in one line, exit codes, the name of a missing extra.
+
+Knows nothing about what the commands do.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from streamspec.errors import StreamspecError
+
+INTERRUPTED = 130
+
+# Modules that an extra brings -> the extra. What several extras bring is named after the command at hand.
+EXTRA_OF = {
+    "onnxruntime": "cpu",
+    "rouge_score": "bench",
+    "matplotlib": "bench",
+    "psutil": "bench",
+    "peft": "train",
+    "accelerate": "train",
+    "gguf": "train",
+    "yaml": "train",
+    "onnx": "export",
+    "onnx_ir": "export",
+    "torch": "train",
+    "transformers": "train",
+    "safetensors": "train",
+    "huggingface_hub": "train",
+}
+EXTRA_OF_COMMAND = {"train": "train", "export": "export", "demo": "all"}
+
+
+def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
+    """`function` with the failures a user can act on turned into one line on stderr and an exit code."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except StreamspecError as error:
+            fail(str(error), error.exit_status)
+        except KeyboardInterrupt:
+            fail("interrupted", INTERRUPTED)
+        except ModuleNotFoundError as error:
+            module = (error.name or "").split(".")[0]
+            if module not in EXTRA_OF:
+                raise
+            extra = EXTRA_OF_COMMAND.get(name, EXTRA_OF[module])
+            fail(f'`{name}` needs the Python package {module}; run: pip install "streamspec[{extra}]"', 2)
+
+    return run
+
+
+def fail(message: str, code: int) -> NoReturn:
+    # A streamed answer may have left the cursor in the middle of a line.
+    sys.stdout.flush()
+    print(f"streamspec: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(code)

@@ -1,0 +1,143 @@
+"""`streamspec inspect`: what a bundle or an adapter folder is, as a table. Reads manifests only, loads no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from streamspec.errors import StreamspecError
+
+Rows = list[tuple[str, str]]
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="Bundle or adapter folder.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+) -> None:
+    """Say what a bundle or an adapter is."""
+    title, rows = describe(path)
+    if as_json:
+        print(json.dumps({"kind": title, **dict(rows)}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{title}  {path}", title_justify="left", show_header=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def describe(path: Path) -> tuple[str, Rows]:
+    """(what it is, rows of name and value). Raises StreamspecError on anything else or a damaged folder."""
+    if (path / "manifest.json").is_file():
+        return "bundle", _bundle(path)
+    if (path / "streamspec_config.json").is_file():
+        return "adapter", _adapter(path)
+    found = f"{path} does not exist" if not path.exists() else f"{path} holds neither manifest.json nor streamspec_config.json"
+    raise StreamspecError(found, "a bundle or an adapter folder", "check the path")
+
+
+def _bundle(path: Path) -> Rows:
+    from streamspec.bundle import verify_files
+    from streamspec.trees import DraftTree
+
+    manifest = verify_files(path)
+    model = manifest.model
+    rows: Rows = [
+        ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
+        ("method", " / ".join(str(x) for x in (manifest.method, manifest.recipe) if x)),
+        ("precision", f"{manifest.precision}, opset {manifest.opset}, for {manifest.provider}"),
+        ("model", f"{model.layers} layers, hidden {model.hidden_size}, vocabulary {model.vocab_size}, context {model.context_length}"),
+        ("prompt format", _format(manifest.prompt_format.kind, manifest.prompt_format.separator)),
+    ]
+    if manifest.streams and manifest.trees:
+        streams, nodes = manifest.streams, manifest.trees.nodes
+        tree: DraftTree = manifest.trees.tree()
+        expected = sum(probability for _, _, probability in nodes[: len(tree)])
+        rows += [
+            ("streams", f"{streams.gamma} over the last {streams.ns} layers, {streams.candidates} candidates each"),
+            ("trees", f"1..{len(nodes)} rows, default {manifest.trees.default_rows} (depth {tree.depth})"),
+            ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, on validation data"),
+        ]
+    rows.append(("weights", _megabytes(manifest.weights_bytes)))
+    rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
+    rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
+    rows += [("file: " + name, f"{_megabytes(info.bytes)}, sha256 {info.sha256[:12]} (checked)") for name, info in manifest.files.items()]
+    return rows
+
+
+def _adapter(path: Path) -> Rows:
+    config = _read(path / "streamspec_config.json")
+    try:
+        base, form, streams = config["base"], config["prompt_format"], config["streams"]
+        rows: Rows = [
+            ("base", f"{base['id']} ({base['model_type']}, weights {base['sha256'][:12]})"),
+            ("method", " / ".join(str(x) for x in (config["method"], config["recipe"]) if x)),
+            ("prompt format", _format(form["kind"], form["separator"])),
+        ]
+        if streams:
+            lora, vocabulary = streams["lora"], streams["draft_vocab"]
+            rows += [
+                ("streams", f"{streams['gamma']} over the last {streams['ns']} layers, scale {streams['scale']:.3g}"),
+                ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
+                ("streams propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+            ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path / "streamspec_config.json", f"{type(error).__name__} {error}") from None
+    rows.append(("task LoRA", _task_lora(path)))
+    if (path / "acceptance.json").is_file():
+        rows += _acceptance(path / "acceptance.json")
+    rows += [("file: " + file.name, _megabytes(file.stat().st_size)) for file in sorted(path.iterdir()) if file.is_file()]
+    return rows
+
+
+def _task_lora(path: Path) -> str:
+    if not (path / "adapter_model.safetensors").is_file():
+        return "none: the target is the untouched base"
+    if not (path / "adapter_config.json").is_file():
+        return "rank unknown (adapter_config.json is missing)"
+    return f"rank {_read(path / 'adapter_config.json').get('r')}"
+
+
+def _acceptance(file: Path) -> Rows:
+    from streamspec.acceptance import Acceptance, expected_tokens, node_order, per_stream_accuracy
+
+    acceptance = Acceptance.load(file)
+    nodes = node_order(acceptance.ranks, acceptance.gamma)
+    shares = " ".join(f"{share:.2f}" for share in per_stream_accuracy(acceptance.ranks))
+    expected = ", ".join(f"{expected_tokens(nodes, n):.2f} at {n}" for n in (4, 8, 16) if n <= len(nodes))
+    return [
+        ("validation", f"{len(acceptance.ranks)} completions"),
+        ("first guesses right", shares),
+        ("expected tokens per step, rows", expected),
+    ]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(file, str(error)) from None
+    if not isinstance(value, dict):
+        raise _damaged(file, type(value).__name__)
+    return value
+
+
+def _damaged(file: Path, found: str) -> StreamspecError:
+    return StreamspecError(f"{file}: {found}", "a whole configuration file", "train or export again, or restore the file")
+
+
+def _format(kind: str, separator: str) -> str:
+    return kind if kind == "chat" else f"{kind}, separator {json.dumps(separator)}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:100]
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count:,} bytes"

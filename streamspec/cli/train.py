@@ -1,0 +1,94 @@
+"""`streamspec train`: the flags are the fields of TrainConfig, so are the YAML keys.
+
+A flag wins over the file, the file over the default. Knows nothing about training.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import typer
+
+from streamspec.adapters.config import TrainConfig
+from streamspec.errors import ConfigError
+
+
+def command(**flags: Any) -> None:
+    """Fine-tune an adapter that also drafts its own next tokens."""
+    path, as_json = flags.pop("config"), flags.pop("json")
+    values = read_yaml(path) if path else {}
+    values |= {name: value for name, value in flags.items() if value is not None}
+    config = TrainConfig.from_dict(values)
+
+    from streamspec.adapters.train import train
+
+    result = train(config)
+    if as_json:
+        print(json.dumps(result))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Options from a YAML file; dashes and underscores in keys are the same."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "a readable YAML file", "check --config") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", "YAML", "check --config") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}", "a mapping of option names to values", "check --config")
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
+
+
+def signature() -> inspect.Signature:
+    """One keyword per field of TrainConfig, absent unless given; `--config` and `--json` beside them."""
+    hints, comments = get_type_hints(TrainConfig), field_comments(TrainConfig)
+    parameters = []
+    for field in fields(TrainConfig):
+        kind = next((a for a in get_args(hints[field.name]) if a is not NoneType), hints[field.name])
+        help_text = comments.get(field.name, "")
+        if field.default not in (MISSING, None):
+            help_text = f"{help_text} [default: {json.dumps(field.default)}]".strip()
+        flag = "--" + field.name.replace("_", "-")
+        option = typer.Option(None, flag, help=help_text, show_default=False)
+        parameters.append(_keyword(field.name, kind | None, option))
+    config = typer.Option(None, "--config", help="YAML file with the same options; flags win.", show_default=False)
+    parameters.append(_keyword("config", Path | None, config))
+    as_json = typer.Option(False, "--json", help="The last line on stdout is the result as one JSON object.")
+    parameters.append(_keyword("json", bool, as_json))
+    return inspect.Signature(parameters)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def field_comments(config: type) -> dict[str, str]:
+    """The comment behind each field is its help text: one place to write it. Empty where the source is not shipped."""
+    try:
+        source = textwrap.dedent(inspect.getsource(config))
+    except OSError:
+        return {}
+    lines = source.splitlines()
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    comments = {}
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found = re.search(r"#\s*(.+)$", lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :])
+            comments[node.target.id] = found.group(1) if found else ""
+    return comments
+
+
+command.__signature__ = signature()  # type: ignore[attr-defined]
+command.__annotations__ = {p.name: p.annotation for p in command.__signature__.parameters.values()}  # type: ignore[attr-defined]
