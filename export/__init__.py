@@ -1,1 +1,14 @@
-"""streamspec.export."""
+"""streamspec.export: base + adapter -> bundle, an ONNX step graph with everything the runtime needs beside it.
+
+`export` writes a bundle. The pieces: `families` (what a decoder is), `builder` (nodes and weights to disk), `quantise`
+(precisions), `decoder` and `graph` (main rows, acceptance), `streams` (the drafter), `oracle` and `parity` (PyTorch's word
+on it), `source` and `bundle_writer` (files in, files out).
+"""
+
+from __future__ import annotations
+
+from streamspec.export.bundle_writer import export_bundle
+
+export = export_bundle
+
+__all__ = ["export", "export_bundle"]

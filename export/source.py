@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from streamspec.acceptance import Acceptance, node_order
+from streamspec.acceptance import MISSED, Acceptance, node_order
 from streamspec.adapters.base import Base
 from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.builder import Array
@@ -137,12 +137,13 @@ def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
     )
 
 
-def read_nodes(adapter: Adapter, gamma: int) -> tuple[tuple[int, int, float], ...]:
-    """Draft tree nodes by falling probability, from the ranks recorded on validation data."""
+def read_nodes(adapter: Adapter, gamma: int, candidates: int) -> tuple[tuple[int, int, float], ...]:
+    """Draft tree nodes by falling probability, from the ranks recorded on validation data; ranks below `candidates` only."""
     recorded = Acceptance.load(adapter.path / "acceptance.json")
     if recorded.gamma != gamma:
         raise AdapterError(f"{adapter.path}: acceptance.json has gamma {recorded.gamma}", f"{gamma} as in the configuration", RETRAIN)
-    return tuple(node_order(recorded.ranks, gamma))
+    offered = [[[rank if rank < candidates else MISSED for rank in row] for row in completion] for completion in recorded.ranks]
+    return tuple(node_order(offered, gamma))
 
 
 def _lora(

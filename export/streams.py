@@ -22,6 +22,8 @@ from streamspec.export.quantise import Rows, Weight
 from streamspec.trees import MASKED
 
 UNIT_RMS_EPS = 1e-12
+STREAM_WEIGHTS = ("merged", "delta")
+DEFAULT_STREAM_WEIGHTS = "merged"
 
 
 @dataclass(frozen=True)

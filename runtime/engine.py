@@ -89,7 +89,7 @@ class OrtEngine:
         for start in range(0, len(tokens), CHUNK):
             chunk = tokens[start : start + CHUNK]
             n, last = len(chunk), start + CHUNK >= len(tokens)
-            inputs = self._inputs(chunk, np.arange(n), causal_mask(n), np.zeros(n, np.int64), np.array([n - 1]))
+            inputs = self._inputs(chunk, np.arange(n), causal_mask(n), np.zeros(1, np.int64), np.array([n - 1]))
             result = self._call(inputs, draft and last, forced_node=n - 1)
             self.cache.length += n
         return result

@@ -134,17 +134,17 @@ class Manifest:
         if version > FORMAT_VERSION:
             raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION} or older", "update streamspec")
         method = raw.choice("method", METHODS)
-        model = _model(raw.object("model"))
-        streams = _streams(raw.object("streams"), model) if raw.optional("streams") else None
-        trees = _trees(raw.object("trees"), streams) if raw.optional("trees") else None
+        model = _model(raw.nested("model"))
+        streams = _streams(raw.nested("streams"), model) if raw.optional("streams") else None
+        trees = _trees(raw.nested("trees"), streams) if raw.optional("trees") else None
         if (method == "streaming") != (streams is not None) or (streams is None) != (trees is None):
             raise BundleError(f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
                               "streams and trees exactly for method streaming", "export the bundle again")
-        prompt = raw.object("prompt_format")
+        prompt = raw.nested("prompt_format")
         return cls(
-            base=_base(raw.object("base")), method=method, precision=raw.choice("precision", PRECISIONS), model=model,
+            base=_base(raw.nested("base")), method=method, precision=raw.choice("precision", PRECISIONS), model=model,
             prompt_format=PromptFormat(prompt.choice("kind", KINDS), prompt.text("separator")), streams=streams, trees=trees,
-            probe=_probe(raw.object("probe"), model) if raw.optional("probe") else None,
+            probe=_probe(raw.nested("probe"), model) if raw.optional("probe") else None,
             recipe=raw.text("recipe", 64) if raw.optional("recipe") else None,
             drafter=raw.text("drafter", 64) if raw.optional("drafter") else None,
             opset=raw.integer("opset", 1, 100), ir_version=raw.integer("ir_version", 1, 100),

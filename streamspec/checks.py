@@ -6,7 +6,6 @@ Knows nothing about what the fields mean.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -68,7 +67,7 @@ class Fields:
         """Whether the field is there and not null."""
         return self.values.get(name) is not None
 
-    def object(self, name: str) -> Fields:
+    def nested(self, name: str) -> Fields:
         return Fields(self.raw(name), f"{self.where}.{name}", self.error, self.fix)
 
     def array(self, name: str, longest: int) -> list[Any]:
@@ -87,7 +86,7 @@ class Fields:
 
     def items(self, name: str, longest: int) -> Iterator[tuple[str, Any]]:
         """Entries of an object used as a map."""
-        entries = self.object(name).values
+        entries = self.nested(name).values
         if len(entries) > longest:
             raise self.fail(name, f"a map of {len(entries)}", f"at most {longest} entries")
         yield from entries.items()
@@ -98,9 +97,10 @@ class Fields:
         return value
 
     def _number(self, name: str, value: object, low: float, high: float) -> float:
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type]
+        # bool is an int to isinstance; NaN fails both comparisons
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
             raise self.fail(name, value, f"a number {low:g}..{high:g}")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
 
 def parse_json(data: bytes, where: str, error: type[StreamspecError] = BundleError, fix: str = "export the bundle again") -> Any:

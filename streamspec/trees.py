@@ -108,7 +108,8 @@ class DraftTree:
         children: list[list[int]] = [[] for _ in range(count)]
         for i in range(1, count):
             children[int(nodes[i][0])].append(i)
-        parents, ranks = [], []
+        parents: list[int] = []
+        ranks: list[int] = []
         stack = [(0, 0)]
         while stack:
             node, parent = stack.pop()

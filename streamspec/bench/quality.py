@@ -79,19 +79,20 @@ def compare(file_a: str | Path, file_b: str | Path, side: str = "plain") -> dict
 
 
 def _scored(path: str | Path, side: str) -> list[dict[str, Any]]:
-    rows = []
+    """The rows that have scores. Raises DataError for other files."""
     try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                row = json.loads(line)
-                if row["scores"]:
-                    rows.append({"prompt": row["prompt"], "scores": {side: row["scores"][side]}})
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", "a file written by bench --save-outputs", "check the path") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path}, line {number}: {type(error).__name__} {error}", "a row written by bench --save-outputs", "run bench again"
-        ) from None
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: {error}", "a file written by bench --save-outputs", "check the path") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            if row["scores"]:
+                rows.append({"prompt": row["prompt"], "scores": {side: row["scores"][side]}})
+        except (ValueError, KeyError, TypeError) as error:
+            found = f"{path}, line {number}: {type(error).__name__} {error}"
+            raise DataError(found, "a row written by bench --save-outputs", "run bench again") from None
     if not rows:
         raise DataError(f"{path} holds no scored answers", "answers to prompts with references", "run bench on such a file")
     return rows

@@ -29,7 +29,7 @@ def command(
 
     session = load(bundle, threads=threads, tree=rows or "auto")
     last = None
-    for chunk in session.stream(text, max_new_tokens=max_new_tokens, stop=stop or [], speculation=not no_speculation):
+    for chunk in session.stream(text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation):
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
         last = chunk

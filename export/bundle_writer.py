@@ -1,0 +1,156 @@
+"""Base + adapter -> bundle: resolve, check, build, quantise, compare with PyTorch, write; all or nothing.
+
+Knows the order of things; each step lives in a module of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import onnx
+from tokenizers import Tokenizer
+
+from streamspec import __version__
+from streamspec.adapters.base import Base, resolve_base
+from streamspec.bundle import (
+    DRAFT_CANDIDATES, MODEL, TEMPLATE, TOKENIZER, BaseInfo, Manifest, ModelInfo, StreamsInfo, TreesInfo, bundle_folder, finish,
+)
+from streamspec.errors import BaseModelError, ConfigError
+from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
+from streamspec.export.card import write_card
+from streamspec.export.families import DecoderSpec, describe
+from streamspec.export.graph import StepGraph
+from streamspec.export.parity import CONTEXT_ROWS, TREE_ROWS, check_parity, make_probe, passage_tokens
+from streamspec.export.quantise import precision as precision_named
+from streamspec.export.session import open_session
+from streamspec.export.source import Adapter, ModelSource, load_model, read_adapter, read_nodes, read_streams
+from streamspec.export.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
+from streamspec.prompt_format import PromptFormat
+
+DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
+DATA = f"{MODEL}.data"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Everything that goes into the graph and the manifest."""
+
+    base: Base
+    adapter: Adapter | None
+    model: Any
+    spec: DecoderSpec
+    streams: StreamSpec | None
+    trees: TreesInfo | None
+    candidates: int
+
+
+def export_bundle(
+    base: str | Path, adapter: str | Path | None, out: str | Path, precision: str = "int8", force: bool = False,
+    progress: Progress | None = None, stream_weights: str = DEFAULT_STREAM_WEIGHTS,
+) -> Manifest:
+    """Writes the bundle `out` and returns its manifest.
+
+    `precision`: fp32, int8 or int4. `stream_weights`: how a staged recipe's stream LoRA is carried, `merged` (a second copy of
+    the last layers) or `delta` (low-rank products beside the shared weights). `progress` gets one line per step
+    (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
+    """
+    say = progress or _to_stderr
+    kind = precision_named(precision)
+    if stream_weights not in STREAM_WEIGHTS:
+        raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
+    found = resolve_base(base, say)
+    described = read_adapter(Path(adapter), found) if adapter is not None else None
+    with bundle_folder(out, force) as folder:
+        say("loading the base")
+        parts = _load(found, described)
+        say(f"writing the {precision} graph")
+        graph = StepGraph(
+            parts.spec, ModelSource(parts.model), kind, parts.streams, parts.trees.tree() if parts.trees else None,
+            parts.candidates, stream_weights,
+        )
+        onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
+        tokenizer = _copy_tokenizer(found, folder)
+        say("comparing with PyTorch")
+        session = open_session(folder / MODEL)
+        tokens = passage_tokens(tokenizer, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
+        parity = check_parity(session, parts.model, parts.streams, precision, tokens)
+        manifest = _manifest(parts, precision, (folder / DATA).stat().st_size)
+        manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens))
+        write_card(folder, manifest)
+        say("hashing the files")
+        return finish(folder, manifest)
+
+
+def _load(base: Base, adapter: Adapter | None) -> _Parts:
+    model = load_model(base, adapter)
+    spec = describe(model)
+    candidates = min(DRAFT_CANDIDATES, spec.vocab)
+    if adapter is None or adapter.streams is None:
+        return _Parts(base, adapter, model, spec, None, None, candidates)
+    streams = read_streams(adapter, spec)
+    if streams.draft_vocab is not None:
+        candidates = min(candidates, len(streams.draft_vocab))
+    nodes = read_nodes(adapter, streams.gamma, candidates)
+    return _Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+
+
+def _copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
+    """Copies `tokenizer.json` and the chat template; returns the tokenizer."""
+    source = base.path / TOKENIZER
+    if not source.is_file():
+        raise BaseModelError(f"{base.path} holds no {TOKENIZER}", "a fast tokenizer", "save the tokenizer with transformers' AutoTokenizer")
+    shutil.copyfile(source, folder / TOKENIZER)
+    template = base.path / TEMPLATE
+    settings = base.path / "tokenizer_config.json"
+    if template.is_file():
+        shutil.copyfile(template, folder / TEMPLATE)
+    elif settings.is_file():
+        written = json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
+        if isinstance(written, str):
+            (folder / TEMPLATE).write_text(written, encoding="utf-8")
+    try:
+        return Tokenizer.from_file(str(source))
+    except Exception as error:  # the library raises bare Exception
+        raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
+
+
+def _manifest(parts: _Parts, precision: str, weights_bytes: int) -> Manifest:
+    base, adapter, spec, streams = parts.base, parts.adapter, parts.spec, parts.streams
+    info = None
+    if streams is not None:
+        positions = "shifted" if streams.shifted else "same"
+        info = StreamsInfo(streams.gamma, streams.ns, parts.candidates, positions, streams.root_map is not None)
+    return Manifest(
+        base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
+        method="streaming" if streams else "lora",
+        recipe=adapter.recipe if adapter else None,
+        drafter="streaming" if streams else None,
+        precision=precision, opset=OPSET, ir_version=IR_VERSION,
+        model=ModelInfo(
+            layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab_size=spec.vocab, hidden_size=spec.hidden,
+            context_length=spec.context_length, eos_token_ids=spec.eos_token_ids, bos_token_id=spec.bos_token_id,
+        ),
+        prompt_format=adapter.prompt_format if adapter else _default_format(base),
+        streams=info, trees=parts.trees, weights_bytes=weights_bytes,
+        tools={"streamspec": __version__} | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
+    )
+
+
+def _default_format(base: Base) -> PromptFormat:
+    """An untouched base is used through its chat template where it has one."""
+    settings = base.path / "tokenizer_config.json"
+    chat = (base.path / TEMPLATE).is_file() or (settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8")))
+    return PromptFormat("chat" if chat else "raw")
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

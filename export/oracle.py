@@ -1,0 +1,136 @@
+"""The slow truth: the architecture's equations in PyTorch, calling Hugging Face's own decoder layers with explicit masks.
+
+One forward pass over context and tree together, no cache tricks; streams then run beside one row. Written to be read next
+to docs/architecture.md, not to be fast. Knows nothing about ONNX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streamspec.adapters.families import Decoder
+from streamspec.export.builder import Array
+from streamspec.export.streams import StreamSpec
+from streamspec.trees import MASKED, DraftTree
+
+
+@dataclass
+class Answer:
+    """Of a pass over `T` rows: `logits` [T, V], and what streams need."""
+
+    logits: Tensor
+    entry: Tensor  # [1, T, H] input of layer N-Ns
+    keys: dict[int, Tensor]  # layer -> [1, Hkv, T, D]
+    values: dict[int, Tensor]
+
+
+class Oracle:
+    """HF's layers of `model`, called one by one in float32."""
+
+    def __init__(self, model: Any, streams: StreamSpec | None = None) -> None:
+        self.model, self.streams, self.decoder = model, streams, Decoder(model)
+        self.layers = len(self.decoder.layers)
+        self.first = streams.first_layer(self.layers) if streams else self.layers
+
+    @torch.no_grad()
+    def main(self, tokens: Array, positions: Array, sees: Array) -> Answer:
+        """`sees` bool [T, T]: row i may look at row j (sliding windows are added per layer)."""
+        where = torch.as_tensor(positions)[None]
+        hidden = self.decoder.embed(torch.as_tensor(tokens)[None])
+        rotary = self.decoder.rotary_embeddings(hidden, where)
+        cache = _Record({}, {})
+        entry = hidden
+        for layer in range(self.layers):
+            if layer == self.first:
+                entry = hidden
+            mask = self._mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
+            hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache)
+        logits = self.decoder.lm_head(self.decoder.finish(hidden))[0]
+        return Answer(logits, entry, cache.keys, cache.values)
+
+    @torch.no_grad()
+    def stream_logits(self, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+        """[gamma, V]: streams beside `row`, whose next token is `root`; they see the main rows `row` sees."""
+        spec = self.streams
+        assert spec is not None
+        shift = torch.as_tensor(spec.embeddings)
+        if spec.root_map is not None:
+            embedded = self.decoder.embed(torch.tensor([root]))
+            unit = embedded * torch.rsqrt(embedded.pow(2).mean(-1, keepdim=True) + 1e-12)
+            shift = shift + unit @ torch.as_tensor(spec.root_map).T
+        hidden = main.entry[:, row : row + 1] + spec.scale * shift[None]
+        steps = torch.arange(1, spec.gamma + 1) if spec.shifted else torch.zeros(spec.gamma, dtype=torch.long)
+        where = int(positions[row]) + steps
+        rotary = self.decoder.rotary_embeddings(hidden, where[None])
+        seen = torch.cat([torch.as_tensor(sees)[row].expand(spec.gamma, -1), torch.ones(spec.gamma, spec.gamma).tril().bool()], 1)
+        columns = torch.cat([torch.as_tensor(positions), where])
+        with _stream_weights(self.decoder, spec):
+            for layer in range(self.first, self.layers):
+                mask = self._mask(seen, where, columns, self.decoder.window(layer))
+                hidden = self.decoder.call_layer(layer, hidden, mask, where[None], rotary, _Append(main, layer))
+        logits: Tensor = self.decoder.lm_head(self.decoder.finish(hidden))[0]
+        return logits
+
+    @staticmethod
+    def _mask(sees: Tensor, rows: Tensor, columns: Tensor, window: int | None) -> Tensor:
+        if window is not None:
+            sees = sees & (rows[:, None] - columns[None, :] < window)
+        return torch.where(sees, 0.0, MASKED)[None, None]
+
+
+def tree_rows(context: Array, tree_tokens: Array, tree: DraftTree) -> tuple[Array, Array, Array]:
+    """Tokens, positions and visibility of a context followed by a tree: what one pass of the oracle takes."""
+    length, n = len(context), len(tree_tokens)
+    positions = np.concatenate([np.arange(length), length + np.asarray(tree.depths)])
+    sees = np.zeros((length + n, length + n), bool)
+    sees[:length, :length] = np.tri(length, dtype=bool)
+    sees[length:, :length] = True
+    sees[length:, length:] = tree.ancestors
+    return np.concatenate([context, tree_tokens]), positions, sees
+
+
+@dataclass
+class _Record:
+    """A cache that returns K/V as they come and remembers them."""
+
+    keys: dict[int, Tensor]
+    values: dict[int, Tensor]
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys[layer], self.values[layer] = key, value
+        return key, value
+
+
+@dataclass
+class _Append:
+    """A cache holding the main rows' K/V of one layer, to which stream rows append theirs."""
+
+    main: Answer
+    layer: int
+
+    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return torch.cat([self.main.keys[self.layer], key], 2), torch.cat([self.main.values[self.layer], value], 2)
+
+
+class _stream_weights:
+    """While entered, the layers' weights carry the streams' LoRA."""
+
+    def __init__(self, decoder: Decoder, spec: StreamSpec) -> None:
+        self.updates = [
+            (decoder.layers[layer].get_submodule(module).weight, torch.as_tensor(b @ a)) for (layer, module), (a, b) in spec.lora.items()
+        ]
+        self.kept: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self.kept = [weight.data for weight, _ in self.updates]
+        for weight, update in self.updates:
+            weight.data = weight.data + update
+
+    def __exit__(self, *_: object) -> None:
+        for (weight, _), old in zip(self.updates, self.kept, strict=True):
+            weight.data = old

@@ -1,0 +1,141 @@
+"""How far an exported graph is from PyTorch: plain rows, a draft tree, streams; and the probe kept in the manifest.
+
+float32 graphs must agree to `FP32_LIMIT`, quantised ones are reported. Knows the oracle and the session, not how graphs
+are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamspec.bundle import ProbeInfo
+from streamspec.errors import StreamspecError
+from streamspec.export.builder import Array
+from streamspec.export.oracle import Oracle, tree_rows
+from streamspec.export.session import Stepper
+from streamspec.export.streams import StreamSpec
+from streamspec.trees import DraftTree
+
+FP32_LIMIT = 1e-3  # of the logits' standard deviation, root mean square
+CONTEXT_ROWS, TREE_ROWS, PROBE_ROWS, STREAM_NODES = 96, 12, 16, 4
+PASSAGE = (
+    "The lighthouse keeper wrote down the weather every morning, even when nobody asked for it. On the third of March the wind "
+    "turned north and the first ships came in early: two with timber, one with salt, and a small one whose captain would not say "
+    "what he carried. \"We will know by evening,\" she said, and lit the lamp. By evening everybody knew. The price of salt fell, "
+    "the price of timber rose, and the captain, who had brought forty crates of oranges, could name any price he liked."
+)
+
+
+@dataclass
+class _Difference:
+    """Collects pairs of logit rows."""
+
+    ours: list[Array]
+    theirs: list[Array]
+
+    def summary(self) -> dict[str, float | int]:
+        """`relative`: rms difference over the reference's standard deviation; `argmax`: share of rows that agree."""
+        ours, theirs = (np.concatenate([np.atleast_2d(a) for a in side]).astype(np.float64) for side in (self.ours, self.theirs))
+        off = ours - theirs
+        spread = float(np.sqrt(np.square(theirs - theirs.mean(axis=1, keepdims=True)).mean()))
+        return {
+            "rows": len(ours), "max_abs": _short(np.abs(off).max()), "relative": _short(np.sqrt(np.square(off).mean()) / max(spread, 1e-30)),
+            "argmax": _short((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean()),
+        }
+
+
+def passage_tokens(tokenizer: Any, vocab: int, rows: int) -> Array:
+    """int64 [rows]: a fixed English passage, repeated where it is too short."""
+    ids = [i % vocab for i in tokenizer.encode(PASSAGE).ids] or [0]
+    return np.resize(np.asarray(ids, np.int64), rows)
+
+
+def sample_tree(rows: int, gamma: int, seed: int = 0) -> DraftTree:
+    """A random tree of `rows` nodes no deeper than `gamma`."""
+    rng = np.random.default_rng(seed)
+    parents, ranks, depths, children = [0], [0], [0], [0]
+    while len(parents) < rows:
+        parent = int(rng.choice([i for i, depth in enumerate(depths) if depth < gamma]))
+        parents.append(parent)
+        ranks.append(children[parent])
+        depths.append(depths[parent] + 1)
+        children[parent] += 1
+        children.append(0)
+    return DraftTree(tuple(parents), tuple(ranks))
+
+
+def check_parity(session: Any, model: Any, streams: StreamSpec | None, precision: str, tokens: Array) -> dict[str, Any]:
+    """The manifest's parity report. Raises StreamspecError where a float32 graph differs or any graph gives no numbers."""
+    oracle = Oracle(model, streams)
+    context, drafted = tokens[:-TREE_ROWS], tokens[-TREE_ROWS:]
+    tree = sample_tree(len(drafted), streams.gamma if streams else 4)
+    every, positions, sees = tree_rows(context, drafted, tree)
+    truth = oracle.main(every, positions, sees)
+    expected = truth.logits.numpy()
+    stepper = Stepper(session, len(every))
+    prompt = stepper.prefill(context, forced_node=len(context) - 1)
+    verified = stepper.step(drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))
+    report: dict[str, Any] = {
+        "precision": precision,
+        "plain": _Difference([prompt["logits"]], [expected[: len(context)]]).summary(),
+        "tree": _Difference([verified["logits"]], [expected[len(context) :]]).summary(),
+    }
+    if streams is not None:
+        report["streams"] = _streams(stepper, oracle, streams, (tree, drafted), truth, (positions, sees))
+    _judge(report, precision)
+    return report
+
+
+def _streams(
+    stepper: Stepper, oracle: Oracle, spec: StreamSpec, tree_tokens: tuple[DraftTree, Array], truth: Any, where: tuple[Array, Array]
+) -> dict[str, float | int]:
+    """Streams beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
+    tree, tokens = tree_tokens
+    difference = _Difference([], [])
+    agreed = []
+    for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int):
+        root = int(tokens[-1 - node])
+        out = stepper.step(
+            tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=spec.gamma,
+            forced_node=int(node), forced_root=root,
+        )
+        if spec.root_map is None:
+            root = 0
+        expected = oracle.stream_logits(truth, *where, row=stepper.length + int(node), root=root).numpy()
+        difference.ours.append(out["candidate_logits"])
+        difference.theirs.append(np.take_along_axis(expected, out["candidates"], axis=1))
+        if spec.draft_vocab is not None:
+            expected = np.where(np.isin(np.arange(expected.shape[1]), spec.draft_vocab), expected, -np.inf)
+        agreed.append(expected.argmax(axis=1) == out["candidates"][:, 0])
+    summary = difference.summary()
+    # Candidates lie close together: their own spread says nothing about the scale of the logits.
+    spread = float(truth.logits.std())
+    off = np.concatenate(difference.ours) - np.concatenate(difference.theirs)
+    return summary | {"relative": _short(np.sqrt(np.square(off).mean()) / max(spread, 1e-30)), "argmax": _short(np.mean(agreed))}
+
+
+def _judge(report: dict[str, Any], precision: str) -> None:
+    for part in ("plain", "tree", "streams"):
+        relative = report.get(part, {}).get("relative", 0.0)
+        if not np.isfinite(relative) or (precision == "fp32" and relative > FP32_LIMIT):
+            raise StreamspecError(
+                f"the exported graph's {part} logits differ from PyTorch by {relative:.2g} of their spread",
+                f"at most {FP32_LIMIT:g}", "report this base: its graph is not computed correctly",
+            )
+
+
+def make_probe(session: Any, tokens: Sequence[int] | Array) -> ProbeInfo:
+    """Greedy choices and their logits over a short prompt, as this graph computes them here."""
+    ids = np.asarray(tokens, np.int64)[:PROBE_ROWS]
+    out = Stepper(session, len(ids)).prefill(ids, forced_node=len(ids) - 1)
+    return ProbeInfo(
+        tuple(int(i) for i in ids), tuple(int(c) for c in out["choices"]), tuple(_short(v) for v in out["logits"].max(axis=1))
+    )
+
+
+def _short(value: Any) -> float:
+    return float(f"{float(value):.6g}")

@@ -1,0 +1,84 @@
+"""Runs a step graph on ONNX Runtime with plain numpy arrays: for parity checks and tests, not for speed.
+
+Knows the graph's inputs, not what it computes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.export.builder import Array
+from streamspec.trees import MASKED
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def open_session(model: Path, threads: int = 0, **entries: str) -> Any:
+    """A CPU session as the runtime opens it. `entries`: session configuration."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = threads
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+class Stepper:
+    """A step graph with its cache, in place. `length` is the number of tokens the cache holds."""
+
+    def __init__(self, session: Any, capacity: int) -> None:
+        self.session, self.length = session, 0
+        inputs = session.get_inputs() + session.get_overridable_initializers()
+        self.names = {value.name for value in inputs}
+        layers = sum(1 for name in self.names if name.endswith(".key"))
+        shape = next(value.shape for value in inputs if value.name == "past_key_values.0.key")
+        self.cache = np.zeros((layers, 2, 1, shape[1], capacity, shape[3]), np.float32)
+        self.outputs = [value.name for value in session.get_outputs() if not value.name.startswith("present.")]
+
+    def step(
+        self, tokens: Array, offsets: Array, mask: Array, *, rows: Array | None = None, parents: Array | None = None,
+        streams: int = 0, forced_node: int = -1, forced_root: int = -1,
+    ) -> dict[str, Array]:
+        """One call over `tokens` [n] at positions length + offsets [n]. K/V are written; `length` stays as it is."""
+        import onnxruntime as ort
+
+        n = len(tokens)
+        rows = np.arange(n) if rows is None else np.asarray(rows)
+        feed = {
+            "input_ids": np.asarray(tokens, np.int64)[None], "position_ids": (self.length + np.asarray(offsets, np.int64))[None],
+            "tree_mask": np.asarray(mask, np.float32), "parents": np.zeros(len(rows), np.int64) if parents is None else np.asarray(parents, np.int64),
+            "past_length": np.array([self.length]), "logit_rows": rows.astype(np.int64), "stream_ids": np.arange(streams),
+            "forced_node": np.array([forced_node]), "forced_root": np.array([forced_root]),
+        }
+        binding = self.session.io_binding()
+        held = []  # the binding does not keep the arrays alive
+        for name, value in feed.items():
+            if name in self.names:
+                # bind_cpu_input knows no overridable initializers
+                held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))
+                binding.bind_ortvalue_input(name, held[-1])
+        for layer, pair in enumerate(self.cache):
+            for kind, buffer in zip(("key", "value"), pair, strict=True):
+                held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
+                binding.bind_ortvalue_input(f"past_key_values.{layer}.{kind}", held[-1])
+                binding.bind_ortvalue_output(f"present.{layer}.{kind}", held[-1])
+        for name in self.outputs:
+            binding.bind_output(name)
+        self.session.run_with_iobinding(binding)
+        values = binding.get_outputs()[-len(self.outputs) :]
+        return {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
+
+    def prefill(self, tokens: Array, **options: Any) -> dict[str, Array]:
+        """A causal chunk; `length` grows by it."""
+        n = len(tokens)
+        mask = np.where(np.tri(n, dtype=bool), 0, MASKED)
+        out = self.step(tokens, np.arange(n), mask, **options)
+        self.length += n
+        return out

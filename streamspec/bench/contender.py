@@ -1,0 +1,105 @@
+"""Those who take part in a measurement: one way of decoding each, on a loaded session.
+
+The only module of bench that touches the runtime's sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamspec.bench.report import Measure
+
+if TYPE_CHECKING:
+    from streamspec.runtime import Session
+    from streamspec.trees import DraftTree
+
+SAMPLE_ROWS = 2000  # rows that the wide / narrow comparison covers, where the prompts have as many
+MARGIN_FACTOR = 2.0  # both of the two best logits may be off, in opposite directions
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    token_ids: list[int]
+    measure: Measure
+    speculation: str
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`tree`: rows forced upon the session instead of its own choice."""
+
+    name: str
+    session: Session
+    speculate: bool
+    tree: DraftTree | None = None
+
+    def answer(self, prompt: Any, limit: int) -> Answer:
+        with self._forced():
+            done = self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate)
+        stats = done.stats
+        measure = Measure(
+            stats.new_tokens, stats.steps, stats.step_tokens, stats.plain_steps,
+            stats.prefill_seconds, stats.decode_seconds, stats.graph_seconds,
+        )  # fmt: skip
+        return Answer(done.text, list(done.token_ids), measure, stats.speculation)
+
+    @contextmanager
+    def _forced(self) -> Iterator[None]:
+        if self.tree is None:
+            yield
+            return
+        session = self.session
+        before = session.tree, session.calibration
+        # Without a calibration the session does not second-guess the tree while it runs.
+        session.tree, session.calibration = (self.tree if len(self.tree) > 1 else None), None
+        try:
+            yield
+        finally:
+            session.tree, session.calibration = before
+
+
+class SessionReferee:
+    """Answers the questions of `agreement.judge` with a session. `texts`: token sequences to measure the tolerance on."""
+
+    def __init__(self, contender: Contender, texts: list[list[int]], measured: float | None = None) -> None:
+        self.contender, self.texts = contender, texts
+        self.measured = measured  # the tolerance, once it is known
+
+    def margin(self, prompt: Sequence[int], prefix: Sequence[int]) -> float:
+        ids = [*prompt, *prefix]
+        logits = self.contender.session.score(ids, len(ids) - 1)[0]
+        second, best = np.partition(logits, -2)[-2:]
+        return float(best - second)
+
+    def tolerance(self) -> float:
+        if self.measured is None:
+            self.measured = MARGIN_FACTOR * wide_narrow_difference(self.contender.session, self.texts)
+        return self.measured
+
+    def speculate(self, prompt: Sequence[int], prefix: Sequence[int], limit: int) -> list[int]:
+        return self.contender.answer([*prompt, *prefix], limit).token_ids
+
+
+def wide_narrow_difference(session: Session, texts: Sequence[Sequence[int]], rows: int = SAMPLE_ROWS) -> float:
+    """Largest difference of any logit between rows computed together and one by one, over `rows` rows of `texts`."""
+    engine: Any = session.engine
+    one = np.zeros((1, 1), dtype=np.float32)
+    worst, seen = 0.0, 0
+    for text in texts:
+        if seen >= rows:
+            break
+        ids = list(text)[: rows - seen]
+        wide = session.score(ids)
+        engine.reset()
+        for row, token in enumerate(ids):
+            narrow = engine.forward([token], [0], one)[0]
+            engine.keep((0,))
+            worst = max(worst, float(np.abs(narrow - wide[row]).max()))
+        seen += len(ids)
+    return worst

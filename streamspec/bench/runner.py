@@ -1,0 +1,73 @@
+"""`bench`: plain and speculative decoding of the same prompts, interleaved, in one session; compared token by token.
+
+Contenders take turns on every prompt, in an order that changes from prompt to prompt and from repetition to repetition,
+so that a passing disturbance or a warming processor hits all alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from streamspec.atomic import write_text
+from streamspec.bench.contender import Contender
+from streamspec.bench.prompts import read_cases
+from streamspec.bench.record import PLAIN, SPECULATIVE, Recorder
+from streamspec.bench.report import Report
+from streamspec.bench.summary import Summary, judge_all
+from streamspec.errors import ConfigError
+from streamspec.progress import track
+
+
+def bench(
+    bundle: str | Path,
+    prompts: str | Path,
+    limit: int | None = None,
+    max_new_tokens: int = 128,
+    repeats: int = 5,
+    also: Sequence[str | Path] = (),
+    rows: Sequence[int] = (),
+    tree: int | str = "auto",
+    threads: int | None = None,
+    save_outputs: str | Path | None = None,
+) -> Report:
+    """Measures `bundle` on at most `limit` rows of the JSONL file `prompts`.
+
+    `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree sizes
+    to force one after the other. `save_outputs`: JSONL file for the answers, for `compare`. Raises StreamspecError for
+    prompts or bundles that cannot be read.
+    """
+    _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
+    cases = read_cases(prompts, limit)
+    from streamspec.runtime import load
+
+    session = load(bundle, threads=threads, tree=tree)
+    contenders = [Contender(PLAIN, session, False), Contender(SPECULATIVE, session, True)]
+    contenders += [Contender(f"{n} rows", session, True, tree=_tree(session, n)) for n in rows]
+    others = [Contender(str(path), load(path, threads=threads, tree="plain"), False) for path in also]
+    record = Recorder(contenders + others, max_new_tokens)
+    record.warm_up(cases[0])
+    for repetition in range(repeats):
+        for number, case in enumerate(track(cases, f"pass {repetition + 1}/{repeats}", len(cases))):
+            record.run(case, repetition, number)
+    verdicts = judge_all(record)
+    report = Summary(record, verdicts, [c.name for c in contenders[2:]], [c.name for c in others]).report(str(bundle))
+    if save_outputs is not None:
+        lines = [json.dumps(row, ensure_ascii=False) for row in record.outputs]
+        write_text(save_outputs, "\n".join(lines) + "\n")
+    return report
+
+
+def _check(**options: int | None) -> None:
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} = {value}", "at least 1", f"change --{name.replace('_', '-')}")
+
+
+def _tree(session: Any, rows: int) -> Any:
+    trees = session.manifest.trees
+    if trees is None:
+        raise ConfigError("--rows for a bundle without draft trees", "a bundle with streams", "leave --rows out")
+    return trees.tree(rows)

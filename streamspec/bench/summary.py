@@ -1,0 +1,134 @@
+"""From a finished recording to the report: judges the differences, then reckons."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamspec.bench.agreement import Agreement, judge
+from streamspec.bench.contender import SessionReferee
+from streamspec.bench.quality import mean_scores
+from streamspec.bench.record import PLAIN, SPECULATIVE, Recorder
+from streamspec.bench.report import Figures, Pass, Report, Spread, figures, speed
+
+
+@dataclass
+class Verdicts:
+    """Per contender, the worst verdict of every prompt whose output ever differed; the others are identical."""
+
+    worst: dict[str, dict[int, Agreement]] = field(default_factory=dict)
+    tolerance: float | None = None
+
+    def of(self, contender: str) -> list[Agreement]:
+        return list(self.worst.get(contender, {}).values())
+
+
+def judge_all(record: Recorder) -> Verdicts:
+    """Looks at every difference; after the measurements, so that it disturbs none, and says on stderr what it found."""
+    verdicts = Verdicts()
+    for case in record.differences:
+        referee = SessionReferee(case.contender, record.texts, verdicts.tolerance)
+        verdict = judge(case.prompt, case.plain, case.other, referee)
+        verdicts.tolerance = referee.measured
+        name = case.contender.name
+        print(f"prompt {case.index + 1}, {name}: {describe(verdict, verdicts.tolerance)}", file=sys.stderr, flush=True)
+        seen = verdicts.worst.setdefault(name, {})
+        seen[case.index] = max(seen.get(case.index, Agreement()), verdict, key=lambda a: (a.mismatches, a.near_ties))
+    return verdicts
+
+
+def describe(verdict: Agreement, tolerance: float | None) -> str:
+    margins = ", ".join(f"{m:.2g}" for m in verdict.margins) or "none asked for"
+    limit = "not measured" if tolerance is None else f"{tolerance:.2g}"
+    what = "MISMATCH" if verdict.mismatches else f"{verdict.near_ties} near-tie(s)"
+    return f"{what}; margins: {margins}; largest that counts as a near-tie: {limit}"
+
+
+@dataclass
+class Summary:
+    """`forced`, `others`: names of the contenders with forced trees, and of the other bundles."""
+
+    record: Recorder
+    verdicts: Verdicts
+    forced: list[str]
+    others: list[str]
+
+    def report(self, bundle: str) -> Report:
+        record, plain = self.record, self.record.passes[PLAIN]
+        count, agreements = len(plain[0]), self.verdicts.of(SPECULATIVE)
+        margins = [m for a in agreements for m in a.margins[: a.near_ties]]
+        fastest, over = self._over_fastest()
+        engine: Any = record.contenders[0].session.engine
+        return Report(
+            bundle=bundle,
+            prompts=count,
+            repeats=len(plain),
+            new_tokens=sum(m.new_tokens for m in plain[0]),
+            threads=engine.threads,
+            speculation=record.speculation,
+            plain=self._figures(PLAIN),
+            speculative=self._figures(SPECULATIVE),
+            identical=1 - sum(not a.identical for a in agreements) / count,
+            near_ties=sum(a.near_ties for a in agreements),
+            mismatches=sum(a.mismatches for a in agreements),
+            tolerance=self.verdicts.tolerance,
+            largest_near_tie=max(margins, default=None),
+            quality=self._quality(),
+            peak_rss_mb=peak_rss_mb(),
+            rows=[self._figures(name) for name in self.forced],
+            others=[self._figures(name) for name in self.others],
+            fastest_plain=fastest,
+            over_fastest_plain=over,
+            categories=self._categories(),
+        )
+
+    def _figures(self, name: str) -> Figures:
+        mismatches = sum(a.mismatches for a in self.verdicts.of(name))
+        return figures(name, self.record.passes[name], self.record.passes[PLAIN], mismatches)
+
+    def _quality(self) -> dict[str, Any]:
+        """The speculative answers' metrics, plain's beside them; empty without references."""
+        scores = self.record.scores
+        if not scores[PLAIN]:
+            return {}
+        return {**mean_scores(scores[SPECULATIVE]), "plain": mean_scores(scores[PLAIN]), "scored": len(scores[PLAIN])}
+
+    def _over_fastest(self) -> tuple[str, Spread | None]:
+        """Speed-up over whichever plain decoding is fastest: what a user gains who would choose freely."""
+        if not self.others:
+            return "", None
+        passes = self.record.passes
+        fastest = max([PLAIN, *self.others], key=lambda name: statistics.median(speed(one) for one in passes[name]))
+        pairs = zip(passes[SPECULATIVE], passes[fastest], strict=True)
+        return fastest, Spread.of([speed(a) / speed(b) if speed(b) else 0.0 for a, b in pairs])
+
+    def _categories(self) -> dict[str, dict[str, float]]:
+        passes, result = self.record.passes, {}
+        for category in sorted({c for c in self.record.categories if c is not None}):
+            chosen = [i for i, c in enumerate(self.record.categories) if c == category]
+            mine = figures(category, _pick(passes[SPECULATIVE], chosen), _pick(passes[PLAIN], chosen))
+            result[category] = {
+                "prompts": len(chosen),
+                "tokens_per_step": mine.tokens_per_step,
+                "speedup": mine.speedup.median,
+            }
+        return result
+
+
+def _pick(passes: Sequence[Pass], chosen: Sequence[int]) -> list[Pass]:
+    return [[one[i] for i in chosen] for one in passes]
+
+
+def peak_rss_mb() -> float:
+    """Largest resident size of this process so far, in MB (10^6 bytes)."""
+    if sys.platform == "win32":
+        import psutil
+
+        return float(psutil.Process().memory_info().peak_wset) / 1e6
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6

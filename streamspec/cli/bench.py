@@ -1,0 +1,94 @@
+"""`streamspec bench`: the measurement as tables, or as one JSON line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from streamspec.bench.report import Report, Spread
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
+    prompts: Annotated[Path, typer.Option(help="JSONL file: prompt/completion, messages, text or Spec-Bench turns.", show_default=False)],
+    limit: Annotated[int | None, typer.Option(min=1, help="Take the first N rows only.", show_default=False)] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Passes over all prompts; figures are medians over them.")] = 5,
+    also: Annotated[list[Path] | None, typer.Option(help="Let this bundle's plain decoding take part; may be given again.", show_default=False)] = None,
+    rows: Annotated[str | None, typer.Option(help="Also force trees of these sizes, such as 1,2,4,8.", show_default=False)] = None,
+    tree: Annotated[str, typer.Option(help="Tree of the speculative side: auto, plain or a number of rows.")] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)] = None,
+    save_outputs: Annotated[Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")] = False,
+) -> None:
+    """Measure plain against speculative decoding, interleaved, and compare their output token for token.
+
+    Exit code 1 where outputs really differ: that must never happen.
+    """
+    from streamspec.bench import bench
+
+    report = bench(
+        bundle, prompts, limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, also=also or (),
+        rows=parse_rows(rows), tree=int(tree) if tree.isdigit() else tree, threads=threads, save_outputs=save_outputs,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        show(report)
+    if report.mismatches:
+        raise SystemExit(1)
+
+
+def parse_rows(text: str | None) -> list[int]:
+    parts = (text or "").replace(",", " ").split()
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--rows {text}", "whole numbers with commas, such as 1,2,4,8", "change --rows")
+    return [int(part) for part in parts]
+
+
+def show(report: Report) -> None:
+    """Tables for reading: the two sides, then what was asked for beside them."""
+    from rich.console import Console
+
+    console = Console()
+    passes = f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass, {report.threads} threads"
+    console.print(f"{report.bundle}: {passes}; speculation: {report.speculation}", highlight=False, soft_wrap=True)
+    console.print(_speeds(report))
+    if report.over_fastest_plain:
+        print(f"over the fastest plain decoding ({report.fastest_plain}): {_spread(report.over_fastest_plain)}")
+    ties = "" if report.largest_near_tie is None else f" (largest margin {report.largest_near_tie:.2g}, at most {report.tolerance:.2g})"
+    print(f"identical output: {report.identical:.1%} of prompts; near-ties: {report.near_ties}{ties}; mismatches: {report.mismatches}")
+    if report.quality:
+        sides = (("speculative", report.quality), ("plain", report.quality["plain"]))
+        for name, scores in sides:
+            metrics = ", ".join(f"{key} {scores[key]:.3f}" for key in ("em", "rouge1", "rouge2", "rougeL"))
+            print(f"quality, {name}: {metrics} ({report.quality['scored']} answers)")
+    print(f"host share of a speculative step: {report.speculative.host_share:.1%}; peak memory: {report.peak_rss_mb:.0f} MB")
+    for category, figures in report.categories.items():
+        print(f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, {figures['prompts']} prompts")
+
+
+def _speeds(report: Report) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    for title in ("", "tokens/step", "call reduction", "step ms", "tokens/s", "speed-up", "with prefill", "mismatches"):
+        table.add_column(title, justify="left" if not title else "right")
+    for one in (report.plain, report.speculative, *report.rows, *report.others):
+        table.add_row(
+            one.name, f"{one.tokens_per_step:.2f}", f"{one.call_reduction:.2f}", f"{one.step_ms:.2f}",
+            f"{one.tokens_per_s:.1f}", _spread(one.speedup), _spread(one.speedup_total), str(one.mismatches),
+        )  # fmt: skip
+    return table
+
+
+def _spread(spread: Spread) -> str:
+    return f"{spread.median:.2f}x ({spread.low:.2f}..{spread.high:.2f})"

@@ -1,0 +1,91 @@
+"""A toy model that offers the engine's interface: its next token is a hash of all tokens so far, or a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from streamspec.runtime.interface import Cancelled, Verified
+from streamspec.trees import DraftTree
+
+Rule = Callable[[Sequence[int]], int]
+
+
+def hashed(vocab: int, seed: int = 0) -> Rule:
+    """Every token depends on every token before it, so that a wrong context shows."""
+
+    def rule(ids: Sequence[int]) -> int:
+        state = seed * 7919 + 17
+        for token in ids:
+            state = (state * 31 + token + 1) % 1_000_003
+        return (state >> 4) % vocab
+
+    return rule
+
+
+def scripted(prompt: int, script: Sequence[int]) -> Rule:
+    """Says `script` whatever was said before; `prompt` is the prompt's length."""
+    return lambda ids: script[min(len(ids) - prompt, len(script) - 1)]
+
+
+class ToyEngine:
+    """Keeps its cache as token ids. Candidates are right with probability `skill`, at a random rank."""
+
+    def __init__(self, rule: Rule, vocab: int, gamma: int = 3, width: int = 3, context: int = 64, skill: float = 0.7, seed: int = 0) -> None:
+        self.rule, self.vocab, self.gamma, self.width, self.context_length = rule, vocab, gamma, width, context
+        self.skill, self.random = skill, np.random.default_rng(seed)
+        self.graph_seconds = 0.0
+        self.cache: list[int] = []
+        self.calls: list[tuple[int, bool]] = []
+        self.on_call: Callable[[], None] = lambda: None
+        self._rows: tuple[list[int], DraftTree] = ([], DraftTree((0,), (0,)))
+        self._stop = False
+
+    @property
+    def length(self) -> int:
+        return len(self.cache)
+
+    def reset(self) -> None:
+        self.cache, self._stop = [], False
+
+    def cancel(self) -> None:
+        self._stop = True
+
+    def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
+        self._begin(len(ids), draft)
+        assert self.length + len(ids) + (self.gamma if draft else 0) <= self.context_length
+        self.cache += ids
+        root = self.rule(self.cache)
+        return Verified(np.array([root]), 0 if draft else None, self._draft(self.cache, root) if draft else None)
+
+    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
+        self._begin(len(tree), draft)
+        assert self.length + tree.depth + 1 + (self.gamma if draft else 0) <= self.context_length
+        ids = [int(t) for t in tokens]
+        contexts = [[*self.cache, *(ids[i] for i in tree.path(node))] for node in range(len(tree))]
+        choices = np.array([self.rule(c) for c in contexts])
+        self._rows = ids, tree
+        if not draft:
+            return Verified(choices)
+        node = max((n for n in range(len(tree)) if all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])),
+                   key=lambda n: (tree.depths[n], -n))
+        return Verified(choices, node, self._draft(contexts[node], int(choices[node])))
+
+    def keep(self, path: Sequence[int]) -> None:
+        self.cache += [self._rows[0][i] for i in path]
+
+    def _begin(self, rows: int, draft: bool) -> None:
+        self.on_call()
+        if self._stop:
+            raise Cancelled
+        self.calls.append((rows, draft))
+
+    def _draft(self, context: list[int], root: int) -> np.ndarray:
+        ahead, out = [*context, root], np.empty((self.gamma, self.width), np.int64)
+        for j in range(self.gamma):
+            ahead.append(self.rule(ahead))
+            out[j] = self.random.permutation(self.vocab)[: self.width]
+            if self.random.random() < self.skill and ahead[-1] not in out[j]:
+                out[j, self.random.integers(self.width)] = ahead[-1]
+        return out
