@@ -83,8 +83,14 @@ def weights_hash(folder: Path) -> str:
     for file in _weight_files(folder):
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(size))
-        header.pop("__metadata__", None)
+            try:
+                header = json.loads(stream.read(size))
+                header.pop("__metadata__", None)
+                whole = file.stat().st_size == 8 + size + max(d["data_offsets"][1] for d in header.values())
+            except (ValueError, AttributeError, TypeError, LookupError, MemoryError, OverflowError):
+                whole = False
+        if not whole:
+            raise BaseModelError(f"{file} is cut off or damaged", "a whole safetensors file", "fetch the base again")
         entries += [(name, file, 8 + size, described) for name, described in header.items()]
     digest = hashlib.sha256()
     for name, file, start, described in sorted(entries, key=lambda entry: entry[0]):

@@ -41,6 +41,7 @@ class TrainConfig:
     draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
     stream_rank: int = 32  # staged: rank of the streams' own LoRA
     stream_rows: int = 32  # most main rows of a training sequence that carry streams
+    warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
     rank: int = 32
     lora_alpha: float | None = None  # default: rank
@@ -55,7 +56,7 @@ class TrainConfig:
     task_share: float = 0.4  # staged with its own task LoRA: share of max_minutes that trains it
     self_distill: bool = False  # joint: a last stretch on completions the model regenerated
     distill_share: float = 0.35  # share of max_minutes for that stretch, regeneration included
-    regenerate_rows: int = 4000  # completions to regenerate
+    regenerate_rows: int = 4000  # completions to regenerate; 0 (staged): streams learn from the references as they are
     regenerate_batch: int = 64
     max_new_tokens: int = 128
     # the run
@@ -67,7 +68,7 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("data", "out", "val", "target_adapter"):
+        for name in ("data", "out", "val", "target_adapter", "warm_start"):
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, Path(value))
@@ -84,7 +85,6 @@ class TrainConfig:
             "stream_rank",
             "batch_size",
             "max_length",
-            "regenerate_rows",
             "regenerate_batch",
             "max_new_tokens",
             "save_steps",
@@ -107,6 +107,10 @@ class TrainConfig:
             raise ConfigError(
                 "--self-distill with another recipe", "--method streaming --recipe joint", "drop one of the two"
             )
+        least = 0 if self.recipe == "staged" else 1
+        _require(self.regenerate_rows >= least, "regenerate_rows", self.regenerate_rows, f"at least {least}")
+        if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):
+            raise ConfigError("--warm-start with another recipe", "--method streaming --recipe staged", "drop one of the two")
         if self.target_adapter and (self.method, self.recipe) != ("streaming", "staged"):
             raise ConfigError(
                 "--target-adapter with another recipe", "--method streaming --recipe staged", "drop one of the two"

@@ -85,9 +85,9 @@ def load_stage(path: Path, streams: StreamingModel) -> bool:
     return True
 
 
-def stream_tensors(streams: StreamingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
-    """The drafter's tensors under the names of docs/architecture.md; floats as fp16."""
-    tensors = {"stream_embeddings": streams.stream_embeddings}
+def stream_parameters(streams: StreamingModel) -> dict[str, Tensor]:
+    """The drafter's parameters under the names of docs/architecture.md."""
+    tensors: dict[str, Tensor] = {"stream_embeddings": streams.stream_embeddings}
     if streams.root_map is not None:
         tensors["root_map"] = streams.root_map
     if streams.own_lora:
@@ -96,10 +96,28 @@ def stream_tensors(streams: StreamingModel, vocabulary: Tensor | None) -> dict[s
                 if isinstance(module, LoraLayer):
                     tensors[f"layers.{index}.{name}.lora_A"] = module.lora_A["streams"].weight
                     tensors[f"layers.{index}.{name}.lora_B"] = module.lora_B["streams"].weight
-    out = {k: v.detach().half().contiguous() for k, v in tensors.items()}
+    return tensors
+
+
+def stream_tensors(streams: StreamingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
+    """What `streamspec.safetensors` holds: parameters as fp16, and the draft vocabulary."""
+    out = {k: v.detach().half().contiguous() for k, v in stream_parameters(streams).items()}
     if vocabulary is not None:
         out["draft_vocab"] = vocabulary.long().contiguous()
     return out
+
+
+def load_streams(adapter: Path, streams: StreamingModel) -> None:
+    """Puts the drafter's tensors of `adapter` into `streams`; names every tensor that does not fit in one error."""
+    saved, current = read_stream_tensors(adapter / STREAM_WEIGHTS), stream_parameters(streams)
+    wrong = sorted(n for n, p in current.items() if n not in saved or saved[n].shape != p.shape)
+    if wrong:
+        raise AdapterError(
+            f"{adapter}: {', '.join(wrong[:4])} missing or of another shape", "streams of the same gamma, ns and rank", "check --warm-start"
+        )
+    with torch.no_grad():
+        for name, parameter in current.items():
+            parameter.copy_(saved[name])
 
 
 def finish_plain(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:

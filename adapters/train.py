@@ -165,10 +165,15 @@ def train_staged(run: Run) -> dict[str, Any]:
         folder.check_same_base(task, run.base)
     model = load_target(run, task)
     left = minutes_left(config.max_minutes, began)
-    rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left * 0.4)
+    rows = run.rows
+    if config.regenerate_rows:
+        rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left * 0.4)
     vocabulary = choose_vocabulary(run, run.rows + rows)
     inject_stream_lora(run, model)
     streams = new_streams(run, model, own_lora=True)
+    if config.warm_start is not None:
+        folder.check_same_base(config.warm_start, run.base)
+        folder.load_streams(config.warm_start, streams)
     fit_streams(run, "streams", streams, rows, vocabulary, config.stream_lr, minutes_left(config.max_minutes, began))
     if task is not None:
         folder.copy_task_lora(task, config.out)

@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-OPSET, IR_VERSION = 21, 10
+OPSET, IR_VERSION = 24, 10  # opset 24 for TensorScatter; onnxruntime 1.31 reads it under IR 10
 CONTRIB = "com.microsoft"
 INLINE_BYTES = 1024  # tensors up to this size live in the graph file
 PAGE, LINE = 4096, 64  # alignment of large and of other tensors in the data file

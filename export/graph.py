@@ -1,8 +1,8 @@
 """The step graph of docs/architecture.md: main rows over the cache, acceptance, then streams where there are any.
 
-Attention of main rows is GroupQueryAttention with an additive bias [past zeros ; tree mask] shared by all layers; rotary
-embeddings are separate nodes with explicit positions, and the cache is bound in place by the caller. Sliding windows are
-part of the bias and follow true positions: a tree uses more slots than positions. Knows nothing about files or training.
+Main rows attend under an additive bias [past zeros ; tree mask] shared by all layers (`attention`); rotary embeddings are
+separate nodes with explicit positions, and the cache is bound in place by the caller. Sliding windows are part of the bias
+and follow true positions: a tree uses more slots than positions. Knows nothing about files or training.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.decoder import OUT, Decoder, Residual, Source
 from streamspec.export.families import DecoderSpec
@@ -104,9 +105,7 @@ class _Builder:
         g = self.g
         self.rows = Rows(g.op("Shape", "input_ids", start=1))
         self.visible = g.op("Add", "past_length", self.rows.count)
-        total = g.op("Cast", self.visible, to=INT32)
-        self.last_slot = g.op("Sub", total, self.store.constant(1, np.int32))
-        self.total = g.op("Squeeze", total)
+        self.attention = RowExactAttention(g, self.spec, self.visible)
         self.positions = g.op("Squeeze", "position_ids", g.ints(0))
         self.kept = Rows(g.op("Shape", "logit_rows"))
 
@@ -153,16 +152,10 @@ class _Builder:
         return residual
 
     def _attention(self, normed: str, layer: int, rotary: tuple[str, str]) -> str:
-        spec, g = self.spec, self.g
-        q, k, v = self.decoder.queries_keys_values(g, normed, self.rows, layer, rotary, self.decoder.linear)
-        mixed, key, value = g.ops(
-            "GroupQueryAttention", q, k, v, f"past_key_values.{layer}.key", f"past_key_values.{layer}.value",
-            self.last_slot, self.total, "", "", "", self._bias(spec.windows[layer]),
-            out=(None, f"present.{layer}.key", f"present.{layer}.value"), domain="com.microsoft",
-            num_heads=spec.heads, kv_num_heads=spec.kv_heads, do_rotary=0,
-        )
+        q, k, v = self.decoder.queries_keys_values(self.g, normed, self.rows, layer, rotary, self.decoder.linear)
+        key, value = self.attention.append(k, layer, "key"), self.attention.append(v, layer, "value")
         self.presents.append((key, value))
-        return mixed
+        return self.attention.mix(q, key, value, self._bias(self.spec.windows[layer]))
 
     def _head(self, residual: Residual) -> str:
         g = self.g

@@ -28,9 +28,10 @@ from streamspec.runtime.interface import ROOT_ONLY
 from streamspec.runtime.machine import cpu_model
 from streamspec.trees import MASKED, DraftTree
 
-ROWS = (2, 4, 6, 8, 12, 16, 24, 32)
+ROWS = (8, 4, 16, 2, 6, 12, 24, 32)  # most telling first: a slow model gets no further
 BUDGET = 1.5  # seconds
 ROUNDS = 8
+ENOUGH = 3  # rounds that make a measurement worth keeping
 CONTEXT = 64  # tokens in the cache while measuring
 GAIN = 1.03  # a tree must promise this much over plain decoding, or noise would decide
 TOLERANCE = 0.05  # of the largest logit of the probe: instruction sets round differently, wrong ones are far off
@@ -56,7 +57,9 @@ class Calibration:
         if not trees:
             return "the bundle's trees have one row"
         best = max(trees, key=lambda n: self.expected[n] / self.costs[n])
-        return f"{self.expected[best]:.1f} tokens per step expected at {self.ratio(best):.1f}x step cost with {best} rows"
+        return (
+            f"{self.expected[best]:.1f} tokens per step expected at {self.ratio(best):.1f}x step cost with {best} rows"
+        )
 
 
 def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
@@ -66,12 +69,9 @@ def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | No
     file = _cache_file(engine, manifest, cache_dir)
     costs = _read(file, _row_counts(len(nodes)))
     if costs is None:
-        costs = measure(engine, nodes)
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}}))
-        except OSError:
-            pass  # a read-only home only means measuring again
+        costs, complete = measure(engine, nodes)
+        if complete:  # a machine busy with something else must not fix the choice for good
+            _write(file, costs)
     return choose(costs, nodes)
 
 
@@ -83,8 +83,10 @@ def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibra
     return Calibration(costs, expected, best if expected[best] / costs[best] >= GAIN * plain else 1)
 
 
-def measure(engine: OrtEngine, nodes: Sequence[Sequence[float]], budget: float = BUDGET) -> dict[int, float]:
-    """Seconds of a step for 1 row (plain) and the row counts of `ROWS` the nodes reach.
+def measure(
+    engine: OrtEngine, nodes: Sequence[Sequence[float]], budget: float = BUDGET
+) -> tuple[dict[int, float], bool]:
+    """Seconds of a step for 1 row (plain) and the row counts of `ROWS` the nodes reach; whether all were measured well.
 
     Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does not
     reach are left out: large models measure few.
@@ -95,19 +97,16 @@ def measure(engine: OrtEngine, nodes: Sequence[Sequence[float]], budget: float =
     engine.prefill([1 % engine.vocab_size] * context, draft=False)
     trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in _row_counts(len(nodes))}
     trees = {n: t for n, t in trees.items() if context + t.depth + engine.gamma < engine.context_length}
-    times: dict[int, list[float]] = {}
-    for round_ in range(ROUNDS + 1):
+    samples: dict[int, list[float]] = {rows: [] for rows in trees}
+    for _ in range(ROUNDS + 1):
         for rows, tree in trees.items():
-            spent = time.perf_counter() - started
-            if spent > budget and (rows not in times or round_ > 1) and 1 in times and len(times) > 1:
-                break
-            seconds = _time_step(engine, tree, context)
-            if round_:
-                times.setdefault(rows, []).append(seconds)
-            elif spent > budget / 2:  # too slow for a warm-up round: what we have must do
-                times[rows] = [seconds]
+            measured = sum(map(bool, samples.values()))
+            if time.perf_counter() - started < budget or measured < min(2, len(trees)):
+                samples[rows].append(_time_step(engine, tree, context))
     engine.reset()
-    return {rows: statistics.median(seconds) for rows, seconds in sorted(times.items())}
+    # The first call of a shape warms up; where there was no time for a second one, it has to do.
+    costs = {rows: statistics.median(seconds[1:] or seconds) for rows, seconds in sorted(samples.items()) if seconds}
+    return costs, min(map(len, samples.values())) > ENOUGH
 
 
 def check_probe(engine: OrtEngine, manifest: Manifest) -> None:
@@ -135,7 +134,9 @@ def check_probe(engine: OrtEngine, manifest: Manifest) -> None:
     engine.reset()
 
 
-def _judge(logits: np.ndarray, top: np.ndarray, choices: np.ndarray, expected: np.ndarray, tolerance: float, what: str) -> None:
+def _judge(
+    logits: np.ndarray, top: np.ndarray, choices: np.ndarray, expected: np.ndarray, tolerance: float, what: str
+) -> None:
     off = np.abs(top - expected)
     off[~np.isfinite(top)] = np.inf
     # A choice may flip where two logits nearly tie; then the expected choice is still close behind.
@@ -146,12 +147,17 @@ def _judge(logits: np.ndarray, top: np.ndarray, choices: np.ndarray, expected: n
 
 
 def _wrong(what: str, off: float, tolerance: float) -> BundleError:
-    return BundleError(f"this machine computes {what} with logits {off:.2g} off", f"at most {tolerance:.2g}",
-                       "export for another precision or update onnxruntime")
+    return BundleError(
+        f"this machine computes {what} with logits {off:.2g} off",
+        f"at most {tolerance:.2g}",
+        "export for another precision or update onnxruntime",
+    )
 
 
 def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
-    candidates = np.arange(max(engine.gamma, 1) * max(tree.width, 1)).reshape(max(engine.gamma, 1), -1) % engine.vocab_size
+    candidates = (
+        np.arange(max(engine.gamma, 1) * max(tree.width, 1)).reshape(max(engine.gamma, 1), -1) % engine.vocab_size
+    )
     started = time.perf_counter()
     tokens = propose(tree, 1 % engine.vocab_size, candidates)
     engine.verify(tokens, tree, draft=len(tree) > 1)
@@ -169,10 +175,18 @@ def _cache_file(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | N
     if cache_dir is None:
         from platformdirs import user_cache_dir
 
-        cache_dir = os.environ.get("STREAMSPEC_CACHE") or user_cache_dir("streamspec", appauthor=False)
+        cache_dir = os.environ.get("STREAMSPEC_CACHE") or user_cache_dir("streamspec")
     parts = [cpu_model(), manifest.to_json(), engine.provider, str(engine.threads), engine.version]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Path(cache_dir) / "calibration" / f"{key[:32]}.json"
+
+
+def _write(file: Path, costs: dict[int, float]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}}))
+    except OSError:
+        pass  # a read-only home only means measuring again
 
 
 def _read(file: Path, rows: Sequence[int]) -> dict[int, float] | None:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamspec.trees import DraftTree
+from streamspec.trees import DraftTree, chain
+
+SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple
 
 
 def propose(tree: DraftTree, root: int, candidates: np.ndarray) -> np.ndarray:
@@ -23,7 +25,20 @@ def propose(tree: DraftTree, root: int, candidates: np.ndarray) -> np.ndarray:
     return tokens
 
 
-def accept(tree: DraftTree, tokens: Sequence[int] | np.ndarray, choices: Sequence[int] | np.ndarray) -> tuple[int, tuple[int, ...]]:
+def off_borders(tree: DraftTree, length: int) -> DraftTree:
+    """`tree`, or a chain as deep where its rows behind `length` cached ones would lie on both sides of a summation border.
+
+    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit what plain decoding gives,
+    unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
+    """
+    if length // SUM_BLOCK == (length + len(tree) - 1) // SUM_BLOCK:
+        return tree
+    return chain(tree.depth)
+
+
+def accept(
+    tree: DraftTree, tokens: Sequence[int] | np.ndarray, choices: Sequence[int] | np.ndarray
+) -> tuple[int, tuple[int, ...]]:
     """The deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
 
     `tokens` and `choices` [n]. Returns the node and the path to it, root included. The first of several equals wins;

@@ -21,6 +21,7 @@ from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.interface import Cancelled, Verified
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.runtime.machine import physical_cores
+from streamspec.runtime.saturation import products_saturate
 from streamspec.trees import MASKED, DraftTree
 
 CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
@@ -61,6 +62,7 @@ class OrtEngine:
         self._binding = _Binding(self._ort, self._session, self.cache)
         self._scoring: _Binding | None = None
         self._options = self._ort.RunOptions()
+        self._options.log_severity_level = 4
         self._cancelled = threading.Event()
 
     @property
@@ -140,8 +142,12 @@ class OrtEngine:
     ) -> dict[str, np.ndarray]:
         length = self.cache.length
         return {
-            "input_ids": tokens[None], "position_ids": (length + offsets)[None], "tree_mask": mask, "parents": parents,
-            "past_length": np.array([length]), "logit_rows": logit_rows,
+            "input_ids": tokens[None],
+            "position_ids": (length + offsets)[None],
+            "tree_mask": mask,
+            "parents": parents,
+            "past_length": np.array([length]),
+            "logit_rows": logit_rows,
         }
 
     def _bind_inputs(self, binding: _Binding, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> None:
@@ -173,10 +179,12 @@ class OrtEngine:
         started = time.perf_counter()
         try:
             self._session.run_with_iobinding(binding.io, self._options)
-        except Exception:
+        except Exception as error:
             if self._cancelled.is_set():  # ONNX Runtime has no error class of its own for this
                 raise Cancelled from None
-            raise
+            raise BundleError(
+                f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again"
+            ) from error
         finally:
             self.graph_seconds += time.perf_counter() - started
 
@@ -189,15 +197,17 @@ class OrtEngine:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # changing shapes would grow a pattern each
-        options.log_severity_level = 3  # overridable initializers are meant
+        options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
-        # uint8 x int8 products saturate on AVX2 without VNNI unless they take the slower exact path.
-        options.add_session_config_entry("session.x64quantprecision", "1")
+        options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
         try:
             return self._ort.InferenceSession(str(model), options, providers=PROVIDERS[self.provider])
         except Exception as error:
-            raise BundleError(f"ONNX Runtime {self._ort.__version__} cannot load {model.name}: {error}", "a graph it can run",
-                              "export the bundle again or update onnxruntime") from None
+            raise BundleError(
+                f"ONNX Runtime {self._ort.__version__} cannot load {model.name}: {error}",
+                "a graph it can run",
+                "export the bundle again or update onnxruntime",
+            ) from None
 
     def _check_interface(self, manifest: Manifest) -> np.dtype:
         """The graph's names and cache shape against the manifest; returns the cache's type."""
@@ -211,13 +221,21 @@ class OrtEngine:
         missing = sorted((wanted - set(inputs)) | (produced - outputs))
         unknown = sorted({i.name for i in self._session.get_inputs()} - wanted - {"forced_root", "parents"})
         if missing or unknown:
-            found = f"a graph without {', '.join(missing[:3])}" if missing else f"a graph that wants {', '.join(unknown[:3])}"
+            found = (
+                f"a graph without {', '.join(missing[:3])}"
+                if missing
+                else f"a graph that wants {', '.join(unknown[:3])}"
+            )
             raise BundleError(found, "the inputs and outputs of a step graph", "export the bundle again")
         model = manifest.model
         cache = inputs["past_key_values.0.key"]
         for found_size, size in zip(cache.shape, (1, model.kv_heads, None, model.head_dim), strict=True):
             if isinstance(found_size, int) and size is not None and found_size != size:
-                raise BundleError(f"a cache of shape {cache.shape}", f"{model.kv_heads} heads of {model.head_dim}", "export the bundle again")
+                raise BundleError(
+                    f"a cache of shape {cache.shape}",
+                    f"{model.kv_heads} heads of {model.head_dim}",
+                    "export the bundle again",
+                )
         if cache.type not in ("tensor(float)", "tensor(float16)"):
             raise BundleError(f"a cache of type {cache.type}", "float or float16", "export the bundle again")
         return np.dtype(_TYPES[cache.type])
@@ -292,5 +310,7 @@ def _import_onnxruntime() -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError:
-        raise ConfigError("onnxruntime is not installed", "ONNX Runtime 1.31 or newer", 'run: pip install "streamspec[cpu]"') from None
+        raise ConfigError(
+            "onnxruntime is not installed", "ONNX Runtime 1.31 or newer", 'run: pip install "streamspec[cpu]"'
+        ) from None
     return onnxruntime

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding import Committed, accept, commit, cut, propose
+from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders, propose
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import ROOT_ONLY, Engine
 from streamspec.runtime.stats import Stats
@@ -62,8 +62,14 @@ class Decoder:
             self._root = done.tokens[-1]
             remaining = limit - self.stats.new_tokens
             tree = self.plan.tree
-            if tree is not None and self._candidates is not None and self._fits(tree) and remaining > 1 and self._governor.on:
-                done = self._tree_step(tree, remaining)
+            if (
+                tree is not None
+                and self._candidates is not None
+                and self._fits(tree)
+                and remaining > 1
+                and self._governor.on
+            ):
+                done = self._tree_step(off_borders(tree, self.engine.length), remaining)
             else:
                 done = self._plain_step(remaining)
 
@@ -78,8 +84,11 @@ class Decoder:
         node, path = accept(tree, tokens, result.choices)
         if result.accepted is not None and result.accepted != node:
             # The candidates would belong to another text, and a graph that errs here is not to be trusted elsewhere.
-            raise BundleError(f"the graph accepted node {result.accepted}", f"node {node}, which its own choices imply",
-                              "run with tree=\"plain\" and report the bundle")
+            raise BundleError(
+                f"the graph accepted node {result.accepted}",
+                f"node {node}, which its own choices imply",
+                'run with tree="plain" and report the bundle',
+            )
         self.engine.keep(path)
         self._candidates = result.candidates
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)

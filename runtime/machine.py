@@ -32,7 +32,9 @@ def cpu_model() -> str:
         name = first.get("model name") or first.get("CPU part") or platform.processor()
         return f"{name} [{' '.join(kept)}] {platform.machine()}"
     if platform.system() == "Darwin":
-        out = subprocess.run(["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False)
+        out = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
         return f"{out.stdout.strip()} {platform.machine()}"
     return f"{platform.processor()} {platform.machine()}"
 

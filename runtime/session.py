@@ -59,7 +59,12 @@ class Session:
     """A loaded bundle. One generation at a time; `cancel` may be called from any thread."""
 
     def __init__(
-        self, engine: Engine, manifest: Manifest, tokenizer: Any, template: str | None = None, tree: DraftTree | None = None,
+        self,
+        engine: Engine,
+        manifest: Manifest,
+        tokenizer: Any,
+        template: str | None = None,
+        tree: DraftTree | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
@@ -77,7 +82,13 @@ class Session:
         return f"off ({self.calibration.reason})" if self.calibration else "off (asked for plain decoding)"
 
     def generate(
-        self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (), speculate: bool = True, wide: bool = False
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] = (),
+        speculate: bool = True,
+        wide: bool = False,
     ) -> Completion:
         """The greedy answer to `prompt`: text, a list of messages, or token ids taken as they are.
 
@@ -95,7 +106,13 @@ class Session:
         return Completion("".join(text), ids, last.finish_reason, last.stats, drafted)
 
     def stream(
-        self, prompt: Prompt, *, max_new_tokens: int = 256, stop: str | Sequence[str] = (), speculate: bool = True, wide: bool = False
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] = (),
+        speculate: bool = True,
+        wide: bool = False,
     ) -> Iterator[Chunk]:
         """As `generate`, one chunk per model call. The prompt is checked at once, not at the first chunk."""
         if max_new_tokens < 1:
@@ -105,8 +122,11 @@ class Session:
             raise ConfigError(f"stop strings {stops!r}", "non-empty strings", "correct stop")
         ids = self.encode(prompt)
         if len(ids) >= self.engine.context_length:
-            raise ContextOverflow(f"a prompt of {len(ids)} tokens", f"fewer than the context's {self.engine.context_length}",
-                                  "shorten the prompt")
+            raise ContextOverflow(
+                f"a prompt of {len(ids)} tokens",
+                f"fewer than the context's {self.engine.context_length}",
+                "shorten the prompt",
+            )
         tree = self.tree if speculate else None
         governor = Governor(self.calibration.ratio(len(tree)) if self.calibration and tree is not None else None)
         plan = Plan(max_new_tokens, self.manifest.model.eos_token_ids, tree, wide and not speculate, governor)
@@ -131,7 +151,11 @@ class Session:
         if not ids:
             raise DataError("a prompt without tokens", "at least one token", "give a prompt")
         if not 0 <= min(ids) <= max(ids) < self.manifest.model.vocab_size:
-            raise DataError(f"token ids {min(ids)}..{max(ids)}", f"0..{self.manifest.model.vocab_size - 1}", "use the bundle's own tokenizer")
+            raise DataError(
+                f"token ids {min(ids)}..{max(ids)}",
+                f"0..{self.manifest.model.vocab_size - 1}",
+                "use the bundle's own tokenizer",
+            )
         return ids
 
     def score(self, token_ids: Sequence[int], start: int = 0) -> np.ndarray:
@@ -141,7 +165,9 @@ class Session:
         """
         ids = self.encode(token_ids)
         if len(ids) > self.engine.context_length or not 0 <= start < len(ids):
-            raise ContextOverflow(f"{len(ids)} tokens from {start} on", f"at most {self.engine.context_length}", "score fewer tokens")
+            raise ContextOverflow(
+                f"{len(ids)} tokens from {start} on", f"at most {self.engine.context_length}", "score fewer tokens"
+            )
         with self._exclusive():
             return np.asarray(self.engine.score(ids, start))  # type: ignore[attr-defined]
 
@@ -188,7 +214,9 @@ class _Exclusive:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise ConfigError("the session is busy", "one generation at a time", "finish, close or cancel the other one first")
+            raise ConfigError(
+                "the session is busy", "one generation at a time", "finish, close or cancel the other one first"
+            )
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -212,8 +240,14 @@ def _forget(stats: Stats, tokens: int) -> None:
 
 
 def load(
-    bundle: str | Path, *, threads: int | None = None, provider: str = "cpu", tree: int | str = "auto", verify: bool = True,
-    spin: bool = True, cache_dir: str | Path | None = None,
+    bundle: str | Path,
+    *,
+    threads: int | None = None,
+    provider: str = "cpu",
+    tree: int | str = "auto",
+    verify: bool = True,
+    spin: bool = True,
+    cache_dir: str | Path | None = None,
 ) -> Session:
     """Opens the bundle in folder `bundle`.
 

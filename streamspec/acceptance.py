@@ -47,7 +47,9 @@ class Acceptance:
             raw = json.loads(path.read_text(encoding="utf-8"))
             gamma, max_rank, ranks = raw["gamma"], raw["max_rank"], raw["ranks"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise AdapterError(f"{path}: {type(error).__name__} {error}", "JSON with gamma, max_rank and ranks", fix) from None
+            raise AdapterError(
+                f"{path}: {type(error).__name__} {error}", "JSON with gamma, max_rank and ranks", fix
+            ) from None
         for name, value, high in (("gamma", gamma, MAX_GAMMA), ("max_rank", max_rank, MAX_RANK_LIMIT)):
             if type(value) is not int or not 1 <= value <= high:
                 raise AdapterError(f"{path}: {name} is {value!r}", f"a whole number 1..{high}", fix)

@@ -35,7 +35,9 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files private; a written file should not differ from open()'s
+        os.chmod(
+            temporary, 0o666 & ~_umask()
+        )  # mkstemp makes files private; a written file should not differ from open()'s
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -138,19 +138,31 @@ class Manifest:
         streams = _streams(raw.nested("streams"), model) if raw.optional("streams") else None
         trees = _trees(raw.nested("trees"), streams) if raw.optional("trees") else None
         if (method == "streaming") != (streams is not None) or (streams is None) != (trees is None):
-            raise BundleError(f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
-                              "streams and trees exactly for method streaming", "export the bundle again")
+            raise BundleError(
+                f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
+                "streams and trees exactly for method streaming",
+                "export the bundle again",
+            )
         prompt = raw.nested("prompt_format")
         return cls(
-            base=_base(raw.nested("base")), method=method, precision=raw.choice("precision", PRECISIONS), model=model,
-            prompt_format=PromptFormat(prompt.choice("kind", KINDS), prompt.text("separator")), streams=streams, trees=trees,
+            base=_base(raw.nested("base")),
+            method=method,
+            precision=raw.choice("precision", PRECISIONS),
+            model=model,
+            prompt_format=PromptFormat(prompt.choice("kind", KINDS), prompt.text("separator")),
+            streams=streams,
+            trees=trees,
             probe=_probe(raw.nested("probe"), model) if raw.optional("probe") else None,
             recipe=raw.text("recipe", 64) if raw.optional("recipe") else None,
             drafter=raw.text("drafter", 64) if raw.optional("drafter") else None,
-            opset=raw.integer("opset", 1, 100), ir_version=raw.integer("ir_version", 1, 100),
-            provider=raw.text("provider", 64), parity=dict(raw.items("parity", 1000)),
+            opset=raw.integer("opset", 1, 100),
+            ir_version=raw.integer("ir_version", 1, 100),
+            provider=raw.text("provider", 64),
+            parity=dict(raw.items("parity", 1000)),
             weights_bytes=raw.integer("weights_bytes", 0, 1 << 50),
-            tools={k: str(v) for k, v in raw.items("tools", 100)}, files=_files(raw), format_version=version,
+            tools={k: str(v) for k, v in raw.items("tools", 100)},
+            files=_files(raw),
+            format_version=version,
         )
 
     def plain(self) -> Manifest:
@@ -166,18 +178,24 @@ def _base(raw: Fields) -> BaseInfo:
 def _model(raw: Fields) -> ModelInfo:
     vocab = raw.integer("vocab_size", 1, MAX_VOCAB)
     return ModelInfo(
-        layers=raw.integer("layers", 1, MAX_LAYERS), kv_heads=raw.integer("kv_heads", 1, 1024),
-        head_dim=raw.integer("head_dim", 1, 4096), vocab_size=vocab, hidden_size=raw.integer("hidden_size", 1, 1 << 20),
-        context_length=raw.integer("context_length", 2, MAX_CONTEXT), eos_token_ids=raw.integers("eos_token_ids", 0, vocab - 1, 64),
+        layers=raw.integer("layers", 1, MAX_LAYERS),
+        kv_heads=raw.integer("kv_heads", 1, 1024),
+        head_dim=raw.integer("head_dim", 1, 4096),
+        vocab_size=vocab,
+        hidden_size=raw.integer("hidden_size", 1, 1 << 20),
+        context_length=raw.integer("context_length", 2, MAX_CONTEXT),
+        eos_token_ids=raw.integers("eos_token_ids", 0, vocab - 1, 64),
         bos_token_id=raw.integer("bos_token_id", 0, vocab - 1) if raw.optional("bos_token_id") else None,
     )
 
 
 def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
     return StreamsInfo(
-        gamma=raw.integer("gamma", 1, MAX_GAMMA), ns=raw.integer("ns", 1, model.layers),
+        gamma=raw.integer("gamma", 1, MAX_GAMMA),
+        ns=raw.integer("ns", 1, model.layers),
         candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
-        positions=raw.choice("positions", POSITIONS), root_token=raw.flag("root_token"),
+        positions=raw.choice("positions", POSITIONS),
+        root_token=raw.flag("root_token"),
     )
 
 
@@ -198,9 +216,10 @@ def _trees(raw: Fields, streams: StreamsInfo | None) -> TreesInfo:
         depths.append(depths[parent] + 1 if i else 0)
         if depths[-1] > streams.gamma:
             raise raw.fail(f"nodes[{i}]", f"at depth {depths[-1]}", f"depth {streams.gamma} or less, one per stream")
-        if i and (parent, rank) in seen:
+        if (parent, rank) in seen:
             raise raw.fail(f"nodes[{i}]", entry, "siblings with distinct ranks")
-        seen.add((parent, rank))
+        if i:  # the root is its own parent, and a first child may be (0, 0) as well
+            seen.add((parent, rank))
         nodes.append((parent, rank, probability))
     if not nodes:
         raise raw.fail("nodes", [], "at least the root")
@@ -212,8 +231,11 @@ def _probe(raw: Fields, model: ModelInfo) -> ProbeInfo:
     ids, choices = raw.integers("input_ids", 0, last, MAX_PROBE), raw.integers("choices", 0, last, MAX_PROBE)
     logits = raw.numbers("top_logits", -MAX_LOGIT, MAX_LOGIT, MAX_PROBE)
     if not len(ids) == len(choices) == len(logits) or len(ids) > model.context_length:
-        raise BundleError(f"manifest.probe has {len(ids)} ids, {len(choices)} choices and {len(logits)} logits",
-                          "equally many, within the context", "export the bundle again")
+        raise BundleError(
+            f"manifest.probe has {len(ids)} ids, {len(choices)} choices and {len(logits)} logits",
+            "equally many, within the context",
+            "export the bundle again",
+        )
     return ProbeInfo(ids, choices, logits)
 
 
@@ -241,7 +263,9 @@ def read_manifest(path: str | Path) -> Manifest:
         raise BundleError(f"{folder} is no folder", "a bundle folder", "check the path")
     file = _regular(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes")
     if file.stat().st_size > MAX_JSON:
-        raise BundleError(f"{MANIFEST} has {file.stat().st_size} bytes", f"at most {MAX_JSON}", "do not use this bundle")
+        raise BundleError(
+            f"{MANIFEST} has {file.stat().st_size} bytes", f"at most {MAX_JSON}", "do not use this bundle"
+        )
     return Manifest.from_json(file.read_bytes())
 
 
@@ -274,7 +298,9 @@ def _regular(folder: Path, name: str, fix: str) -> Path:
     except (OSError, RuntimeError):  # RuntimeError: a loop of links
         raise BundleError(f"{folder} has no {name}", f"the file {name}", fix) from None
     if not stat.S_ISREG(mode) or not inside:
-        raise BundleError(f"{name} is a link out of the folder or no regular file", "a regular file", "do not use this bundle")
+        raise BundleError(
+            f"{name} is a link out of the folder or no regular file", "a regular file", "do not use this bundle"
+        )
     return path
 
 

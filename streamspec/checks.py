@@ -18,7 +18,11 @@ class Fields:
     """One JSON object. `where` names it in messages; `error` is what gets raised; `fix` says what to do."""
 
     def __init__(
-        self, value: object, where: str, error: type[StreamspecError] = BundleError, fix: str = "export the bundle again"
+        self,
+        value: object,
+        where: str,
+        error: type[StreamspecError] = BundleError,
+        fix: str = "export the bundle again",
     ) -> None:
         self.where, self.error, self.fix = where, error, fix
         if not isinstance(value, dict):
@@ -103,7 +107,9 @@ class Fields:
         return float(value)
 
 
-def parse_json(data: bytes, where: str, error: type[StreamspecError] = BundleError, fix: str = "export the bundle again") -> Any:
+def parse_json(
+    data: bytes, where: str, error: type[StreamspecError] = BundleError, fix: str = "export the bundle again"
+) -> Any:
     """Parses UTF-8 JSON of bounded size; NaN, infinities, repeated keys and absurd nesting are refused."""
     if len(data) > MAX_JSON:
         raise error(f"{where} has {len(data)} bytes", f"at most {MAX_JSON}", fix)

@@ -60,7 +60,9 @@ class PromptFormat:
 def render_chat(messages: Sequence[Message], template: str | None, specials: Mapping[str, str] | None = None) -> str:
     """Messages through a Hugging Face chat template, generation prompt added. Errors as in `PromptFormat.render`."""
     if not template:
-        raise ConfigError("the prompt format is chat but there is no chat template", "chat_template.jinja", "use the raw format")
+        raise ConfigError(
+            "the prompt format is chat but there is no chat template", "chat_template.jinja", "use the raw format"
+        )
     import jinja2
 
     variables: dict[str, Any] = {"bos_token": "", "eos_token": "", **(specials or {})}
@@ -69,10 +71,21 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
         return str(compiled.render(messages=list(messages), add_generation_prompt=True, **variables))
     except TemplateRefusal as error:
         raise DataError(f"the chat template refused the messages: {error}", "", "change the messages") from None
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError,
-            MemoryError) as error:
-        raise ConfigError(f"the chat template failed: {type(error).__name__} {error}", "a working template",
-                          "restore chat_template.jinja") from None
+    except (
+        jinja2.TemplateError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise ConfigError(
+            f"the chat template failed: {type(error).__name__} {error}",
+            "a working template",
+            "restore chat_template.jinja",
+        ) from None
 
 
 class TemplateRefusal(Exception):
@@ -82,8 +95,12 @@ class TemplateRefusal(Exception):
 @lru_cache(maxsize=8)
 def _compile(template: str) -> Any:
     if len(template) > MAX_TEMPLATE:
-        raise ConfigError(f"the chat template has {len(template)} characters", f"at most {MAX_TEMPLATE}", "use another template")
-    environment = _environment_class()(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()])
+        raise ConfigError(
+            f"the chat template has {len(template)} characters", f"at most {MAX_TEMPLATE}", "use another template"
+        )
+    environment = _environment_class()(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
@@ -101,8 +118,8 @@ def _environment_class() -> Any:
         intercepted_binops = frozenset(["*", "**"])
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "**" and abs(right) > 64:
-                raise SecurityError(f"{operator} with {right}")
+            if operator == "**" and max(abs(left), 2) > 2 ** (1024 / max(abs(right), 1)):
+                raise SecurityError(f"a power of {right}")  # more than 1024 bits
             if operator == "*":
                 for sequence, times in ((left, right), (right, left)):
                     if hasattr(sequence, "__len__") and len(sequence) * times > MAX_REPEAT:
@@ -140,4 +157,6 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 def _check_messages(messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise DataError(f"message {i} is {str(message)[:60]!r}", "an object with role and content", "correct the messages")
+            raise DataError(
+                f"message {i} is {str(message)[:60]!r}", "an object with role and content", "correct the messages"
+            )

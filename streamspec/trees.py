@@ -28,7 +28,9 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         if not self.parents or len(self.parents) != len(self.ranks):
-            raise ValueError(f"a tree needs a root and one rank per node, not {len(self.parents)} and {len(self.ranks)}")
+            raise ValueError(
+                f"a tree needs a root and one rank per node, not {len(self.parents)} and {len(self.ranks)}"
+            )
         if self.parents[0] != 0 or self.ranks[0] != 0:
             raise ValueError("node 0 is the root: its parent and rank are 0")
         for i, (parent, rank) in enumerate(zip(self.parents[1:], self.ranks[1:], strict=True), start=1):

@@ -28,6 +28,7 @@ class Answer:
     token_ids: list[int]
     measure: Measure
     speculation: str
+    drafted: list[bool]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Contender:
             stats.new_tokens, stats.steps, stats.step_tokens, stats.plain_steps,
             stats.prefill_seconds, stats.decode_seconds, stats.graph_seconds,
         )  # fmt: skip
-        return Answer(done.text, list(done.token_ids), measure, stats.speculation)
+        return Answer(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
 
     @contextmanager
     def _forced(self) -> Iterator[None]:

@@ -58,7 +58,7 @@ def show(report: Report) -> None:
     """Tables for reading: the two sides, then what was asked for beside them."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(width=max(Console().width, 112))
     passes = f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass, {report.threads} threads"
     console.print(f"{report.bundle}: {passes}; speculation: {report.speculation}", highlight=False, soft_wrap=True)
     console.print(_speeds(report))
@@ -80,8 +80,8 @@ def _speeds(report: Report) -> Table:
     from rich.table import Table
 
     table = Table()
-    for title in ("", "tokens/step", "call reduction", "step ms", "tokens/s", "speed-up", "with prefill", "mismatches"):
-        table.add_column(title, justify="left" if not title else "right")
+    for title in ("", "tokens/step", "per call", "step ms", "tokens/s", "speed-up", "with prefill", "mismatches"):
+        table.add_column(title, justify="left" if not title else "right", no_wrap=bool(title))
     for one in (report.plain, report.speculative, *report.rows, *report.others):
         table.add_row(
             one.name, f"{one.tokens_per_step:.2f}", f"{one.call_reduction:.2f}", f"{one.step_ms:.2f}",

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.acceptance import Acceptance, acceptance_table, expected_tokens, node_order, per_stream_accuracy, simulated_tau
+from streamspec.acceptance import (
+    Acceptance,
+    acceptance_table,
+    expected_tokens,
+    node_order,
+    per_stream_accuracy,
+    simulated_tau,
+)
 from streamspec.errors import AdapterError
 from streamspec.trees import DraftTree, cartesian, chain
 
@@ -51,7 +58,9 @@ def test_answers_of_one_conversation_are_walked_one_by_one() -> None:
 
 def test_a_step_stops_at_the_first_wrong_guess() -> None:
     ranks = [[[0, -1, 0], [-1, 0, 0], [0, 0, -2], [0, -2, -2], [-2, -2, -2]]]
-    assert simulated_tau(ranks, chain(3)) == 2.0  # root 0 takes one guess, root 2 two without a bonus token: 2 + 2 in 2 steps
+    assert (
+        simulated_tau(ranks, chain(3)) == 2.0
+    )  # root 0 takes one guess, root 2 two without a bonus token: 2 + 2 in 2 steps
 
 
 @settings(max_examples=30, deadline=None)
@@ -64,7 +73,9 @@ def test_the_first_n_nodes_are_the_best_tree_of_n_nodes(seed: int) -> None:
     share = {path: sum(s[: len(path)] == path for s in steps) / max(len(steps), 1) for path in every}
     for n in range(1, min(len(nodes), 5) + 1):
         best = max(
-            sum(share[p] for p in chosen) for chosen in combinations(every, n - 1) if all(p[:-1] in ((), *chosen) for p in chosen)
+            sum(share[p] for p in chosen)
+            for chosen in combinations(every, n - 1)
+            if all(p[:-1] in ((), *chosen) for p in chosen)
         )
         assert expected_tokens(nodes, n) == pytest.approx(1 + best)
 
@@ -102,10 +113,19 @@ def test_saved_statistics_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"gamma": 0, "max_rank": 3, "ranks": []}', '{"gamma": true, "max_rank": 3, "ranks": []}',
-     '{"gamma": 2, "max_rank": 3, "ranks": [[[0]]]}', '{"gamma": 1, "max_rank": 3, "ranks": [[[3]]]}',
-     '{"gamma": 1, "max_rank": 3, "ranks": [[[0.5]]]}', '{"gamma": 2, "max_rank": 3, "ranks": [[[-2, 0]]]}',
-     '{"gamma": 1, "max_rank": 3, "ranks": {"0": []}}', "[" * 100000],
+    [
+        "",
+        "[]",
+        "{}",
+        '{"gamma": 0, "max_rank": 3, "ranks": []}',
+        '{"gamma": true, "max_rank": 3, "ranks": []}',
+        '{"gamma": 2, "max_rank": 3, "ranks": [[[0]]]}',
+        '{"gamma": 1, "max_rank": 3, "ranks": [[[3]]]}',
+        '{"gamma": 1, "max_rank": 3, "ranks": [[[0.5]]]}',
+        '{"gamma": 2, "max_rank": 3, "ranks": [[[-2, 0]]]}',
+        '{"gamma": 1, "max_rank": 3, "ranks": {"0": []}}',
+        "[" * 100000,
+    ],
 )
 def test_malformed_statistics_are_refused_in_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.json").write_text(content)

@@ -16,7 +16,9 @@ def test_chain_is_causal() -> None:
 def test_cartesian_has_all_combinations_depth_first() -> None:
     tree = cartesian(3, 2)
     assert len(tree) == 1 + 3 + 9
-    assert {tree.ranks_to(i) for i in range(len(tree)) if tree.depths[i] == 2} == {(a, b) for a in range(3) for b in range(3)}
+    assert {tree.ranks_to(i) for i in range(len(tree)) if tree.depths[i] == 2} == {
+        (a, b) for a in range(3) for b in range(3)
+    }
     assert tree.path(2) == (0, 1, 2) and tree.width == 3
 
 
@@ -36,7 +38,15 @@ def test_from_nodes_puts_the_likeliest_chain_first() -> None:
 
 @pytest.mark.parametrize(
     ("parents", "ranks"),
-    [((), ()), ((0,), (0, 0)), ((1, 0), (0, 0)), ((0, 1), (0, 0)), ((0, 0, 0), (0, 1, 1)), ((0, 0), (0, -1)), ((0, -1), (0, 0))],
+    [
+        ((), ()),
+        ((0,), (0, 0)),
+        ((1, 0), (0, 0)),
+        ((0, 1), (0, 0)),
+        ((0, 0, 0), (0, 1, 1)),
+        ((0, 0), (0, -1)),
+        ((0, -1), (0, 0)),
+    ],
 )
 def test_malformed_trees_are_refused(parents: tuple[int, ...], ranks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError):

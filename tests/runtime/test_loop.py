@@ -40,12 +40,16 @@ def trees(draw: st.DrawFn, gamma: int, width: int) -> DraftTree:
 
 @settings(max_examples=150, deadline=None)
 @given(trees(3, 3), st.integers(0, 1000), st.integers(1, 40), st.integers(2, 30), st.floats(0, 1), st.booleans())
-def test_speculative_equals_plain(tree: DraftTree, seed: int, limit: int, context: int, skill: float, wide: bool) -> None:
+def test_speculative_equals_plain(
+    tree: DraftTree, seed: int, limit: int, context: int, skill: float, wide: bool
+) -> None:
     prompt = [1, 2, 3][: context - 1]
     eos = (5,) if seed % 2 else ()
     rule = hashed(8, seed)
     plain, plain_reason, plain_run = decode(ToyEngine(rule, 8, context=context), Plan(limit, eos, None, wide), prompt)
-    spec, reason, run = decode(ToyEngine(rule, 8, context=context, skill=skill, seed=seed), Plan(limit, eos, tree), prompt)
+    spec, reason, run = decode(
+        ToyEngine(rule, 8, context=context, skill=skill, seed=seed), Plan(limit, eos, tree), prompt
+    )
     assert (spec, reason) == (plain, plain_reason)
     assert len(spec) <= min(limit, context - len(prompt))
     assert run.stats.new_tokens == len(spec) == 1 + run.stats.step_tokens + run.stats.plain_steps

@@ -32,7 +32,16 @@ def scripted(prompt: int, script: Sequence[int]) -> Rule:
 class ToyEngine:
     """Keeps its cache as token ids. Candidates are right with probability `skill`, at a random rank."""
 
-    def __init__(self, rule: Rule, vocab: int, gamma: int = 3, width: int = 3, context: int = 64, skill: float = 0.7, seed: int = 0) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        vocab: int,
+        gamma: int = 3,
+        width: int = 3,
+        context: int = 64,
+        skill: float = 0.7,
+        seed: int = 0,
+    ) -> None:
         self.rule, self.vocab, self.gamma, self.width, self.context_length = rule, vocab, gamma, width, context
         self.skill, self.random = skill, np.random.default_rng(seed)
         self.graph_seconds = 0.0
@@ -68,8 +77,10 @@ class ToyEngine:
         self._rows = ids, tree
         if not draft:
             return Verified(choices)
-        node = max((n for n in range(len(tree)) if all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])),
-                   key=lambda n: (tree.depths[n], -n))
+        node = max(
+            (n for n in range(len(tree)) if all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])),
+            key=lambda n: (tree.depths[n], -n),
+        )
         return Verified(choices, node, self._draft(contexts[node], int(choices[node])))
 
     def keep(self, path: Sequence[int]) -> None:

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""Do two systems differ in quality? Compares two files of `streamspec bench --save-outputs`, prompt by prompt.
+
+    python benchmarks/compare.py A.jsonl B.jsonl [--side plain|speculative]
+
+Prints means, the difference B - A and its 95 % interval (paired bootstrap over prompts), and one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from streamspec.bench import compare
+from streamspec.bench.quality import METRICS
+from streamspec.bench.report import rounded
+from streamspec.errors import StreamspecError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("a")
+    parser.add_argument("b")
+    parser.add_argument("--side", choices=("plain", "speculative"), default="plain")
+    options = parser.parse_args()
+    try:
+        result = compare(options.a, options.b, options.side)
+    except StreamspecError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return error.exit_status
+    print(f"{result['prompts']} prompts, {result['side']} answers")
+    for metric in METRICS:
+        one = result[metric]
+        print(f"{metric:7} {one['a']:.4f} -> {one['b']:.4f}   {one['difference']:+.4f} [{one['low']:+.4f}, {one['high']:+.4f}]")
+    print(json.dumps(rounded(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

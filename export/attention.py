@@ -1,0 +1,81 @@
+"""Attention of main rows, written so that a row's result does not depend on how it was batched or where its keys lie.
+
+GroupQueryAttention would be one node, but it takes another kernel for one row than for several, and its softmax sums in
+vector lanes: an ancestor in a gapped slot of a draft tree changes the last bit. With int8 activations one such bit moves a
+rounding now and then, the next layers carry it on, and two of five long answers differ from plain decoding. Here
+
+- scores are products of at least two rows, so the same kernel computes them for any number of rows;
+- the softmax's denominator is a product with a block of ones: like the values' product it adds slot after slot, and a slot
+  that is masked adds an exact zero, wherever it stands.
+
+Both products add in blocks of slots (the runtime keeps trees off their borders, see `streamspec.runtime.decoding`). New rows
+go into the cache in place (TensorScatter, past and present bound to one buffer). Knows nothing about layers or masks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamspec.export.builder import Scope
+from streamspec.export.families import DecoderSpec
+
+ONES_WIDTH = 16  # narrower products take another kernel, whose order of summation depends on the length
+
+
+class RowExactAttention:
+    """Nodes of one graph. `visible`: int64 [1], slots in use after this call, L + n."""
+
+    def __init__(self, g: Scope, spec: DecoderSpec, visible: str) -> None:
+        self.g, self.spec, self.visible = g, spec, visible
+        self._ones = ""
+        self._tiled: dict[str, str] = {}
+
+    def append(self, rows: str, layer: int, kind: str) -> str:
+        """Writes K or V rows [1, n, Hkv*D] behind the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
+        g = self.g
+        heads = g.op("Reshape", rows, g.ints(1, -1, self.spec.kv_heads, self.spec.head_dim))
+        new = g.op("Transpose", heads, perm=[0, 2, 1, 3])
+        past, present = f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}"
+        return g.op("TensorScatter", past, new, "past_length", out=present, axis=2)
+
+    def mix(self, q: str, key: str, value: str, bias: str) -> str:
+        """[1, n, Hq*D] of rotated q [1, n, Hq*D] over caches, under an additive bias [1, 1, n, visible]."""
+        g, spec = self.g, self.spec
+        kv, group, width = spec.kv_heads, spec.group, spec.head_dim
+        keys, values = (g.op("Slice", cache, g.ints(0), self.visible, g.ints(2)) for cache in (key, value))
+        # Query heads that share a key head become further rows of it: [1, Hkv, group * n, D].
+        split = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
+        rows = self._at_least_two(g.op("Reshape", split, g.ints(1, kv, -1, width)))
+        products = g.contrib("FusedMatMul", rows, keys, transB=1, alpha=float(width**-0.5))
+        scores = g.op("Add", products, self._per_query_head(bias))
+        weights = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.ints(-1), keepdims=1)))
+        total = g.op("Slice", g.op("MatMul", weights, self._block_of_ones()), g.ints(0), g.ints(1), g.ints(3))
+        mixed = self._without_spare(g.op("Div", g.op("MatMul", weights, values), total))
+        merged = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
+        return g.op("Reshape", merged, g.ints(1, -1, kv * group * width))
+
+    def _block_of_ones(self) -> str:
+        if not self._ones:
+            g = self.g
+            shape = g.op("Concat", self.visible, g.ints(ONES_WIDTH), axis=0)
+            self._ones = g.op("Expand", g.store.constant(1, np.float32), shape)
+        return self._ones
+
+    def _per_query_head(self, bias: str) -> str:
+        """The bias for the rows of `mix`, made once per distinct bias."""
+        if bias not in self._tiled:
+            g = self.g
+            tiled = bias if self.spec.group == 1 else g.op("Tile", bias, g.ints(1, 1, self.spec.group, 1))
+            self._tiled[bias] = self._at_least_two(tiled)
+        return self._tiled[bias]
+
+    def _at_least_two(self, rows: str) -> str:
+        """A spare copy of the first row where a single row would be alone (no grouped heads)."""
+        g = self.g
+        if self.spec.group > 1:
+            return rows
+        return g.op("Concat", rows, g.op("Slice", rows, g.ints(0), g.ints(1), g.ints(2)), axis=2)
+
+    def _without_spare(self, rows: str) -> str:
+        g = self.g
+        return rows if self.spec.group > 1 else g.op("Slice", rows, g.ints(0), g.ints(-1), g.ints(2))

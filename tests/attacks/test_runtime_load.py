@@ -1,0 +1,102 @@
+"""Bundles whose hashes are right and whose content is not: loading ends in one line, never in a traceback or a crash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamspec.errors import BundleError
+from streamspec.runtime import load
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.runtime.tiny_bundles import tiny_bundle
+
+    return tiny_bundle(tmp_path_factory.mktemp("attacked"))
+
+
+@pytest.fixture
+def bundle(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def forge(bundle: Path, name: str, content: bytes) -> None:
+    """Replaces a file and makes the manifest agree."""
+    (bundle / name).write_bytes(content)
+
+    def agree(manifest: dict[str, Any]) -> None:
+        manifest["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+
+    edit(bundle, agree)
+
+
+def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    change(manifest)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def refused(bundle: Path, match: str) -> None:
+    with pytest.raises(BundleError, match=match) as caught:
+        load(bundle, threads=1, tree="plain")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a" * 500])
+def test_a_model_file_that_is_no_graph(bundle: Path, content: bytes) -> None:
+    forge(bundle, "model.onnx", content)
+    refused(bundle, r"cannot load model\.onnx|without")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"model": {"type": "BPE"}}', b"\xff\xff", b"[" * 100_000])
+def test_a_tokenizer_file_that_is_no_tokenizer(bundle: Path, content: bytes) -> None:
+    forge(bundle, "tokenizer.json", content)
+    refused(bundle, r"tokenizer\.json")
+
+
+def test_weights_outside_the_folder_are_not_read(bundle: Path) -> None:
+    graph = (bundle / "model.onnx").read_bytes()
+    assert graph.count(b"model.onnx.data") > 0
+    shutil.copy(bundle / "model.onnx.data", bundle.parent / "l.onnx.data.x")
+    forge(bundle, "model.onnx", graph.replace(b"model.onnx.data", b"../l.onnx.dat.x"))
+    shutil.copy(bundle / "model.onnx.data", bundle.parent / "l.onnx.dat.x")
+    refused(bundle, "cannot load")
+
+
+def test_truncated_weights(bundle: Path) -> None:
+    forge(bundle, "model.onnx.data", (bundle / "model.onnx.data").read_bytes()[:4096])
+    refused(bundle, "cannot load")
+
+
+@pytest.mark.parametrize(("field", "value"), [("layers", 3), ("layers", 5), ("kv_heads", 1), ("head_dim", 16)])
+def test_sizes_that_are_not_the_graphs(bundle: Path, field: str, value: int) -> None:
+    edit(bundle, lambda m: m["model"].__setitem__(field, value))
+    refused(bundle, "graph|cache")
+
+
+def test_streams_the_graph_does_not_have(bundle: Path, tmp_path: Path) -> None:
+    from tests.runtime.tiny_bundles import tiny_bundle
+
+    plain = tiny_bundle(tmp_path / "plain", streams=False)
+    streams = json.loads((bundle / "manifest.json").read_text())
+    edit(plain, lambda m: m.update({k: streams[k] for k in ("method", "recipe", "drafter", "streams", "trees")}))
+    refused(plain, "graph without")
+
+
+def test_numbers_of_another_model(bundle: Path) -> None:
+    edit(bundle, lambda m: m["probe"]["top_logits"].__setitem__(3, 99.0))
+    refused(bundle, "this machine computes a prompt")
+
+
+def test_more_streams_than_the_graph_has(bundle: Path) -> None:
+    edit(bundle, lambda m: m["streams"].__setitem__("gamma", 5))
+    with pytest.raises(BundleError, match="the graph failed"):
+        load(bundle, threads=1, tree=8, cache_dir=bundle / "c").generate("abc")

@@ -1,0 +1,25 @@
+"""Bundles shared by the runtime's tests, exported once per run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`: the folder of that tiny bundle."""
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            from tests.runtime.tiny_bundles import tiny_bundle
+
+            precision = name if name in ("int8", "int4") else "fp32"
+            kind = "chat" if name == "chat" else "raw"
+            made[name] = tiny_bundle(tmp_path_factory.mktemp(name), precision, name != "lora", kind)
+        return made[name]
+
+    return make

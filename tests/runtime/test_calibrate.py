@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamspec.errors import BundleError
+from streamspec.runtime import calibrate, load
+from streamspec.runtime.calibrate import choose
+from streamspec.runtime.engine import OrtEngine, causal_mask
+
+Bundles = Callable[[str], Path]
+NODES = [(0, 0, 1.0), (0, 0, 0.8), (1, 0, 0.6), (2, 0, 0.4)]
+
+
+def test_the_tree_with_the_most_tokens_per_second_wins() -> None:
+    chosen = choose({1: 1.0, 2: 1.1, 4: 1.4}, NODES)
+    assert chosen.rows == 4 and chosen.expected[4] == pytest.approx(2.8)
+    assert chosen.ratio(3) == pytest.approx(1.25)
+
+
+def test_plain_decoding_wins_where_trees_cost_too_much_or_gain_only_noise() -> None:
+    assert choose({1: 1.0, 2: 1.9, 4: 3.0}, NODES).rows == 1
+    assert choose({1: 1.0, 2: 1.8 / 1.02, 4: 9.0}, NODES).rows == 1
+    assert choose({1: 1.0}, NODES).rows == 1
+    assert "2.8 tokens per step expected at 3.0x" in choose({1: 1.0, 2: 2.9, 4: 3.0}, NODES).reason
+
+
+def test_measurements_are_cached_and_damaged_ones_ignored(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    measure = calibrate.measure
+
+    def counted(*args: Any) -> tuple[dict[int, float], bool]:
+        calls.append(1)
+        return measure(*args)
+
+    monkeypatch.setattr(calibrate, "measure", counted)
+
+    def opened() -> dict[int, float]:
+        session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+        assert session.calibration is not None
+        return session.calibration.costs
+
+    first = opened()
+    assert len(calls) == 1 and set(first) == {1, 2, 4, 6, 8, 12, 16, 24, 32} and opened() == first and len(calls) == 1
+    (file,) = (tmp_path / "calibration").iterdir()
+    for damage in (
+        "",
+        "{",
+        "[]",
+        '{"format_version": 1, "costs": {"1": -5}}',
+        '{"format_version": 1, "costs": {"x": 1}}',
+        '{"format_version": 9, "costs": {"1": 1}}',
+        '{"format_version": 1, "costs": {"2": 1}}',
+    ):
+        file.write_text(damage)
+        before = len(calls)
+        opened()
+        assert len(calls) == before + 1 and json.loads(file.read_text())["format_version"] == 1
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(bundles: Bundles, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path / "file").calibration is not None
+
+
+def test_a_tight_budget_measures_plain_and_the_most_telling_tree(bundles: Bundles) -> None:
+    session = load(bundles("fp32"), threads=1, tree="plain")
+    assert isinstance(session.engine, OrtEngine)
+    costs, complete = calibrate.measure(session.engine, NODES, budget=0.0)
+    assert set(costs) == {1, 4} and min(costs.values()) > 0 and not complete
+
+
+def test_a_machine_that_ignores_the_tree_mask_is_refused(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = OrtEngine.forward
+
+    def blind(self: OrtEngine, tokens: Any, offsets: Any, mask: np.ndarray) -> np.ndarray:
+        return forward(self, tokens, offsets, causal_mask(len(tokens)))
+
+    monkeypatch.setattr(OrtEngine, "forward", blind)
+    with pytest.raises(BundleError, match="computes a draft tree"):
+        load(bundles("fp32"), threads=1, tree="plain")
+
+
+@pytest.mark.parametrize("factor", [1.2, 0.0, float("nan")])
+def test_a_machine_that_computes_wrongly_is_refused(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    forward = OrtEngine.forward
+    monkeypatch.setattr(OrtEngine, "forward", lambda self, *args: forward(self, *args) * np.float32(factor))
+    with pytest.raises(BundleError, match="computes a prompt"):
+        load(bundles("fp32"), threads=1, tree="plain")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4", "lora"])
+def test_an_honest_machine_passes(bundles: Bundles, precision: str) -> None:
+    load(bundles(precision), threads=1, tree="plain")

@@ -1,0 +1,158 @@
+"""Session logic on a toy engine: text, stops, limits, cancelling, counters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamspec.bundle import BaseInfo, Manifest, ModelInfo, StreamsInfo, TreesInfo
+from streamspec.errors import ConfigError, ContextOverflow, DataError
+from streamspec.prompt_format import PromptFormat
+from streamspec.runtime.session import Chunk, Session
+from streamspec.trees import DraftTree, cartesian, chain
+from tests.runtime.texts import EOS, byte_level
+from tests.runtime.toy import ToyEngine, hashed, scripted
+
+TOKENIZER = byte_level()
+MANIFEST = Manifest(
+    base=BaseInfo("toy", "0" * 64, "llama"),
+    method="streaming",
+    precision="fp32",
+    model=ModelInfo(2, 1, 8, 257, 8, 64, (EOS,), None),
+    prompt_format=PromptFormat("raw", ":"),
+    streams=StreamsInfo(3, 1, 3),
+    trees=TreesInfo(((0, 0, 1.0),), 1),
+)
+
+
+def ids(text: str) -> list[int]:
+    return list(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def saying(text: str, tree: DraftTree | None = None, end: bool = True, **options: Any) -> Session:
+    """A session that answers the prompt `p` with `text`."""
+    script = ids(text) + ([EOS] if end else [])
+    engine = ToyEngine(scripted(2, script), 257, **{"skill": 1.0, "width": 1, **options})
+    return Session(engine, MANIFEST, TOKENIZER, None, tree if tree is not None else chain(3))
+
+
+def test_an_answer_ends_at_end_of_text() -> None:
+    answer = saying("Grüße 🎈!").generate("p")
+    assert (answer.text, answer.finish_reason) == ("Grüße 🎈!", "eos")
+    assert answer.token_ids == [*ids("Grüße 🎈!"), EOS] and len(answer.drafted) == len(answer.token_ids)
+    assert answer.stats.new_tokens == len(answer.token_ids) and answer.stats.tau > 3
+
+
+@pytest.mark.parametrize("speculate", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [("END", "one two "), (["zzz", "wo"], "one t"), ("three", "one two END"), (["o"], ""), ("e two END", "on")],
+)
+def test_stop_strings_cut_text_and_tokens_alike_in_both_modes(speculate: bool, stop: Any, text: str) -> None:
+    answer = saying("one two END").generate("p", stop=stop, speculate=speculate)
+    assert answer.text == text
+    assert answer.finish_reason == ("eos" if text == "one two END" else "stop")
+    assert answer.token_ids == saying("one two END").generate("p", stop=stop, speculate=not speculate).token_ids
+    assert answer.stats.new_tokens == len(answer.token_ids)
+    steps = answer.stats
+    assert steps.new_tokens == 1 + steps.step_tokens + steps.plain_steps
+
+
+def test_chunks_join_to_the_answer_and_mark_drafts() -> None:
+    chunks = list(saying("abcdefghij").stream("p"))
+    assert "".join(c.text for c in chunks) == "abcdefghij"
+    assert [len(c.token_ids) for c in chunks] == [1, 4, 4, 2]
+    assert chunks[1].drafted == [True, True, True, False]
+    assert [c.finish_reason for c in chunks] == [None, None, None, "eos"]
+
+
+def test_a_character_over_two_steps_is_shown_whole() -> None:
+    for tree in (chain(1), chain(2), cartesian(1, 3)):
+        for chunk in saying("🎈🎈é🎈", tree).stream("p"):
+            assert "\ufffd" not in chunk.text
+
+
+def test_the_token_limit_counts_exactly() -> None:
+    for limit in range(1, 9):
+        answer = saying("abcdefgh").generate("p", max_new_tokens=limit)
+        assert (answer.text, answer.finish_reason) == ("abcdefgh"[:limit], "length")
+
+
+def test_the_context_limits_the_answer() -> None:
+    answer = saying("x" * 100, end=False, context=20).generate("p")
+    assert len(answer.token_ids) == 18 and answer.finish_reason == "length"
+
+
+def test_a_prompt_as_long_as_the_context_is_refused_in_one_line() -> None:
+    session = saying("x", context=8)
+    with pytest.raises(ContextOverflow, match="8 tokens; expected fewer than the context's 8"):
+        session.generate("p" * 7)
+    assert len(session.generate("p" * 6).token_ids) == 1
+
+
+def test_prompts_are_rendered_checked_or_taken_as_ids() -> None:
+    session = saying("x")
+    assert session.encode("p") == ids("p:") == session.encode(ids("p:"))
+    for bad in ([], [257], [-1], [{"role": "user"}]):
+        with pytest.raises(DataError):
+            session.generate(bad)
+    with pytest.raises(ConfigError):
+        session.generate("p", max_new_tokens=0)
+    with pytest.raises(ConfigError):
+        session.generate("p", stop=[""])
+
+
+def test_chat_bundles_render_the_template() -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
+    session = Session(
+        ToyEngine(hashed(257), 257), replace(MANIFEST, prompt_format=PromptFormat("chat")), TOKENIZER, template
+    )
+    assert TOKENIZER.decode(session.encode("hi"), skip_special_tokens=False) == "[user]hi<eos>[assistant]"
+
+
+def test_cancel_ends_with_a_cancelled_chunk_and_the_session_lives_on() -> None:
+    session = saying("abcdefghijklmnopqrstuvwxyz", context=400)
+    chunks: list[Chunk] = []
+    for chunk in session.stream("p"):
+        chunks.append(chunk)
+        if len(chunks) == 2:
+            session.cancel()
+    assert chunks[-1].finish_reason == "cancelled" and len(chunks) == 3
+    assert session.generate("p", max_new_tokens=3).text == "abc"
+
+
+def test_cancel_within_a_call() -> None:
+    session = saying("abcdefghijkl")
+    engine = session.engine
+    assert isinstance(engine, ToyEngine)
+    engine.on_call = lambda: session.cancel() if len(engine.calls) == 2 else None
+    answer = session.generate("p")
+    assert (answer.text, answer.finish_reason) == ("abcde", "cancelled")
+
+
+def test_cancel_without_a_generation_does_nothing() -> None:
+    session = saying("abc")
+    session.cancel()
+    assert session.generate("p").text == "abc"
+
+
+def test_a_second_generation_at_a_time_is_refused() -> None:
+    session = saying("abc")
+    first = session.stream("p")
+    next(first)
+    with pytest.raises(ConfigError, match="busy"):
+        session.generate("p")
+    first.close()  # type: ignore[attr-defined]
+    assert session.generate("p").text == "abc"
+
+
+def test_time_spent_by_the_consumer_is_not_decode_time() -> None:
+    import time
+
+    last = None
+    for last in saying("abcdefgh").stream("p"):  # noqa: B007
+        time.sleep(0.1)
+    assert last is not None and last.stats.decode_seconds < 0.2
+    assert "tokens" in str(last.stats)

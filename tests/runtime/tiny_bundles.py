@@ -1,0 +1,67 @@
+"""Tiny random Llama bundles through the real exporter, made on the spot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+from streamspec.acceptance import Acceptance
+from streamspec.adapters.base import resolve_base
+from streamspec.export import export_bundle
+from tests.adapters.tiny import tiny_model, tiny_tokenizer
+
+HIDDEN, GAMMA, VOCAB = 32, 3, 64
+
+
+def tiny_base(folder: Path, chat: bool = False) -> Path:
+    """A Hugging Face folder: 4 layers, hidden 32, vocabulary 64, context 128."""
+    torch.set_num_threads(1)
+    tiny_model("llama", initializer_range=0.5).save_pretrained(folder)
+    tiny_tokenizer(chat).save_pretrained(folder)
+    return folder
+
+
+def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "raw") -> Path:
+    """Random streams; the recorded ranks make a tree of many first-level guesses, so that some come true by chance."""
+    random = np.random.default_rng(0)
+    identity = resolve_base(base, lambda line: None)
+    folder.mkdir()
+    described = {
+        "gamma": GAMMA,
+        "ns": 2,
+        "scale": 1.0,
+        "positions": "shifted",
+        "root_token": True,
+        "lora": None,
+        "draft_vocab": None,
+    }
+    config = {
+        "format_version": 1,
+        "method": "streaming" if streams else "lora",
+        "recipe": "joint" if streams else None,
+        "base": {"id": identity.id, "sha256": identity.sha256, "model_type": "llama"},
+        "prompt_format": {"kind": kind, "separator": "\n"},
+        "streams": described if streams else None,
+    }
+    (folder / "streamspec_config.json").write_text(json.dumps(config))
+    if streams:
+        tensors = {
+            "stream_embeddings": random.normal(size=(GAMMA, HIDDEN)),
+            "root_map": random.normal(size=(HIDDEN, HIDDEN)) * 0.2,
+        }
+        save_file({k: v.astype(np.float16) for k, v in tensors.items()}, folder / "streamspec.safetensors")
+        ranks = random.integers(0, 10, size=(200, GAMMA)).tolist()
+        Acceptance(GAMMA, 10, [ranks]).save(folder / "acceptance.json")
+    return folder
+
+
+def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw") -> Path:
+    """A bundle of a tiny base and a random adapter."""
+    base = tiny_base(folder / "base", chat=kind == "chat")
+    adapter = tiny_adapter(folder / "adapter", base, streams, kind)
+    export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None)
+    return folder / "bundle"
