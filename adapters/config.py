@@ -117,8 +117,8 @@ class TrainConfig:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The resolved config with paths as strings."""
-        return {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""
+        return {k: v.name if isinstance(v, Path) else v for k, v in (asdict(self) | {"base": Path(self.base).name}).items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:

@@ -191,4 +191,5 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     save_file(tensors, temporary)
+    temporary.chmod(0o644)  # the library makes files private; adapters are shared
     temporary.replace(path)

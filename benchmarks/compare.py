@@ -32,7 +32,9 @@ def main() -> int:
     print(f"{result['prompts']} prompts, {result['side']} answers")
     for metric in METRICS:
         one = result[metric]
-        print(f"{metric:7} {one['a']:.4f} -> {one['b']:.4f}   {one['difference']:+.4f} [{one['low']:+.4f}, {one['high']:+.4f}]")
+        print(
+            f"{metric:7} {one['a']:.4f} -> {one['b']:.4f}   {one['difference']:+.4f} [{one['low']:+.4f}, {one['high']:+.4f}]"
+        )
     print(json.dumps(rounded(result)))
     return 0
 

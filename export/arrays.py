@@ -5,6 +5,8 @@ Weights are [out, in] as in Hugging Face. Rows are treated independently and in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,16 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 CHUNK = 1 << 22  # weights handled at a time
 SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantise_blocks`
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a precision does to a weight and to rows, as float arrays; `powers` of a to try; `peaks`: SmoothQuant's form of s."""
+
+    weight: Callable[[Array], Array]
+    rows: Callable[[Array], Array]
+    powers: tuple[float, ...]
+    peaks: bool
 
 
 def quantise_rows(weight: Array) -> tuple[Array, Array]:
@@ -27,7 +39,14 @@ def quantise_rows(weight: Array) -> tuple[Array, Array]:
     return out, scales
 
 
-def quantise_blocks(weight: Array, bits: int, block: int) -> tuple[Array, Array, Array | None]:
+def dequantise_rows(codes: Array, scales: Array) -> Array:
+    """Float weights of `quantise_rows`; rows of activations are quantised the same way."""
+    return codes.astype(np.float32) * scales[:, None]
+
+
+def quantise_blocks(
+    weight: Array, bits: int, block: int, shrink: tuple[float, ...] = SHRINK
+) -> tuple[Array, Array, Array | None]:
     """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or None.
 
     4 bits: asymmetric; per block the best of a few shrunken ranges and both neighbouring zero points, then the scale that
@@ -44,7 +63,7 @@ def quantise_blocks(weight: Array, bits: int, block: int) -> tuple[Array, Array,
             scale = np.maximum(np.abs(padded).max(axis=2) / np.float32(127), np.finfo(np.float32).tiny)
             packed[rows] = np.clip(np.rint(padded / scale[:, :, None]), -127, 127) + 128
         else:
-            codes, scale, zero = _best_blocks(padded)
+            codes, scale, zero = _best_blocks(padded, shrink)
             packed[rows] = codes[:, :, 0::2] | codes[:, :, 1::2] << 4
             even = np.pad(zero, ((0, 0), (0, count % 2)))
             zeros[rows] = even[:, 0::2] | even[:, 1::2] << 4
@@ -52,7 +71,18 @@ def quantise_blocks(weight: Array, bits: int, block: int) -> tuple[Array, Array,
     return packed, scales, zeros
 
 
-def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:
+def dequantise_blocks(packed: Array, scales: Array, zeros: Array | None, columns: int) -> Array:
+    """Float weights [out, columns] of `quantise_blocks`."""
+    if zeros is None:
+        levels = packed.astype(np.float32) - 128
+    else:
+        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
+        zero = np.stack([zeros & 15, zeros >> 4], axis=-1).reshape(len(zeros), -1)[:, : packed.shape[1]]
+        levels = codes.astype(np.float32) - zero[:, :, None]
+    return (levels * scales[:, :, None]).reshape(len(packed), -1)[:, :columns]
+
+
+def _best_blocks(blocks: Array, shrink: tuple[float, ...] = SHRINK) -> tuple[Array, Array, Array]:
     """4-bit codes, scales and zero points of blocks [rows, count, block], each block at its smallest squared error."""
     low = np.minimum(blocks.min(axis=2), 0)
     span = np.maximum(np.maximum(blocks.max(axis=2), 0) - low, np.finfo(np.float32).tiny)
@@ -61,10 +91,10 @@ def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:
     codes = np.zeros(blocks.shape, np.uint8)
     scales = np.ones(shape, np.float32)
     zeros = np.zeros(shape, np.uint8)
-    for shrink in SHRINK:
-        step = span * np.float32(shrink / 15)
+    for factor in shrink:
+        step = span * np.float32(factor / 15)
         for rounding in (np.floor, np.ceil):
-            zero = np.clip(rounding(-low * np.float32(shrink) / step), 0, 15)[:, :, None]
+            zero = np.clip(rounding(-low * np.float32(factor) / step), 0, 15)[:, :, None]
             code = np.clip(np.rint(blocks / step[:, :, None]) + zero, 0, 15)
             level = code - zero
             fitted = (blocks * level).sum(axis=2) / np.maximum((level * level).sum(axis=2), 1)

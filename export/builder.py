@@ -50,7 +50,7 @@ class WeightStore:
         proto.data_location = TensorProto.EXTERNAL
         for key, value in (("location", self.path.name), ("offset", self._file.tell()), ("length", array.nbytes)):
             proto.external_data.add(key=key, value=str(value))
-        self._file.write(memoryview(array).cast("B"))
+        self._file.write(memoryview(array).cast("B"))  # type: ignore[arg-type]
         self.protos[name] = proto
         return name
 

@@ -20,14 +20,27 @@ from tokenizers import Tokenizer
 from streamspec import __version__
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.bundle import (
-    DRAFT_CANDIDATES, MODEL, TEMPLATE, TOKENIZER, BaseInfo, Manifest, ModelInfo, StreamsInfo, TreesInfo, bundle_folder, finish,
+    DRAFT_CANDIDATES,
+    MODEL,
+    TEMPLATE,
+    TOKENIZER,
+    BaseInfo,
+    Manifest,
+    ModelInfo,
+    StreamsInfo,
+    TreesInfo,
+    bundle_folder,
+    finish,
 )
 from streamspec.errors import BaseModelError, ConfigError
+from streamspec.export import smooth
 from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
 from streamspec.export.card import write_card
+from streamspec.export.decoder import Source
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
-from streamspec.export.parity import CONTEXT_ROWS, TREE_ROWS, check_parity, make_probe, passage_tokens
+from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_parity, make_probe, page
+from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
 from streamspec.export.source import Adapter, ModelSource, load_model, read_adapter, read_nodes, read_streams
@@ -72,16 +85,13 @@ def export_bundle(
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(found, described)
-        say(f"writing the {precision} graph")
-        graph = StepGraph(
-            parts.spec, ModelSource(parts.model), kind, parts.streams, parts.trees.tree() if parts.trees else None,
-            parts.candidates, stream_weights,
-        )
-        onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
         tokenizer = _copy_tokenizer(found, folder)
+        graph = _graph(parts, kind, tokenizer, stream_weights, say)
+        say(f"writing the {precision} graph")
+        onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
         say("comparing with PyTorch")
         session = open_session(folder / MODEL)
-        tokens = passage_tokens(tokenizer, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
+        tokens = page(tokenizer, PASSAGE, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
         parity = check_parity(session, parts.model, parts.streams, precision, tokens)
         manifest = _manifest(parts, precision, (folder / DATA).stat().st_size)
         manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens))
@@ -101,6 +111,18 @@ def _load(base: Base, adapter: Adapter | None) -> _Parts:
         candidates = min(candidates, len(streams.draft_vocab))
     nodes = read_nodes(adapter, streams.gamma, candidates)
     return _Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+
+
+def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph:
+    source: Source = ModelSource(parts.model)
+    streams = parts.streams
+    if precision.simulation is not None:
+        say(f"smoothing for {precision.name}")
+        tokens = page(tokenizer, smooth.TEXT, parts.spec.vocab, min(smooth.ROWS, parts.spec.context_length))
+        scaled = smooth.smooth(parts.model, parts.spec, source, tokens, precision.simulation)
+        source, streams = scaled, scaled.streams(streams, parts.spec) if streams else None
+    tree = parts.trees.tree() if parts.trees else None
+    return StepGraph(parts.spec, source, precision, streams, tree, parts.candidates, stream_weights)
 
 
 def _copy_tokenizer(base: Base, folder: Path) -> Tokenizer:

@@ -54,7 +54,8 @@ class _Builder:
         g, streams = self.g, self.parts.streams
         self._lengths()
         logits = self._head(self._rows())
-        choices = g.op("ArgMax", logits, axis=-1, keepdims=0, out="choices")
+        with g.named("head"):
+            choices = g.op("ArgMax", logits, axis=-1, keepdims=0, out="choices")
         if streams is not None:
             accepted = self._accept(choices)
             stage = StreamPass(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
@@ -153,16 +154,19 @@ class _Builder:
 
     def _attention(self, normed: str, layer: int, rotary: tuple[str, str]) -> str:
         q, k, v = self.decoder.queries_keys_values(self.g, normed, self.rows, layer, rotary, self.decoder.linear)
-        key, value = self.attention.append(k, layer, "key"), self.attention.append(v, layer, "value")
-        self.presents.append((key, value))
-        return self.attention.mix(q, key, value, self._bias(self.spec.windows[layer]))
+        bias = self._bias(self.spec.windows[layer])
+        with self.g.named("attention"):
+            key, value = self.attention.append(k, layer, "key"), self.attention.append(v, layer, "value")
+            self.presents.append((key, value))
+            return self.attention.mix(q, key, value, bias)
 
     def _head(self, residual: Residual) -> str:
         g = self.g
-        normed, _ = self.decoder.norm(g, residual, "model.norm")
-        flat = g.op("Squeeze", normed, g.ints(0))
-        logits = self.parts.precision.head(g, flat, self.kept, self.decoder.head_weight())
-        return g.op("Identity", logits, out="logits")
+        with g.named("head"):
+            normed, _ = self.decoder.norm(g, residual, "model.norm")
+            flat = g.op("Squeeze", normed, g.ints(0))
+            logits = self.parts.precision.head(g, flat, self.kept, self.decoder.head_weight())
+            return g.op("Identity", logits, out="logits")
 
     # ---- acceptance
 

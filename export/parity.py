@@ -48,9 +48,9 @@ class _Difference:
         }
 
 
-def passage_tokens(tokenizer: Any, vocab: int, rows: int) -> Array:
-    """int64 [rows]: a fixed English passage, repeated where it is too short."""
-    ids = [i % vocab for i in tokenizer.encode(PASSAGE).ids] or [0]
+def page(tokenizer: Any, text: str, vocab: int, rows: int) -> Array:
+    """int64 [rows]: tokens of `text`, repeated where it is too short."""
+    ids = [i % vocab for i in tokenizer.encode(text).ids] or [0]
     return np.resize(np.asarray(ids, np.int64), rows)
 
 

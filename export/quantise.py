@@ -30,10 +30,18 @@ from typing import Protocol
 import numpy as np
 
 from streamspec.errors import ConfigError
-from streamspec.export.arrays import Array, quantise_blocks, quantise_rows
+from streamspec.export.arrays import (
+    Array,
+    Simulation,
+    dequantise_blocks,
+    dequantise_rows,
+    quantise_blocks,
+    quantise_rows,
+)
 from streamspec.export.builder import CONTRIB, Scope, WeightStore
 
 BLOCK = 32
+SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)
 ACCURACY_INT8 = 4  # MatMulNBits quantises activations to int8, per row and block
 
 
@@ -59,16 +67,22 @@ class Precision(Protocol):
     """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V]; `embedding` gives [1, n, H]."""
 
     name: str
+    simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
 
 
+def _int4_weight(weight: Array) -> Array:
+    return dequantise_blocks(*quantise_blocks(weight, 4, BLOCK, shrink=(1.0,)), weight.shape[1])
+
+
 class Fp32:
     """Plain float products. The head shares the embedding's initializer through Gemm(transB = 1)."""
 
     name = "fp32"
+    simulation = None
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
         name = f"{weight.name}.transposed"
@@ -87,6 +101,10 @@ class Int8:
     """Per-row W8A8; see the module's header."""
 
     name = "int8"
+    simulation = Simulation(
+        weight=lambda weight: dequantise_rows(*quantise_rows(weight)), rows=lambda x: dequantise_rows(*quantise_rows(x)),
+        powers=SMOOTH_INT8, peaks=True,
+    )
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
         quantised, scales = f"{weight.name}.int8", f"{weight.name}.scale"
@@ -138,6 +156,7 @@ class Int4:
     """MatMulNBits with blocks of 32; the LM head and the embedding it may share keep 8 bits."""
 
     name = "int4"
+    simulation = Simulation(weight=_int4_weight, rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
         return self._product(g, x, weight, bits=4)

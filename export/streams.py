@@ -152,7 +152,8 @@ class StreamPass:
             layer = self.first + offset
             with g.named(f"layers.{layer}"):
                 residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
-        candidates, logits = self._guess(g, residual, rows)
+        with g.named("head"):
+            candidates, logits = self._guess(g, residual, rows)
         return helper.make_graph(g.nodes, "with_streams", [], self._outputs(candidates, logits))
 
     def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:

@@ -38,11 +38,18 @@ class OrtEngine:
     """See `streamspec.runtime.interface.Engine`. Not for use from several threads at once, `cancel` excepted."""
 
     def __init__(
-        self, model: Path, manifest: Manifest, threads: int | None = None, provider: str = "cpu", spin: bool = True
+        self,
+        model: Path,
+        manifest: Manifest,
+        threads: int | None = None,
+        provider: str = "cpu",
+        spin: bool = True,
+        profile: Path | None = None,
     ) -> None:
         """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers.
 
         `spin`: worker threads wait busily between calls; faster, at the price of a warm core while generating.
+        `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says which).
         """
         self.threads = threads if threads is not None else physical_cores()
         self.provider = provider
@@ -53,7 +60,7 @@ class OrtEngine:
         self.graph_seconds = 0.0
         self._ort = _import_onnxruntime()
         self.version = str(self._ort.__version__)
-        self._session = self._open(model, spin)
+        self._session = self._open(model, spin, profile)
         dtype = self._check_interface(manifest)
         shape = manifest.model
         # Room beyond the context for rows that are verified but never committed.
@@ -137,6 +144,10 @@ class OrtEngine:
         self.cache.reserve(rows + self.gamma)
         self._binding.follow(self.cache)
 
+    def end_profile(self) -> Path:
+        """Closes the profile and returns its file (Chrome trace events)."""
+        return Path(self._session.end_profiling())
+
     def _inputs(
         self, tokens: np.ndarray, offsets: np.ndarray, mask: np.ndarray, parents: np.ndarray, logit_rows: np.ndarray
     ) -> dict[str, np.ndarray]:
@@ -188,7 +199,7 @@ class OrtEngine:
         finally:
             self.graph_seconds += time.perf_counter() - started
 
-    def _open(self, model: Path, spin: bool) -> Any:
+    def _open(self, model: Path, spin: bool, profile: Path | None) -> Any:
         if self.provider not in PROVIDERS:
             raise ConfigError(f"provider {self.provider!r}", " or ".join(PROVIDERS), "choose one of them")
         if self.threads < 1:
@@ -196,6 +207,9 @@ class OrtEngine:
         options = self._ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(profile)
         options.enable_mem_pattern = False  # changing shapes would grow a pattern each
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")

@@ -31,7 +31,7 @@ class Example:
 def read_examples(path: str | Path, limit: int | None = None) -> list[Example]:
     """Reads all rows (at most `limit`). Raises DataError on a missing, empty, malformed or mixed file."""
     path = Path(path)
-    examples = []
+    examples: list[Example] = []
     for example in _parse(path):
         if examples and example.shape != examples[0].shape:
             raise DataError(
@@ -76,7 +76,7 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
 
 def _example(row: dict[str, Any], where: str) -> Example:
     references = [str(r) for r in row.get("references") or []]
-    extra = {k: row[k] for k in ("category", "question_id") if k in row}
+    extra: dict[str, Any] = {k: row[k] for k in ("category", "question_id") if k in row}
     if isinstance(row.get("turns"), list) and row["turns"]:
         return Example(
             "turns", str(row["turns"][0]), None, references, extra | {"turns": [str(t) for t in row["turns"]]}

@@ -31,7 +31,7 @@ class Answer:
     drafted: list[bool]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contender:
     """`tree`: rows forced upon the session instead of its own choice."""
 

@@ -94,7 +94,9 @@ def _scored(path: str | Path, side: str) -> list[dict[str, Any]]:
             found = f"{path}, line {number}: {type(error).__name__} {error}"
             raise DataError(found, "a row written by bench --save-outputs", "run bench again") from None
     if not rows:
-        raise DataError(f"{path} holds no scored answers", "answers to prompts with references", "run bench on such a file")
+        raise DataError(
+            f"{path} holds no scored answers", "answers to prompts with references", "run bench on such a file"
+        )
     return rows
 
 

@@ -157,7 +157,10 @@ class Report:
             "bundle": self.bundle,
         }
         if self.over_fastest_plain is not None:
-            result |= {"fastest_plain": self.fastest_plain, "speedup_over_fastest_plain": asdict(self.over_fastest_plain)}
+            result |= {
+                "fastest_plain": self.fastest_plain,
+                "speedup_over_fastest_plain": asdict(self.over_fastest_plain),
+            }
         for name in ("rows", "others"):
             if getattr(self, name):
                 result[name] = [asdict(one) for one in getattr(self, name)]

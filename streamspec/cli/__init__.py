@@ -6,12 +6,14 @@ failed, 2 wrong usage or an error that the user can act on (one line on stderr),
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from streamspec.cli import bench, demo, export, generate, inspect, train
 from streamspec.cli.guard import guarded
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.command,
     "export": export.command,
     "generate": generate.command,

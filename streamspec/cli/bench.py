@@ -18,16 +18,30 @@ if TYPE_CHECKING:
 
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
-    prompts: Annotated[Path, typer.Option(help="JSONL file: prompt/completion, messages, text or Spec-Bench turns.", show_default=False)],
+    prompts: Annotated[
+        Path,
+        typer.Option(help="JSONL file: prompt/completion, messages, text or Spec-Bench turns.", show_default=False),
+    ],
     limit: Annotated[int | None, typer.Option(min=1, help="Take the first N rows only.", show_default=False)] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Passes over all prompts; figures are medians over them.")] = 5,
-    also: Annotated[list[Path] | None, typer.Option(help="Let this bundle's plain decoding take part; may be given again.", show_default=False)] = None,
-    rows: Annotated[str | None, typer.Option(help="Also force trees of these sizes, such as 1,2,4,8.", show_default=False)] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(help="Let this bundle's plain decoding take part; may be given again.", show_default=False),
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Also force trees of these sizes, such as 1,2,4,8.", show_default=False)
+    ] = None,
     tree: Annotated[str, typer.Option(help="Tree of the speculative side: auto, plain or a number of rows.")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)] = None,
-    save_outputs: Annotated[Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)
+    ] = None,
+    save_outputs: Annotated[
+        Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.", show_default=False)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+    ] = False,
 ) -> None:
     """Measure plain against speculative decoding, interleaved, and compare their output token for token.
 
@@ -64,16 +78,26 @@ def show(report: Report) -> None:
     console.print(_speeds(report))
     if report.over_fastest_plain:
         print(f"over the fastest plain decoding ({report.fastest_plain}): {_spread(report.over_fastest_plain)}")
-    ties = "" if report.largest_near_tie is None else f" (largest margin {report.largest_near_tie:.2g}, at most {report.tolerance:.2g})"
-    print(f"identical output: {report.identical:.1%} of prompts; near-ties: {report.near_ties}{ties}; mismatches: {report.mismatches}")
+    ties = (
+        ""
+        if report.largest_near_tie is None
+        else f" (largest margin {report.largest_near_tie:.2g}, at most {report.tolerance:.2g})"
+    )
+    print(
+        f"identical output: {report.identical:.1%} of prompts; near-ties: {report.near_ties}{ties}; mismatches: {report.mismatches}"
+    )
     if report.quality:
         sides = (("speculative", report.quality), ("plain", report.quality["plain"]))
         for name, scores in sides:
             metrics = ", ".join(f"{key} {scores[key]:.3f}" for key in ("em", "rouge1", "rouge2", "rougeL"))
             print(f"quality, {name}: {metrics} ({report.quality['scored']} answers)")
-    print(f"host share of a speculative step: {report.speculative.host_share:.1%}; peak memory: {report.peak_rss_mb:.0f} MB")
+    print(
+        f"host share of a speculative step: {report.speculative.host_share:.1%}; peak memory: {report.peak_rss_mb:.0f} MB"
+    )
     for category, figures in report.categories.items():
-        print(f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, {figures['prompts']} prompts")
+        print(
+            f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, {figures['prompts']} prompts"
+        )
 
 
 def _speeds(report: Report) -> Table:

@@ -14,7 +14,9 @@ def command(
     minutes: Annotated[float, typer.Option(min=0.5, help="With --train: how long.")] = 5.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Take the first N prompts only.", show_default=False)] = None,
     plot: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("streamspec-demo.png"),
-    as_json: Annotated[bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+    ] = False,
 ) -> None:
     """Export the shipped SQL adapter on the reference base and watch it decode, plain and speculative."""
     from streamspec.demo import demo

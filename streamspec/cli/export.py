@@ -10,13 +10,22 @@ import typer
 
 
 def command(
-    base: Annotated[str, typer.Option(help="Base: smollm2-135m, a Hugging Face folder, a .gguf file or a hub id.", show_default=False)],
+    base: Annotated[
+        str,
+        typer.Option(help="Base: smollm2-135m, a Hugging Face folder, a .gguf file or a hub id.", show_default=False),
+    ],
     out: Annotated[Path, typer.Option(help="Bundle folder to write.", show_default=False)],
-    adapter: Annotated[Path | None, typer.Option(help="Adapter folder; without it the untouched base.", show_default=False)] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="Adapter folder; without it the untouched base.", show_default=False)
+    ] = None,
     precision: Annotated[str, typer.Option(help="Precision of the weights: fp32, int8 or int4.")] = "int8",
-    stream_weights: Annotated[str, typer.Option(help="How the streams' own LoRA is carried: merged or delta.")] = "merged",
+    stream_weights: Annotated[
+        str, typer.Option(help="How the streams' own LoRA is carried: merged or delta.")
+    ] = "merged",
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+    ] = False,
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.export import export_bundle

@@ -15,10 +15,17 @@ def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
     prompt: Annotated[str, typer.Option(help="Prompt; - reads it from stdin.", show_default=False)],
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 256,
-    stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be given again.", show_default=False)] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the answer before this text; may be given again.", show_default=False)
+    ] = None,
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="One token per step.")] = False,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows of the draft tree; default: the bundle's choice.", show_default=False)] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows of the draft tree; default: the bundle's choice.", show_default=False),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Say on stderr how fast it was and why.")] = False,
 ) -> None:
     """Answer one prompt, streamed."""

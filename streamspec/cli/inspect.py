@@ -37,7 +37,11 @@ def describe(path: Path) -> tuple[str, Rows]:
         return "bundle", _bundle(path)
     if (path / "streamspec_config.json").is_file():
         return "adapter", _adapter(path)
-    found = f"{path} does not exist" if not path.exists() else f"{path} holds neither manifest.json nor streamspec_config.json"
+    found = (
+        f"{path} does not exist"
+        if not path.exists()
+        else f"{path} holds neither manifest.json nor streamspec_config.json"
+    )
     raise StreamspecError(found, "a bundle or an adapter folder", "check the path")
 
 
@@ -51,7 +55,10 @@ def _bundle(path: Path) -> Rows:
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
         ("method", " / ".join(str(x) for x in (manifest.method, manifest.recipe) if x)),
         ("precision", f"{manifest.precision}, opset {manifest.opset}, for {manifest.provider}"),
-        ("model", f"{model.layers} layers, hidden {model.hidden_size}, vocabulary {model.vocab_size}, context {model.context_length}"),
+        (
+            "model",
+            f"{model.layers} layers, hidden {model.hidden_size}, vocabulary {model.vocab_size}, context {model.context_length}",
+        ),
         ("prompt format", _format(manifest.prompt_format.kind, manifest.prompt_format.separator)),
     ]
     if manifest.streams and manifest.trees:
@@ -66,7 +73,10 @@ def _bundle(path: Path) -> Rows:
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
-    rows += [("file: " + name, f"{_megabytes(info.bytes)}, sha256 {info.sha256[:12]} (checked)") for name, info in manifest.files.items()]
+    rows += [
+        ("file: " + name, f"{_megabytes(info.bytes)}, sha256 {info.sha256[:12]} (checked)")
+        for name, info in manifest.files.items()
+    ]
     return rows
 
 
@@ -91,7 +101,9 @@ def _adapter(path: Path) -> Rows:
     rows.append(("task LoRA", _task_lora(path)))
     if (path / "acceptance.json").is_file():
         rows += _acceptance(path / "acceptance.json")
-    rows += [("file: " + file.name, _megabytes(file.stat().st_size)) for file in sorted(path.iterdir()) if file.is_file()]
+    rows += [
+        ("file: " + file.name, _megabytes(file.stat().st_size)) for file in sorted(path.iterdir()) if file.is_file()
+    ]
     return rows
 
 
@@ -128,7 +140,9 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _damaged(file: Path, found: str) -> StreamspecError:
-    return StreamspecError(f"{file}: {found}", "a whole configuration file", "train or export again, or restore the file")
+    return StreamspecError(
+        f"{file}: {found}", "a whole configuration file", "train or export again, or restore the file"
+    )
 
 
 def _format(kind: str, separator: str) -> str:

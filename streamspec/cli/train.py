@@ -46,7 +46,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}", "YAML", "check --config") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}", "a mapping of option names to values", "check --config")
+        raise ConfigError(
+            f"{path} holds a {type(values).__name__}", "a mapping of option names to values", "check --config"
+        )
     return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 

@@ -27,7 +27,13 @@ def draw(plain: Sequence[Measure], speculative: Sequence[Measure], file: Path) -
     above.set_title(f"{mean:.2f} tokens per step (dashed: plain decoding)", loc="left")
     fast, slow = speed(list(speculative)), speed(list(plain))
     below.bar([x - 0.2 for x in places], [speed([m]) for m in plain], width=0.4, color=PLAIN_COLOUR, label="plain")
-    below.bar([x + 0.2 for x in places], [speed([m]) for m in speculative], width=0.4, color=SPECULATIVE_COLOUR, label="speculative")
+    below.bar(
+        [x + 0.2 for x in places],
+        [speed([m]) for m in speculative],
+        width=0.4,
+        color=SPECULATIVE_COLOUR,
+        label="speculative",
+    )
     below.set_ylabel("tokens per second")
     below.set_xlabel("prompt")
     below.set_title(f"{slow:.0f} -> {fast:.0f} tokens per second", loc="left")

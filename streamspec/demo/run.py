@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ MAX_NEW_TOKENS = 96
 DRAFTED_STYLE, OWN_STYLE = "bold green", "default"
 
 
-def demo(train_minutes: float | None = None, limit: int | None = None, plot: Path = Path("streamspec-demo.png")) -> dict[str, Any]:
+def demo(
+    train_minutes: float | None = None, limit: int | None = None, plot: Path = Path("streamspec-demo.png")
+) -> dict[str, Any]:
     """Runs the demo and returns its figures. With `train_minutes` it fine-tunes an adapter first, else the shipped one serves."""
     console = Console()
     adapter = sql_adapter() if train_minutes is None else _train(train_minutes, console)
@@ -65,7 +68,11 @@ def _train(minutes: float, console: Console) -> Path:
     out = cache_dir() / "demo" / "adapter"
     shutil.rmtree(out, ignore_errors=True)
     console.rule(f"fine-tuning on {TRAIN.name} for {minutes:g} minutes")
-    train(TrainConfig(base=BASE, data=TRAIN, val=VALIDATION, out=out, max_minutes=minutes, val_rows=40, regenerate_rows=400))
+    train(
+        TrainConfig(
+            base=BASE, data=TRAIN, val=VALIDATION, out=out, max_minutes=minutes, val_rows=40, regenerate_rows=400
+        )
+    )
     return out
 
 
@@ -76,7 +83,10 @@ def _bundle(adapter: Path, console: Console) -> Path:
     from streamspec.bundle import verify_files
     from streamspec.errors import BundleError
 
-    parts = [__version__, *(sha256_file(file) for file in sorted(adapter.iterdir()) if file.suffix in (".json", ".safetensors"))]
+    parts = [
+        __version__,
+        *(sha256_file(file) for file in sorted(adapter.iterdir()) if file.suffix in (".json", ".safetensors")),
+    ]
     target = cache_dir() / "demo" / f"bundle-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}"
     try:
         verify_files(target)
@@ -99,7 +109,11 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
     session = load(bundle)
     console.rule("plain and speculative decoding of the same prompts")
     console.print(f"speculation: {session.speculation}; {session.engine.threads} threads", highlight=False)  # type: ignore[attr-defined]
-    console.print(Text.assemble("tokens: ", ("drafted and verified", DRAFTED_STYLE), ", ", ("the model's own", OWN_STYLE), _legend(console)))
+    console.print(
+        Text.assemble(
+            "tokens: ", ("drafted and verified", DRAFTED_STYLE), ", ", ("the model's own", OWN_STYLE), _legend(console)
+        )
+    )
     sides = [Contender(PLAIN, session, False), Contender(SPECULATIVE, session, True)]
     for side in sides:
         side.answer(cases[0].turns[0], MAX_NEW_TOKENS)
@@ -116,8 +130,11 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
 
 def _show(console: Console, prompt: str, answers: dict[str, Answer], tokenizer: Any) -> None:
     speculative = answers[SPECULATIVE]
-    console.print(Text("\n" + prompt.splitlines()[-1], style="dim"))
-    console.print(paint(pieces(tokenizer, speculative.token_ids), speculative.drafted, console.color_system is not None))
+    console.print(Text("\n" + prompt.splitlines()[-1], style="dim"), soft_wrap=True)
+    console.print(
+        paint(pieces(tokenizer, speculative.token_ids), speculative.drafted, console.color_system is not None),
+        soft_wrap=True,
+    )
     steps = f"{speculative.measure.new_tokens} tokens in {speculative.measure.steps + speculative.measure.plain_steps} steps"
     times = [1000 * (answers[side].measure.prefill + answers[side].measure.decode) for side in (PLAIN, SPECULATIVE)]
     console.print(f"  {steps}; plain {times[0]:.0f} ms, speculative {times[1]:.0f} ms", style="dim", highlight=False)
@@ -134,11 +151,10 @@ def pieces(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
 def paint(texts: Sequence[str], drafted: Sequence[bool], colour: bool) -> Text:
     """The answer with its drafted tokens coloured, or in brackets where there is no colour."""
     line = Text()
-    for text, was_drafted in zip(texts, drafted, strict=True):
-        if was_drafted and text and not colour:
-            line.append(f"[{text}]")
-        else:
-            line.append(text, style=DRAFTED_STYLE if was_drafted else OWN_STYLE)
+    for was_drafted, run in groupby(zip(drafted, texts, strict=True), key=lambda pair: pair[0]):
+        text = "".join(piece for _, piece in run)
+        bracketed = was_drafted and text and not colour
+        line.append(f"[{text}]" if bracketed else text, style=DRAFTED_STYLE if was_drafted else OWN_STYLE)
     return line
 
 
@@ -151,6 +167,11 @@ def _table(plain: Figures, speculative: Figures) -> Table:
     for title in ("", "tokens/step", "step ms", "tokens/s", "speed-up"):
         table.add_column(title, justify="left" if not title else "right")
     for one in (plain, speculative):
-        row = (f"{one.tokens_per_step:.2f}", f"{one.step_ms:.1f}", f"{one.tokens_per_s:.1f}", f"{one.speedup.median:.2f}x")
+        row = (
+            f"{one.tokens_per_step:.2f}",
+            f"{one.step_ms:.1f}",
+            f"{one.tokens_per_s:.1f}",
+            f"{one.speedup.median:.2f}x",
+        )
         table.add_row(one.name, *row)
     return table

