@@ -110,7 +110,9 @@ class TrainConfig:
         least = 0 if self.recipe == "staged" else 1
         _require(self.regenerate_rows >= least, "regenerate_rows", self.regenerate_rows, f"at least {least}")
         if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):
-            raise ConfigError("--warm-start with another recipe", "--method streaming --recipe staged", "drop one of the two")
+            raise ConfigError(
+                "--warm-start with another recipe", "--method streaming --recipe staged", "drop one of the two"
+            )
         if self.target_adapter and (self.method, self.recipe) != ("streaming", "staged"):
             raise ConfigError(
                 "--target-adapter with another recipe", "--method streaming --recipe staged", "drop one of the two"
@@ -118,7 +120,9 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""
-        return {k: v.name if isinstance(v, Path) else v for k, v in (asdict(self) | {"base": Path(self.base).name}).items()}
+        return {
+            k: v.name if isinstance(v, Path) else v for k, v in (asdict(self) | {"base": Path(self.base).name}).items()
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:

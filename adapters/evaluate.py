@@ -10,8 +10,8 @@ from torch import Tensor
 
 from streamspec.adapters.data import Collator, TokenRow
 from streamspec.adapters.losses import IGNORE, next_token_loss
-from streamspec.adapters.progress import track
 from streamspec.adapters.streams import StreamingModel
+from streamspec.progress import track
 
 MAX_RANK = 10
 MISSED, ENDED = -1, -2
@@ -28,7 +28,8 @@ def record_ranks(
     gamma = model.config.gamma
     collate = Collator()
     out: list[list[list[int]]] = []
-    for start in track(range(0, len(rows), batch_size), "measuring acceptance"):
+    starts = range(0, len(rows), batch_size)
+    for start in track(starts, "measuring acceptance", len(starts)):
         batch = collate(rows[start : start + batch_size])
         main = model.main_pass(batch["input_ids"], batch["attention_mask"])
         for i, row in enumerate(rows[start : start + batch_size]):

@@ -113,7 +113,9 @@ def load_streams(adapter: Path, streams: StreamingModel) -> None:
     wrong = sorted(n for n, p in current.items() if n not in saved or saved[n].shape != p.shape)
     if wrong:
         raise AdapterError(
-            f"{adapter}: {', '.join(wrong[:4])} missing or of another shape", "streams of the same gamma, ns and rank", "check --warm-start"
+            f"{adapter}: {', '.join(wrong[:4])} missing or of another shape",
+            "streams of the same gamma, ns and rank",
+            "check --warm-start",
         )
     with torch.no_grad():
         for name, parameter in current.items():

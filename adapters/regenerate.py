@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from streamspec.adapters.progress import track
+from streamspec.progress import track
 
 
 @torch.no_grad()
@@ -36,7 +36,7 @@ def regenerate(
     done = _read(cache, prompts)
     started = time.monotonic()
     batches = range(len(done), len(prompts), batch_size)
-    for start in track(batches, label):
+    for start in track(batches, label, len(batches)):
         if minutes is not None and time.monotonic() - started > 60 * minutes and done:
             break
         batch = prompts[start : start + batch_size]

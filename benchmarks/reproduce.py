@@ -49,9 +49,46 @@ def train(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
     for task in TASKS:
         files = ["--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
         lora, out = work / f"{task}-lora", work / task
-        yield lora, ["train", "--base", BASE, *files, "--out", f"{lora}", "--method", "lora", "--lr", "1e-3", "--max-minutes", f"{TASK_MINUTES[task]}"]
-        yield out, ["train", "--base", BASE, *files, "--out", f"{out}", "--target-adapter", f"{lora}", "--max-minutes", f"{STREAM_MINUTES[task]}",
-                    "--epochs", "6", "--regenerate-rows", "3000", "--max-new-tokens", "96", "--val-rows", "150"]
+        yield (
+            lora,
+            [
+                "train",
+                "--base",
+                BASE,
+                *files,
+                "--out",
+                f"{lora}",
+                "--method",
+                "lora",
+                "--lr",
+                "1e-3",
+                "--max-minutes",
+                f"{TASK_MINUTES[task]}",
+            ],
+        )
+        yield (
+            out,
+            [
+                "train",
+                "--base",
+                BASE,
+                *files,
+                "--out",
+                f"{out}",
+                "--target-adapter",
+                f"{lora}",
+                "--max-minutes",
+                f"{STREAM_MINUTES[task]}",
+                "--epochs",
+                "6",
+                "--regenerate-rows",
+                "3000",
+                "--max-new-tokens",
+                "96",
+                "--val-rows",
+                "150",
+            ],
+        )
 
 
 def arms(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
@@ -63,11 +100,51 @@ def arms(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
     for task in TASKS:
         for arm, recipe in flags.items():
             out = work / f"arm-{task}-{arm}"
-            yield out, ["train", "--base", BASE, "--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl", "--out", f"{out}",
-                        *recipe, "--max-minutes", f"{ARM_MINUTES}", "--epochs", "6", "--regenerate-rows", "3000", "--max-new-tokens", "96"]
-            yield work / f"{out.name}-int8", ["export", "--base", BASE, "--adapter", f"{out}", "--out", f"{work / out.name}-int8"]
-            yield None, ["bench", f"{work / out.name}-int8", "--prompts", f"{data}/{task}/test.jsonl", "--limit", "300", "--rows", "16",
-                         "--repeats", "1", "--max-new-tokens", f"{NEW_TOKENS[task]}", "--json"]
+            yield (
+                out,
+                [
+                    "train",
+                    "--base",
+                    BASE,
+                    "--data",
+                    f"{data}/{task}/train.jsonl",
+                    "--val",
+                    f"{data}/{task}/dev.jsonl",
+                    "--out",
+                    f"{out}",
+                    *recipe,
+                    "--max-minutes",
+                    f"{ARM_MINUTES}",
+                    "--epochs",
+                    "6",
+                    "--regenerate-rows",
+                    "3000",
+                    "--max-new-tokens",
+                    "96",
+                ],
+            )
+            yield (
+                work / f"{out.name}-int8",
+                ["export", "--base", BASE, "--adapter", f"{out}", "--out", f"{work / out.name}-int8"],
+            )
+            yield (
+                None,
+                [
+                    "bench",
+                    f"{work / out.name}-int8",
+                    "--prompts",
+                    f"{data}/{task}/test.jsonl",
+                    "--limit",
+                    "300",
+                    "--rows",
+                    "16",
+                    "--repeats",
+                    "1",
+                    "--max-new-tokens",
+                    f"{NEW_TOKENS[task]}",
+                    "--json",
+                ],
+            )
 
 
 def export(work: Path, adapters: Path) -> Iterator[tuple[Path | None, Command]]:
@@ -75,7 +152,10 @@ def export(work: Path, adapters: Path) -> Iterator[tuple[Path | None, Command]]:
         adapter = work / task if (work / task).exists() else adapters / task
         for precision in ("fp32", "int8", "int4"):
             out = work / f"{task}-{precision}"
-            yield out, ["export", "--base", BASE, "--adapter", f"{adapter}", "--out", f"{out}", "--precision", precision]
+            yield (
+                out,
+                ["export", "--base", BASE, "--adapter", f"{adapter}", "--out", f"{out}", "--precision", precision],
+            )
         if (work / f"{task}-lora").exists():
             out = work / f"{task}-lora-int8"
             yield out, ["export", "--base", BASE, "--adapter", f"{work / f'{task}-lora'}", "--out", f"{out}"]
@@ -83,21 +163,71 @@ def export(work: Path, adapters: Path) -> Iterator[tuple[Path | None, Command]]:
 
 def speed(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
     for task in TASKS:
-        yield None, ["bench", f"{work / task}-int8", "--prompts", f"{data}/{task}/test.jsonl", "--limit", "100", "--repeats", "5", "--rows", ROWS,
-                     "--also", f"{work / task}-fp32", "--also", f"{work / task}-int4", "--max-new-tokens", f"{NEW_TOKENS[task]}", "--json"]
+        yield (
+            None,
+            [
+                "bench",
+                f"{work / task}-int8",
+                "--prompts",
+                f"{data}/{task}/test.jsonl",
+                "--limit",
+                "100",
+                "--repeats",
+                "5",
+                "--rows",
+                ROWS,
+                "--also",
+                f"{work / task}-fp32",
+                "--also",
+                f"{work / task}-int4",
+                "--max-new-tokens",
+                f"{NEW_TOKENS[task]}",
+                "--json",
+            ],
+        )
 
 
 def identity(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
     for precision in ("int8", "fp32"):
-        yield None, ["bench", f"{work / 'wikisql'}-{precision}", "--prompts", f"{data}/wikisql/test.jsonl", "--limit", "650", "--repeats", "1",
-                     "--max-new-tokens", "96", "--json"]
+        yield (
+            None,
+            [
+                "bench",
+                f"{work / 'wikisql'}-{precision}",
+                "--prompts",
+                f"{data}/wikisql/test.jsonl",
+                "--limit",
+                "650",
+                "--repeats",
+                "1",
+                "--max-new-tokens",
+                "96",
+                "--json",
+            ],
+        )
 
 
 def quality(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
     for task, limit in (("e2e", "315"), ("wikisql", "2000")):
         for bundle in (f"{task}-int8", f"{task}-lora-int8"):
-            yield work / f"{bundle}.jsonl", ["bench", f"{work / bundle}", "--prompts", f"{data}/{task}/test.jsonl", "--limit", limit, "--repeats", "1",
-                                             "--max-new-tokens", "128", "--save-outputs", f"{work / bundle}.jsonl", "--json"]
+            yield (
+                work / f"{bundle}.jsonl",
+                [
+                    "bench",
+                    f"{work / bundle}",
+                    "--prompts",
+                    f"{data}/{task}/test.jsonl",
+                    "--limit",
+                    limit,
+                    "--repeats",
+                    "1",
+                    "--max-new-tokens",
+                    "128",
+                    "--save-outputs",
+                    f"{work / bundle}.jsonl",
+                    "--json",
+                ],
+            )
         yield None, [f"{HERE}/compare.py", f"{work / task}-lora-int8.jsonl", f"{work / task}-int8.jsonl"]
 
 

@@ -44,7 +44,9 @@ def prepare(engine: OrtEngine, context: int) -> None:
 
 def step(engine: OrtEngine, tree: DraftTree, context: int) -> tuple[float, float]:
     """(whole step, graph call) in seconds: the same work as a step of the decoding loop."""
-    candidates = np.arange(max(engine.gamma, 1) * max(tree.width, 1)).reshape(max(engine.gamma, 1), -1) % engine.vocab_size
+    candidates = (
+        np.arange(max(engine.gamma, 1) * max(tree.width, 1)).reshape(max(engine.gamma, 1), -1) % engine.vocab_size
+    )
     before, started = engine.graph_seconds, time.perf_counter()
     tokens = propose(tree, 1 % engine.vocab_size, candidates)
     result = engine.verify(tokens, tree, draft=len(tree) > 1)
@@ -63,7 +65,10 @@ def measure(engine: OrtEngine, trees: dict[int, DraftTree], context: int, steps:
             taken = step(engine, tree, context)
             if round_ >= 2:
                 times[rows].append(taken)
-    return {n: (1e3 * statistics.median(w for w, _ in t), 1e3 * statistics.median(g for _, g in t)) for n, t in times.items()}
+    return {
+        n: (1e3 * statistics.median(w for w, _ in t), 1e3 * statistics.median(g for _, g in t))
+        for n, t in times.items()
+    }
 
 
 def shares(bundle: Path, tree: DraftTree, context: int, steps: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.decoding import accept, commit, cut, keep_rows, propose
+from streamspec.runtime.decoding import SUM_BLOCK, accept, commit, cut, keep_rows, off_borders, propose
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.trees import DraftTree, cartesian, chain
 
@@ -98,3 +98,11 @@ def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> 
     assert cache.reserve(17) and cache.capacity == 20
     with pytest.raises(ValueError, match="limit"):
         cache.reserve(18)
+
+
+def test_trees_keep_off_summation_borders_and_become_chains_as_deep() -> None:
+    tree = cartesian(2, 2)
+    for length in range(3 * SUM_BLOCK):
+        chosen = off_borders(tree, length)
+        first, last = length // SUM_BLOCK, (length + len(tree) - 1) // SUM_BLOCK
+        assert chosen == (tree if first == last else chain(tree.depth))
