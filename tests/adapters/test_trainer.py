@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ def test_learning_rate_warms_up_and_reaches_zero_with_the_steps() -> None:
     clock = Clock(None, warmup=0.1)
     factors = [clock.factor(step, 100) for step in range(101)]
     assert factors[0] > 0 and factors[10] == pytest.approx(1.0) and factors[100] == 0
-    assert all(b > a for a, b in zip(factors[1:10], factors[2:11], strict=True))
-    assert all(b < a for a, b in zip(factors[10:100], factors[11:101], strict=True))
+    assert all(b > a for a, b in pairwise(factors[1:11]))
+    assert all(b < a for a, b in pairwise(factors[10:]))
 
 
 def test_learning_rate_follows_the_clock_where_minutes_run_out_first(monkeypatch: pytest.MonkeyPatch) -> None:

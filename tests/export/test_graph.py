@@ -153,7 +153,7 @@ def test_plain_graph_has_no_drafting_interface(tmp_path: Path) -> None:
     built = build(tmp_path, tiny_model(), streams=False)
     stepper = built.stepper()
     assert not stepper.names & {"parents", "stream_ids", "forced_node", "forced_root"}
-    assert [n for n in stepper.outputs] == ["choices", "logits"]
+    assert list(stepper.outputs) == ["choices", "logits"]
     out = stepper.prefill(CONTEXT, rows=np.array([len(CONTEXT) - 1]))
     assert out["logits"].shape == (1, VOCAB)
 
