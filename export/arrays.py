@@ -44,9 +44,7 @@ def dequantise_rows(codes: Array, scales: Array) -> Array:
     return codes.astype(np.float32) * scales[:, None]
 
 
-def quantise_blocks(
-    weight: Array, bits: int, block: int, shrink: tuple[float, ...] = SHRINK
-) -> tuple[Array, Array, Array | None]:
+def quantise_blocks(weight: Array, bits: int, block: int) -> tuple[Array, Array, Array | None]:
     """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or None.
 
     4 bits: asymmetric; per block the best of a few shrunken ranges and both neighbouring zero points, then the scale that
@@ -63,12 +61,23 @@ def quantise_blocks(
             scale = np.maximum(np.abs(padded).max(axis=2) / np.float32(127), np.finfo(np.float32).tiny)
             packed[rows] = np.clip(np.rint(padded / scale[:, :, None]), -127, 127) + 128
         else:
-            codes, scale, zero = _best_blocks(padded, shrink)
+            codes, scale, zero = _best_blocks(padded)
             packed[rows] = codes[:, :, 0::2] | codes[:, :, 1::2] << 4
             even = np.pad(zero, ((0, 0), (0, count % 2)))
             zeros[rows] = even[:, 0::2] | even[:, 1::2] << 4
         scales[rows] = scale
     return packed, scales, zeros
+
+
+def round_blocks(weight: Array, block: int) -> Array:
+    """Roughly what 4 bits leave of `weight`: one range and one zero point per block, no search. For comparing scalings."""
+    count = -(-weight.shape[1] // block)
+    padded = np.pad(weight, ((0, 0), (0, count * block - weight.shape[1]))).reshape(len(weight), count, block)
+    low = np.minimum(padded.min(axis=2, keepdims=True), 0)
+    step = np.maximum(np.maximum(padded.max(axis=2, keepdims=True), 0) - low, np.finfo(np.float32).tiny) / np.float32(15)
+    zero = np.rint(-low / step)
+    levels = np.clip(np.rint(padded / step) + zero, 0, 15) - zero
+    return (levels * step).reshape(len(weight), -1)[:, : weight.shape[1]]
 
 
 def dequantise_blocks(packed: Array, scales: Array, zeros: Array | None, columns: int) -> Array:
@@ -82,7 +91,7 @@ def dequantise_blocks(packed: Array, scales: Array, zeros: Array | None, columns
     return (levels * scales[:, :, None]).reshape(len(packed), -1)[:, :columns]
 
 
-def _best_blocks(blocks: Array, shrink: tuple[float, ...] = SHRINK) -> tuple[Array, Array, Array]:
+def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:
     """4-bit codes, scales and zero points of blocks [rows, count, block], each block at its smallest squared error."""
     low = np.minimum(blocks.min(axis=2), 0)
     span = np.maximum(np.maximum(blocks.max(axis=2), 0) - low, np.finfo(np.float32).tiny)
@@ -91,7 +100,7 @@ def _best_blocks(blocks: Array, shrink: tuple[float, ...] = SHRINK) -> tuple[Arr
     codes = np.zeros(blocks.shape, np.uint8)
     scales = np.ones(shape, np.float32)
     zeros = np.zeros(shape, np.uint8)
-    for factor in shrink:
+    for factor in SHRINK:
         step = span * np.float32(factor / 15)
         for rounding in (np.floor, np.ceil):
             zero = np.clip(rounding(-low * np.float32(factor) / step), 0, 15)[:, :, None]

@@ -33,7 +33,6 @@ from streamspec.errors import ConfigError
 from streamspec.export.arrays import (
     Array,
     Simulation,
-    dequantise_blocks,
     dequantise_rows,
     quantise_blocks,
     quantise_rows,
@@ -74,15 +73,11 @@ class Precision(Protocol):
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
 
 
-def _int4_weight(weight: Array) -> Array:
-    return dequantise_blocks(*quantise_blocks(weight, 4, BLOCK, shrink=(1.0,)), weight.shape[1])
-
-
 class Fp32:
     """Plain float products. The head shares the embedding's initializer through Gemm(transB = 1)."""
 
     name = "fp32"
-    simulation = None
+    simulation: Simulation | None = None
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
         name = f"{weight.name}.transposed"
@@ -101,7 +96,7 @@ class Int8:
     """Per-row W8A8; see the module's header."""
 
     name = "int8"
-    simulation = Simulation(
+    simulation: Simulation | None = Simulation(
         weight=lambda weight: dequantise_rows(*quantise_rows(weight)), rows=lambda x: dequantise_rows(*quantise_rows(x)),
         powers=SMOOTH_INT8, peaks=True,
     )
@@ -156,7 +151,7 @@ class Int4:
     """MatMulNBits with blocks of 32; the LM head and the embedding it may share keep 8 bits."""
 
     name = "int4"
-    simulation = Simulation(weight=_int4_weight, rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
+    simulation: Simulation | None = Simulation(weight=lambda weight: round_blocks(weight, BLOCK), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
         return self._product(g, x, weight, bits=4)

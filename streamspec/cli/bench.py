@@ -105,7 +105,7 @@ def _speeds(report: Report) -> Table:
 
     table = Table()
     for title in ("", "tokens/step", "per call", "step ms", "tokens/s", "speed-up", "with prefill", "mismatches"):
-        table.add_column(title, justify="left" if not title else "right", no_wrap=bool(title))
+        table.add_column(title, justify="left" if not title else "right", no_wrap=bool(title), min_width=11 if not title else None)
     for one in (report.plain, report.speculative, *report.rows, *report.others):
         table.add_row(
             one.name, f"{one.tokens_per_step:.2f}", f"{one.call_reduction:.2f}", f"{one.step_ms:.2f}",

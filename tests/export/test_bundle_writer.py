@@ -1,0 +1,196 @@
+"""From a base folder and an adapter folder to a bundle; refusals; smoothing keeps the function."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from streamspec.adapters.base import Base
+from streamspec.bundle import read_manifest, verify_files
+from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError
+from streamspec.export import export, export_bundle
+from streamspec.export import smooth as smoothing
+from streamspec.export.arrays import Simulation
+from streamspec.export.builder import WeightStore
+from streamspec.export.families import describe
+from streamspec.export.graph import StepGraph
+from streamspec.export.parity import check_parity
+from streamspec.export.quantise import Int8, precision
+from streamspec.export.session import open_session
+from streamspec.export.smooth import smooth
+from streamspec.export.source import ModelSource
+from tests.export.tiny import FAMILIES, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    return save_base(tmp_path_factory.mktemp("tiny-base"))
+
+
+@pytest.fixture
+def adapter(base: Base, tmp_path: Path) -> Path:
+    return save_adapter(tmp_path / "adapter", base, tiny_streams(describe(tiny_model())))
+
+
+def test_writes_a_complete_bundle(base: Base, adapter: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    out = tmp_path / "bundle"
+    written = export_bundle(str(base.path), adapter, out, "fp32", progress=lines.append)
+    manifest = verify_files(out)
+    assert manifest == read_manifest(out) and manifest.files == written.files
+    assert {p.name for p in out.iterdir()} == {
+        "manifest.json", "model.onnx", "model.onnx.data", "tokenizer.json", "chat_template.jinja", "README.md"
+    }
+    assert manifest.streams is not None and (manifest.streams.gamma, manifest.streams.ns, manifest.streams.candidates) == (3, 2, 10)
+    assert manifest.trees is not None and manifest.trees.default_rows == min(8, len(manifest.trees.nodes)) > 1
+    assert manifest.base.sha256 == base.sha256 and manifest.method == "streaming" and manifest.recipe == "staged"
+    for part in ("plain", "tree", "streams"):
+        assert manifest.parity[part]["relative"] < 1e-4 and manifest.parity[part]["argmax"] == 1
+    assert manifest.probe is not None and len(manifest.probe.choices) == 16
+    assert manifest.weights_bytes == (out / "model.onnx.data").stat().st_size
+    assert "streams over the last 2 of 4 layers" in (out / "README.md").read_text()
+    assert lines and all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_quantised_bundles_report_how_far_they_are(base: Base, adapter: Path, tmp_path: Path, precision: str) -> None:
+    manifest = export(str(base.path), adapter, tmp_path / "bundle", precision, progress=lambda line: None)
+    assert 0 < manifest.parity["plain"]["relative"] < 1 and manifest.precision == precision
+
+
+def test_without_an_adapter_the_bundle_is_plain(base: Base, tmp_path: Path) -> None:
+    manifest = export_bundle(base.path, None, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    assert (manifest.method, manifest.streams, manifest.trees, manifest.drafter) == ("lora", None, None, None)
+    assert manifest.prompt_format.kind == "chat"  # the tiny base has a template
+
+
+def test_task_lora_is_merged_and_streams_run_over_it(base: Base, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    tuned = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    tuned.save_pretrained(tmp_path / "adapter")
+    adapter = save_adapter(tmp_path / "adapter", base, tiny_streams(describe(tiny_model())))
+    manifest = export_bundle(base.path, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    plain = export_bundle(base.path, None, tmp_path / "plain", "fp32", progress=lambda line: None)
+    assert manifest.parity["plain"]["relative"] < 1e-4
+    assert manifest.probe is not None and plain.probe is not None
+    assert np.abs(np.subtract(manifest.probe.top_logits, plain.probe.top_logits)).max() > 0.1
+
+
+def test_an_existing_bundle_is_replaced_only_with_force(base: Base, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    export_bundle(base.path, None, out, "fp32", progress=lambda line: None)
+    before = (out / "manifest.json").read_bytes()
+    with pytest.raises(BundleError):
+        export_bundle(base.path, None, out, "int8", progress=lambda line: None)
+    assert (out / "manifest.json").read_bytes() == before
+    export_bundle(base.path, None, out, "int8", force=True, progress=lambda line: None)
+    assert read_manifest(out).precision == "int8"
+
+
+def refuse(error: type[StreamspecError], match: str, base: Base, adapter: Path, out: Path, **options: str) -> None:
+    with pytest.raises(error, match=match):
+        export_bundle(base.path, adapter, out, options.pop("precision", "fp32"), progress=lambda line: None, **options)
+    assert not out.exists() and not list(out.parent.glob(".*.tmp"))
+
+
+def test_an_adapter_of_another_base_is_refused(base: Base, adapter: Path, tmp_path: Path) -> None:
+    config = json.loads((adapter / "streamspec_config.json").read_text())
+    config["base"]["sha256"] = "f" * 64
+    (adapter / "streamspec_config.json").write_text(json.dumps(config))
+    refuse(AdapterError, f"ffffffffffff.*{base.sha256[:12]}", base, adapter, tmp_path / "out")
+
+
+def test_all_faulty_tensors_are_named_at_once(base: Base, adapter: Path, tmp_path: Path) -> None:
+    tensors = load_file(adapter / "streamspec.safetensors")
+    del tensors["root_map"], tensors["layers.3.mlp.up_proj.lora_B"]
+    tensors["layers.2.mlp.up_proj.lora_A"] = tensors["layers.2.mlp.up_proj.lora_A"][:2].copy()
+    tensors["stream_embeddings"][0, 0] = np.nan
+    tensors["surprise"] = np.zeros(3, np.float32)
+    save_file(tensors, adapter / "streamspec.safetensors")
+    expected = r"missing: root_map, layers.3.mlp.up_proj.lora_B.*shape: layers.2.mlp.up_proj.lora_A \(2, 64\).*not finite: stream_emb.*surprise"
+    refuse(AdapterError, expected, base, adapter, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"gamma": 0}, {"gamma": 65}, {"ns": 5}, {"ns": True}, {"scale": -1.0}, {"scale": None}, {"positions": "left"}]
+)
+def test_numbers_out_of_range_are_refused(base: Base, tmp_path: Path, changes: dict[str, object]) -> None:
+    adapter = save_adapter(tmp_path / "adapter", base, tiny_streams(describe(tiny_model())), **changes)
+    refuse(AdapterError, f"streams.{next(iter(changes))}", base, adapter, tmp_path / "out")
+
+
+def test_damaged_files_and_wrong_options_are_one_line_errors(base: Base, adapter: Path, tmp_path: Path) -> None:
+    refuse(ConfigError, "fp16", base, adapter, tmp_path / "out", precision="fp16")
+    refuse(ConfigError, "halved.*merged or delta", base, adapter, tmp_path / "out", stream_weights="halved")
+    refuse(AdapterError, "adapter folder", base, tmp_path, tmp_path / "out")
+    (adapter / "streamspec.safetensors").write_bytes(b"\xff" * 40)
+    refuse(AdapterError, "safetensors", base, adapter, tmp_path / "out")
+    (adapter / "streamspec_config.json").write_text("[1")
+    refuse(AdapterError, "configuration", base, adapter, tmp_path / "out")
+
+
+def test_a_base_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
+    base = save_base(tmp_path / "bare")
+    (base.path / "tokenizer.json").unlink()
+    with pytest.raises(BaseModelError, match="tokenizer.json"):
+        export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lambda line: None)
+
+
+def test_a_wrong_graph_is_noticed(tmp_path: Path) -> None:
+    built = build(tmp_path, tiny_model(seed=0), streams=False)
+    tokens = np.random.default_rng(0).integers(0, VOCAB, 40)
+    with pytest.raises(StreamspecError, match="plain logits differ"):
+        check_parity(built.session, tiny_model(seed=1), None, "fp32", tokens)
+
+
+def write(folder: Path, graph: StepGraph) -> Any:
+    onnx.save(graph.build(WeightStore(folder / "again.onnx.data")), folder / "again.onnx")
+    return open_session(folder / "again.onnx", threads=1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the scales: written in fp32, everything must come out as before, streams included."""
+    rng = np.random.default_rng(0)
+
+    def any_scale(x: np.ndarray, weight: np.ndarray, simulation: Simulation, heads: tuple[int, int, int] | None) -> np.ndarray:
+        drawn = rng.uniform(0.3, 3, x.shape[1]).astype(np.float32)
+        return smoothing._shared(drawn, heads) if heads else drawn
+
+    monkeypatch.setattr(smoothing, "_best_scale", any_scale)
+    model = tiny_model(family)
+    spec = describe(model)
+    streams = tiny_streams(spec)
+    tokens = np.arange(40) % VOCAB
+    source = smooth(model, spec, ModelSource(model), tokens, Int8.simulation)
+    for mode in ("merged", "delta"):
+        session = write(tmp_path, StepGraph(spec, source, precision("fp32"), source.streams(streams, spec), None, 10, mode))
+        report = check_parity(session, model, streams, "fp32", tokens)
+        assert max(report[part]["relative"] for part in ("plain", "tree", "streams")) < 1e-4
+
+
+def test_smoothing_brings_int8_closer(tmp_path: Path) -> None:
+    """A model with outlier channels, as trained ones have."""
+    model = tiny_model()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm.weight[3] *= 40
+            layer.post_attention_layernorm.weight[5] *= 40
+            for module, channel in ((layer.self_attn.q_proj, 3), (layer.self_attn.k_proj, 3), (layer.self_attn.v_proj, 3),
+                                    (layer.mlp.gate_proj, 5), (layer.mlp.up_proj, 5)):
+                module.weight[:, channel] /= 40
+    spec, tokens = describe(model), np.random.default_rng(0).integers(0, VOCAB, 40)
+    rough = build(tmp_path, model, streams=False, kind="int8")
+    before = check_parity(rough.session, model, None, "int8", tokens)["plain"]["relative"]
+    source = smooth(model, spec, ModelSource(model), tokens[::-1].copy(), Int8.simulation)
+    session = write(tmp_path, StepGraph(spec, source, Int8()))
+    after = check_parity(session, model, None, "int8", tokens)["plain"]["relative"]
+    assert after < 0.6 * before

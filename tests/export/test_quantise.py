@@ -1,0 +1,131 @@
+"""Precisions: exact arithmetic on known codes, independence of rows, tables stored once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from streamspec.errors import ConfigError
+from streamspec.export.arrays import dequantise_blocks, dequantise_rows, quantise_blocks, quantise_rows
+from streamspec.export.builder import Scope, WeightStore, finish, tensor
+from streamspec.export.families import describe
+from streamspec.export.quantise import PRECISIONS, Rows, Weight, precision
+from streamspec.export.session import open_session
+from tests.export.tiny import build, tiny_model, tiny_streams
+
+RNG = np.random.default_rng(3)
+
+
+def linear(folder: Path, kind: str, weight: np.ndarray, head: bool = False, **session: str) -> tuple[Any, np.ndarray]:
+    """A graph of one linear map and the float weight it stands for."""
+    store = WeightStore(folder / "model.onnx.data")
+    g, described = Scope(store), Weight("w", *weight.shape, lambda: weight)
+    if head:
+        y = precision(kind).head(g, "x", Rows(g.op("Shape", "x", end=1)), described)
+    else:
+        y = precision(kind).linear(g, "x", Rows(g.op("Shape", "x", start=1, end=2)), described)
+    shape: list[int | str] = ["n", weight.shape[1]] if head else [1, "n", weight.shape[1]]
+    out: list[int | str] = ["n", weight.shape[0]] if head else [1, "n", weight.shape[0]]
+    g.op("Identity", y, out="y")
+    onnx.save(finish(g, [tensor("x", 1, shape)], [tensor("y", 1, out)], "test"), folder / "model.onnx")
+    exact = {
+        "fp32": lambda: weight,
+        "int8": lambda: dequantise_rows(*quantise_rows(weight)),
+        "int4": lambda: dequantise_blocks(*quantise_blocks(weight, 8 if head else 4, 32), weight.shape[1]),
+    }[kind]()
+    return open_session(folder / "model.onnx", threads=1, **session), exact
+
+
+def run(session: Any, x: np.ndarray, head: bool) -> np.ndarray:
+    out: np.ndarray = session.run(None, {"x": x if head else x[None]})[0]
+    return out if head else out[0]
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("kind", PRECISIONS)
+def test_a_row_does_not_depend_on_its_siblings(kind: str, head: bool, tmp_path: Path) -> None:
+    weight = RNG.standard_normal((80, 96)).astype(np.float32)
+    session, exact = linear(tmp_path, kind, weight, head)
+    x = RNG.standard_normal((16, 96)).astype(np.float32)
+    x[7] *= 1000  # an outlier row
+    x[9] = 0  # nothing at all
+    alone = np.concatenate([run(session, x[i : i + 1], head) for i in range(16)])
+    together = run(session, x, head)
+    if kind == "fp32":
+        np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together[9], 0)
+    assert np.abs(together - x @ exact.T).max(axis=1)[:7].max() < 0.03 * np.abs(x @ exact.T).max()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_products_are_exact_for_values_on_the_grid(kind: str, tmp_path: Path) -> None:
+    """Rows whose largest value is 127 and whose entries are whole numbers are represented exactly."""
+    weight = RNG.standard_normal((64, 128)).astype(np.float32)
+    session, exact = linear(tmp_path, kind, weight)
+    x = RNG.integers(-126, 127, (5, 128)).astype(np.float32)
+    x[:, ::32] = 127
+    np.testing.assert_allclose(run(session, x, False), x @ exact.T, rtol=2e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_exact_products_also_on_the_path_for_cpus_without_vnni(head: bool, tmp_path: Path) -> None:
+    weight = np.full((32, 64), 1.0, np.float32)
+    session, exact = linear(tmp_path, "int8", weight, head, **{"session.x64quantprecision": "1"})
+    x = np.full((3, 64), 127.0, np.float32)
+    np.testing.assert_allclose(run(session, x, head), x @ exact.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_whole_steps_do_not_depend_on_siblings(kind: str, tmp_path: Path) -> None:
+    stepper = build(tmp_path, tiny_model(), kind=kind).stepper()
+    tokens = RNG.integers(3, 90, 12)
+    stepper.prefill(tokens[:8], forced_node=7)
+    several = stepper.step(tokens[8:], np.arange(4), np.where(np.tri(4), 0, -1e4))["logits"]
+    single = stepper.step(tokens[8:9], np.zeros(1), np.zeros((1, 1)))["logits"]
+    np.testing.assert_array_equal(several[:1], single)
+
+
+def test_four_bit_blocks_are_closer_than_plain_rounding() -> None:
+    weight = RNG.standard_normal((40, 100)).astype(np.float32)  # 100 is no multiple of 32
+    searched = dequantise_blocks(*quantise_blocks(weight, 4, 32), 100)
+    low, high = weight[:, :32].min(axis=1), weight[:, :32].max(axis=1)
+    step = (high - low) / 15
+    plain = np.rint((weight[:, :32] - low[:, None]) / step[:, None]) * step[:, None] + low[:, None]
+    assert searched.shape == weight.shape
+    assert np.square(searched[:, :32] - weight[:, :32]).mean() < 1.1 * np.square(plain - weight[:, :32]).mean()
+    assert np.sqrt(np.square(searched - weight).mean()) < 0.1
+
+
+def test_four_bit_grid_with_whole_zero_point_is_kept() -> None:
+    codes = RNG.integers(0, 16, (6, 2, 32))
+    codes[..., 0], codes[..., 1] = 0, 15
+    zeros = RNG.integers(3, 12, (6, 2, 1))
+    weight = ((codes - zeros) * 0.25).astype(np.float32).reshape(6, 64)
+    np.testing.assert_allclose(dequantise_blocks(*quantise_blocks(weight, 4, 32), 64), weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", PRECISIONS)
+def test_tied_table_and_shared_layers_are_stored_once(kind: str, tmp_path: Path) -> None:
+    model = tiny_model(tied=True)
+    spec = describe(model)
+    sizes = {}
+    for name, streams in (("plain", None), ("streams", tiny_streams(spec, lora=False))):
+        (tmp_path / name).mkdir()
+        build(tmp_path / name, model, streams or False, kind=kind)
+        sizes[name] = (tmp_path / name / "model.onnx.data").stat().st_size
+    graph = onnx.load(tmp_path / "plain" / "model.onnx", load_external_data=False).graph
+    assert not [t.name for t in graph.initializer if "lm_head" in t.name]  # the head reads the embedding's tensors
+    assert sizes["streams"] - sizes["plain"] < 4 * spec.hidden * (spec.hidden + 10) + 4096
+
+
+def test_int4_refuses_an_odd_hidden_size_and_unknown_names_are_listed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="72.*multiple of 32"):
+        build(tmp_path, tiny_model(hidden_size=72, head_dim=16), kind="int4", streams=False)
+    with pytest.raises(ConfigError, match="fp16.*fp32, int8, int4"):
+        precision("fp16")
