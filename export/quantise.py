@@ -30,13 +30,7 @@ from typing import Protocol
 import numpy as np
 
 from streamspec.errors import ConfigError
-from streamspec.export.arrays import (
-    Array,
-    Simulation,
-    dequantise_rows,
-    quantise_blocks,
-    quantise_rows,
-)
+from streamspec.export.arrays import Array, Simulation, dequantise_rows, quantise_blocks, quantise_rows, round_blocks
 from streamspec.export.builder import CONTRIB, Scope, WeightStore
 
 BLOCK = 32

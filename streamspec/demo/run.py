@@ -70,7 +70,7 @@ def _train(minutes: float, console: Console) -> Path:
     console.rule(f"fine-tuning on {TRAIN.name} for {minutes:g} minutes")
     train(
         TrainConfig(
-            base=BASE, data=TRAIN, val=VALIDATION, out=out, max_minutes=minutes, val_rows=40, regenerate_rows=400
+            base=BASE, data=TRAIN, val=VALIDATION, out=out, max_minutes=minutes, val_rows=24, regenerate_rows=400, max_new_tokens=64
         )
     )
     return out
