@@ -57,11 +57,7 @@ class Decoder:
         self.project_out: nn.Module | None = getattr(stack, family.project_out) if family.project_out else None
         self.lm_head: nn.Module = model.get_output_embeddings()
         self.embedding: nn.Embedding = model.get_input_embeddings()
-        self.hidden_size: int = self.layer_width()
-
-    def layer_width(self) -> int:
-        """Width of the residual stream (OPT-350m embeds narrower than that)."""
-        return int(self.model.config.hidden_size)
+        self.hidden_size: int = model.config.hidden_size  # of the residual stream; OPT-350m embeds narrower
 
     def window(self, index: int) -> int | None:
         """Sliding attention window of layer `index` in tokens, or None."""

@@ -10,7 +10,6 @@ Every stage can be interrupted and resumed. Knows nothing about ONNX.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -21,20 +20,20 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 
 from streamspec.acceptance import node_order, per_stream_accuracy, simulated_tau
 from streamspec.adapters import folder
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.adapters.config import TrainConfig
-from streamspec.adapters.data import Formatter, TokenRow, draft_vocabulary, joined
+from streamspec.adapters.data import Collator, Formatter, TokenRow, draft_vocabulary, joined
 from streamspec.adapters.evaluate import record_ranks, validation_loss
 from streamspec.adapters.families import Decoder
 from streamspec.adapters.losses import IGNORE, next_token_loss, pick_rows, stream_losses
 from streamspec.adapters.regenerate import regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
 from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
-from streamspec.errors import AdapterError, DataError
+from streamspec.errors import AdapterError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
 from streamspec.prompt_format import PromptFormat
 from streamspec.trees import DraftTree
@@ -54,6 +53,7 @@ class Run:
     rows: list[TokenRow]
     val_examples: list[Example]
     val_rows: list[TokenRow]
+    ns: int  # MSA layers
     log: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -97,6 +97,10 @@ def prepare(config: TrainConfig) -> Run:
     examples = read_examples(config.data)
     val_examples = read_examples(config.val) if config.val else []
     base = resolve_base(config.base)
+    layers = AutoConfig.from_pretrained(base.path).num_hidden_layers
+    ns = config.ns or max(1, round(layers / 3))
+    if ns > layers:
+        raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
     tokenizer = AutoTokenizer.from_pretrained(base.path)
     formatter = Formatter(tokenizer, PromptFormat(config.format, config.separator))
     if not val_examples:
@@ -108,7 +112,7 @@ def prepare(config: TrainConfig) -> Run:
         raise DataError(
             f"{config.data} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
         )
-    run = Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows)
+    run = Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows, ns)
     run.work.mkdir(parents=True, exist_ok=True)
     return run
 
@@ -317,7 +321,7 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
 def inject_stream_lora(run: Run, model: PreTrainedModel) -> None:
     """Puts a LoRA that only stream rows use on the linear maps of the last Ns layers."""
     config, decoder = run.config, Decoder(model)
-    names = decoder.linear_names(len(decoder.layers) - msa_layers(run, decoder))
+    names = decoder.linear_names(len(decoder.layers) - run.ns)
     stack = next(n for n, m in model.named_modules() if m is decoder.layers)
     lora = LoraConfig(
         r=config.stream_rank, lora_alpha=config.stream_rank, target_modules=[f"{stack}.{n}" for n in names]
@@ -328,20 +332,9 @@ def inject_stream_lora(run: Run, model: PreTrainedModel) -> None:
             parameter.data = parameter.data.float()
 
 
-def msa_layers(run: Run, decoder: Decoder) -> int:
-    return run.config.ns or max(1, round(len(decoder.layers) / 3))
-
-
 def new_streams(run: Run, model: PreTrainedModel, own_lora: bool) -> StreamingModel:
     """Fresh streams at the measured scale of the hidden state they are added to."""
-    from streamspec.adapters.data import Collator
-
-    config, decoder = run.config, Decoder(model)
-    ns = msa_layers(run, decoder)
-    if not 1 <= ns <= len(decoder.layers):
-        from streamspec.errors import ConfigError
-
-        raise ConfigError(f"ns = {ns}", f"1..{len(decoder.layers)}, the layers of this base", "change --ns")
+    config, ns = run.config, run.ns
     batch = Collator()(run.rows[: 2 * config.batch_size])
     scale = measure_scale(model, ns, [(batch["input_ids"], batch["attention_mask"])])
     shape = StreamConfig(config.gamma, ns, scale, config.positions, config.root_token)
@@ -371,7 +364,3 @@ def preview(run: Run) -> str:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def to_line(summary: dict[str, Any]) -> str:
-    return json.dumps(summary)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.train import train
-from streamspec.errors import AdapterError, DataError
+from streamspec.errors import AdapterError, ConfigError, DataError
 from tests.adapters.tiny import tiny_model, tiny_tokenizer
 
 
@@ -116,6 +116,12 @@ def test_existing_output_and_too_long_rows_are_refused(base: Path, data: Path, t
         train(options(base, data, task, method="lora"))
     with pytest.raises(DataError, match="no row of at most 3 tokens"):
         train(options(base, data, tmp_path / "out", method="lora", max_length=3))
+
+
+def test_more_msa_layers_than_the_base_has_are_refused_before_any_training(base: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ns = 5.*1..4"):
+        train(options(base, data, tmp_path / "out", recipe="staged", ns=5))
+    assert not (tmp_path / "out").exists()
 
 
 SCRIPT = """
