@@ -57,7 +57,7 @@ class TrainConfig:
     self_distill: bool = False  # joint: a last stretch on completions the model regenerated
     distill_share: float = 0.35  # share of max_minutes for that stretch, regeneration included
     regenerate_rows: int = 4000  # completions to regenerate; 0 (staged): streams learn from the references as they are
-    regenerate_batch: int = 64
+    regenerate_batch: int = 128
     max_new_tokens: int = 128
     # the run
     val_rows: int = 200  # validation prompts answered for the acceptance table

@@ -57,6 +57,7 @@ def greedy_batch(model: PreTrainedModel, prompts: list[list[int]], eos: int, max
     """
     length = max(map(len, prompts))
     device = model.get_input_embeddings().weight.device
+    body, head = model.base_model, model.get_output_embeddings()
     tokens = torch.tensor([[eos] * (length - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)
     answers: list[list[int]] = [[] for _ in prompts]
@@ -64,15 +65,11 @@ def greedy_batch(model: PreTrainedModel, prompts: list[list[int]], eos: int, max
     cache = DynamicCache()
     for _ in range(max_new_tokens):
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        out = model(
-            input_ids=tokens,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
+        out = body(
+            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         )
-        choices = out.logits[:, -1].argmax(-1)
+        # two dimensions: with a third, torch copies the head's matrix once per row of the batch
+        choices = head(out.last_hidden_state[:, -1]).argmax(-1)
         for row, token in zip(rows, choices.tolist(), strict=True):
             if not answers[row] or answers[row][-1] != eos:
                 answers[row].append(token)

@@ -250,7 +250,8 @@ def own_answers(
     prompts = [
         p for e in chosen if len(p := run.formatter.prompt_ids(e.prompt)) + config.max_new_tokens <= config.max_length
     ]
-    began = time.monotonic()
+    began, attention = time.monotonic(), model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
     answers = regenerate(
         model,
         prompts,
@@ -261,6 +262,7 @@ def own_answers(
         minutes=minutes,
         label=f"regenerating ({name})",
     )
+    model.set_attn_implementation(attention)
     tokens, seconds = sum(map(len, answers)), time.monotonic() - began
     run.log[f"regenerated_{name}"] = {"completions": len(answers), "tokens": tokens, "seconds": round(seconds, 1)}
     return [joined(p, a) for p, a in zip(prompts, answers, strict=False)]

@@ -8,7 +8,7 @@ Each part is a list of streamspec commands, printed before they run; what is alr
     arms      joint, joint + self-distill and staged at equal total time
     export    bundles of the task LoRA and of the streaming adapter in all precisions
     speed     tau and speed-up per tree size, against the own and the fastest plain decoding
-    identity  20,000 tokens against plain decoding, fp32 and int8
+    identity  20,000 tokens against plain decoding, fp32 (int8: the quality part compares more)
     quality   EM and ROUGE of the streaming bundle against `--method lora`, paired bootstrap
     profile   where a step's time goes
 """
@@ -16,240 +16,113 @@ Each part is a list of streamspec commands, printed before they run; what is alr
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BASE = "smollm2-135m"
+BASE = ["--base", "smollm2-135m"]
 TASKS = ("e2e", "wikisql")
-NEW_TOKENS = {"e2e": 96, "wikisql": 96}
-TASK_MINUTES = {"e2e": 7, "wikisql": 13}
-STREAM_MINUTES = {"e2e": 16, "wikisql": 25}
-ARM_MINUTES = 20
-ROWS = "2,4,6,8,10,12,14,16"
+ANSWERS = ["--max-new-tokens", "96"]
+TASK_LORA = {"e2e": "--max-minutes 7", "wikisql": "--max-minutes 13"}
+# The streams were trained in two goes, the second from where the first ended.
+STREAMS = {
+    "e2e": ("--max-minutes 13", "--max-minutes 24 --epochs 6"),
+    "wikisql": ("--max-minutes 25 --epochs 5 --regenerate-rows 3000", "--max-minutes 30 --regenerate-rows 0"),
+}
+ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
+ARM = "--lr 1e-3 --max-minutes 18 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
+QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
 Command = list[str]
+Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
 
 
-def parts(data: Path, work: Path, adapters: Path) -> dict[str, Iterator[tuple[Path | None, Command]]]:
-    """Part -> (result that makes the command unnecessary, command)."""
-    return {
-        "train": train(data, work),
-        "arms": arms(data, work),
-        "export": export(work, adapters),
-        "speed": speed(data, work),
-        "identity": identity(data, work),
-        "quality": quality(data, work),
-        "profile": profile(work),
-    }
-
-
-def train(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
+def train(data: Path, work: Path) -> Part:
     for task in TASKS:
-        files = ["--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
-        lora, out = work / f"{task}-lora", work / task
-        yield (
-            lora,
-            [
-                "train",
-                "--base",
-                BASE,
-                *files,
-                "--out",
-                f"{lora}",
-                "--method",
-                "lora",
-                "--lr",
-                "1e-3",
-                "--max-minutes",
-                f"{TASK_MINUTES[task]}",
-            ],
-        )
-        yield (
-            out,
-            [
-                "train",
-                "--base",
-                BASE,
-                *files,
-                "--out",
-                f"{out}",
-                "--target-adapter",
-                f"{lora}",
-                "--max-minutes",
-                f"{STREAM_MINUTES[task]}",
-                "--epochs",
-                "6",
-                "--regenerate-rows",
-                "3000",
-                "--max-new-tokens",
-                "96",
-                "--val-rows",
-                "150",
-            ],
-        )
+        files = [*BASE, "--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
+        lora, first, last = work / f"{task}-lora", work / f"{task}-first", work / task
+        yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
+        streams = ["train", *files, "--target-adapter", f"{lora}", "--val-rows", "150", *ANSWERS]
+        yield first, [*streams, "--out", f"{first}", *STREAMS[task][0].split()]
+        yield last, [*streams, "--out", f"{last}", "--warm-start", f"{first}", *STREAMS[task][1].split()]
 
 
-def arms(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
-    flags = {
-        "joint": ["--recipe", "joint"],
-        "joint-distill": ["--recipe", "joint", "--self-distill"],
-        "staged": ["--recipe", "staged", "--lr", "1e-3"],
-    }
+def arms(data: Path, work: Path) -> Part:
     for task in TASKS:
-        for arm, recipe in flags.items():
+        files = [*BASE, "--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
+        for arm, recipe in ARMS.items():
             out = work / f"arm-{task}-{arm}"
-            yield (
-                out,
-                [
-                    "train",
-                    "--base",
-                    BASE,
-                    "--data",
-                    f"{data}/{task}/train.jsonl",
-                    "--val",
-                    f"{data}/{task}/dev.jsonl",
-                    "--out",
-                    f"{out}",
-                    *recipe,
-                    "--max-minutes",
-                    f"{ARM_MINUTES}",
-                    "--epochs",
-                    "6",
-                    "--regenerate-rows",
-                    "3000",
-                    "--max-new-tokens",
-                    "96",
-                ],
-            )
-            yield (
-                work / f"{out.name}-int8",
-                ["export", "--base", BASE, "--adapter", f"{out}", "--out", f"{work / out.name}-int8"],
-            )
-            yield (
-                None,
-                [
-                    "bench",
-                    f"{work / out.name}-int8",
-                    "--prompts",
-                    f"{data}/{task}/test.jsonl",
-                    "--limit",
-                    "300",
-                    "--rows",
-                    "16",
-                    "--repeats",
-                    "1",
-                    "--max-new-tokens",
-                    f"{NEW_TOKENS[task]}",
-                    "--json",
-                ],
-            )
+            bundle = out.with_name(f"{out.name}-int8")
+            yield out, ["train", *files, "--out", f"{out}", *recipe.split(), *ARM.split(), *ANSWERS]
+            yield bundle, ["export", *BASE, "--adapter", f"{out}", "--out", f"{bundle}"]
+            yield None, ["bench", f"{bundle}", *prompts(data, task, 200), "--repeats", "1", "--rows", "16"]
 
 
-def export(work: Path, adapters: Path) -> Iterator[tuple[Path | None, Command]]:
+def export(data: Path, work: Path) -> Part:
     for task in TASKS:
-        adapter = work / task if (work / task).exists() else adapters / task
+        adapter = work / task if (work / task).exists() else HERE / "adapters" / task
         for precision in ("fp32", "int8", "int4"):
             out = work / f"{task}-{precision}"
-            yield (
-                out,
-                ["export", "--base", BASE, "--adapter", f"{adapter}", "--out", f"{out}", "--precision", precision],
-            )
-        if (work / f"{task}-lora").exists():
-            out = work / f"{task}-lora-int8"
-            yield out, ["export", "--base", BASE, "--adapter", f"{work / f'{task}-lora'}", "--out", f"{out}"]
+            yield out, ["export", *BASE, "--adapter", f"{adapter}", "--out", f"{out}", "--precision", precision]
+        lora, out = work / f"{task}-lora", work / f"{task}-lora-int8"
+        if not lora.exists():
+            copy_task_lora(adapter, lora)
+        yield out, ["export", *BASE, "--adapter", f"{lora}", "--out", f"{out}"]
 
 
-def speed(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
+def copy_task_lora(adapter: Path, out: Path) -> None:
+    """The task LoRA of a staged adapter without its streams: what `--method lora` had trained before they came."""
+    out.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copyfile(adapter / name, out / name)
+    config = json.loads((adapter / "streamspec_config.json").read_text())
+    config |= {"method": "lora", "recipe": None, "streams": None}
+    (out / "streamspec_config.json").write_text(json.dumps(config))
+
+
+def speed(data: Path, work: Path) -> Part:
     for task in TASKS:
-        yield (
-            None,
-            [
-                "bench",
-                f"{work / task}-int8",
-                "--prompts",
-                f"{data}/{task}/test.jsonl",
-                "--limit",
-                "100",
-                "--repeats",
-                "5",
-                "--rows",
-                ROWS,
-                "--also",
-                f"{work / task}-fp32",
-                "--also",
-                f"{work / task}-int4",
-                "--max-new-tokens",
-                f"{NEW_TOKENS[task]}",
-                "--json",
-            ],
-        )
+        others = [f"--also={work / task}-{precision}" for precision in ("fp32", "int4")]
+        yield None, ["bench", f"{work / task}-int8", *prompts(data, task, 100), "--rows", "4,8,12,16", *others]
 
 
-def identity(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
-    for precision in ("int8", "fp32"):
-        yield (
-            None,
-            [
-                "bench",
-                f"{work / 'wikisql'}-{precision}",
-                "--prompts",
-                f"{data}/wikisql/test.jsonl",
-                "--limit",
-                "650",
-                "--repeats",
-                "1",
-                "--max-new-tokens",
-                "96",
-                "--json",
-            ],
-        )
+def identity(data: Path, work: Path) -> Part:
+    yield None, ["bench", f"{work}/wikisql-fp32", *prompts(data, "wikisql", 650), "--repeats", "1"]
 
 
-def quality(data: Path, work: Path) -> Iterator[tuple[Path | None, Command]]:
-    for task, limit in (("e2e", "315"), ("wikisql", "2000")):
-        for bundle in (f"{task}-int8", f"{task}-lora-int8"):
-            yield (
-                work / f"{bundle}.jsonl",
-                [
-                    "bench",
-                    f"{work / bundle}",
-                    "--prompts",
-                    f"{data}/{task}/test.jsonl",
-                    "--limit",
-                    limit,
-                    "--repeats",
-                    "1",
-                    "--max-new-tokens",
-                    "128",
-                    "--save-outputs",
-                    f"{work / bundle}.jsonl",
-                    "--json",
-                ],
-            )
-        yield None, [f"{HERE}/compare.py", f"{work / task}-lora-int8.jsonl", f"{work / task}-int8.jsonl"]
+def quality(data: Path, work: Path) -> Part:
+    for task in TASKS:
+        answers = {name: work / f"{name}.jsonl" for name in (f"{task}-lora-int8", f"{task}-int8")}
+        for name, out in answers.items():
+            asked = prompts(data, task, QUALITY_PROMPTS[task])
+            yield out, ["bench", f"{work / name}", *asked, "--repeats", "1", "--save-outputs", f"{out}"]
+        yield None, [f"{HERE}/compare.py", *map(str, answers.values())]
 
 
-def profile(work: Path) -> Iterator[tuple[Path | None, Command]]:
+def profile(data: Path, work: Path) -> Part:
     for task in TASKS:
         yield None, [f"{HERE}/step_profile.py", f"{work / task}-int8"]
+
+
+def prompts(data: Path, task: str, limit: int) -> Command:
+    return ["--prompts", f"{data}/{task}/test.jsonl", "--limit", f"{limit}", *ANSWERS, "--json"]
+
+
+PARTS = {part.__name__: part for part in (train, arms, export, speed, identity, quality, profile)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("benchmarks-work"))
-    parser.add_argument("--adapters", type=Path, default=HERE / "adapters")
-    parser.add_argument("--only", nargs="+", default=["export", "speed", "identity", "quality", "profile"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[p for p in PARTS if p not in ("train", "arms")])
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    known = parts(arguments.data, arguments.work, arguments.adapters)
-    unknown = sorted(set(arguments.only) - set(known))
-    if unknown:
-        parser.error(f"unknown part {', '.join(unknown)}; expected {', '.join(known)}")
     for part in arguments.only:
-        for result, command in known[part]:
+        for result, command in PARTS[part](arguments.data, arguments.work):
             if result is not None and result.exists():
                 print(f"# {result} is there already", flush=True)
                 continue
