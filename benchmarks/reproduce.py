@@ -34,7 +34,7 @@ STREAMS = {
     "wikisql": ("--max-minutes 25 --epochs 5 --regenerate-rows 3000", "--max-minutes 30 --regenerate-rows 0"),
 }
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
-ARM = "--lr 1e-3 --max-minutes 18 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
+ARM = "--lr 1e-3 --max-minutes 15 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
 Command = list[str]
 Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
@@ -58,7 +58,7 @@ def arms(data: Path, work: Path) -> Part:
             bundle = out.with_name(f"{out.name}-int8")
             yield out, ["train", *files, "--out", f"{out}", *recipe.split(), *ARM.split(), *ANSWERS]
             yield bundle, ["export", *BASE, "--adapter", f"{out}", "--out", f"{bundle}"]
-            yield None, ["bench", f"{bundle}", *prompts(data, task, 200), "--repeats", "1", "--rows", "16"]
+            yield None, ["bench", f"{bundle}", *prompts(data, task, 150), "--repeats", "1", "--rows", "16"]
 
 
 def export(data: Path, work: Path) -> Part:
