@@ -117,8 +117,8 @@ class Scope:
         return f"{base}.{count}" if count else base
 
 
-def tensor(name: str, dtype: int, shape: list[int | str]) -> onnx.ValueInfoProto:
-    """Type of a graph input or output; strings are symbolic dimensions."""
+def tensor(name: str, dtype: int, shape: list[int | str] | None) -> onnx.ValueInfoProto:
+    """Type of a graph input or output; strings are symbolic dimensions, None leaves the shape open."""
     return helper.make_tensor_value_info(name, dtype, shape)
 
 

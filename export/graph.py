@@ -18,6 +18,7 @@ from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.decoder import OUT, Decoder, Residual, Source
 from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Precision, Rows
+from streamspec.export.sampling import Chooser
 from streamspec.export.streams import Accepted, StreamPass, StreamSpec, window_out
 from streamspec.trees import DraftTree
 
@@ -45,6 +46,7 @@ class _Builder:
     def __init__(self, parts: StepGraph, store: WeightStore) -> None:
         self.parts, self.spec, self.store = parts, parts.spec, store
         self.decoder = Decoder(parts.spec, parts.source, parts.precision)
+        self.chooser = Chooser(parts.spec.vocab)
         self.g = Scope(store)
         self.presents: list[tuple[str, str]] = []
         self.entry = ""
@@ -55,7 +57,8 @@ class _Builder:
         self._lengths()
         logits = self._head(self._rows())
         with g.named("head"):
-            choices = g.op("ArgMax", logits, axis=-1, keepdims=0, out="choices")
+            tokens = g.op("Squeeze", "input_ids", g.ints(0))
+            choices = self.chooser.add(g, logits, tokens, g.op("Gather", "tree_mask", "logit_rows", axis=0))
         if streams is not None:
             accepted = self._accept(choices)
             stage = StreamPass(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
@@ -70,6 +73,7 @@ class _Builder:
         inputs = [
             tensor("input_ids", INT64, [1, "n"]), tensor("position_ids", INT64, [1, "n"]),
             tensor("tree_mask", FLOAT, ["n", "n"]), tensor("past_length", INT64, [1]), tensor("logit_rows", INT64, ["r"]),
+            *self.chooser.inputs(),
         ]
         if streams is not None:
             inputs += [tensor("parents", INT64, ["r"]), tensor("stream_ids", INT64, ["m"]), tensor("forced_node", INT64, [1])]

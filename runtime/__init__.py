@@ -8,6 +8,7 @@ import os
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+from streamspec.runtime.sampling import Sampling
 from streamspec.runtime.session import Chunk, Completion, Session, Stats, load
 
-__all__ = ["Chunk", "Completion", "Session", "Stats", "load"]
+__all__ = ["Chunk", "Completion", "Sampling", "Session", "Stats", "load"]

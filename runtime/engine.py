@@ -21,6 +21,7 @@ from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.interface import Cancelled, Verified
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.runtime.machine import physical_cores
+from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.saturation import products_saturate
 from streamspec.trees import MASKED, DraftTree
 
@@ -28,8 +29,9 @@ CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x row
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
 SMALL = 64  # input buffers of up to this many rows are kept for reuse
 PROVIDERS = {"cpu": ["CPUExecutionProvider"]}
-_TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
+_TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_}
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
+_CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
 _STREAM_OUTPUTS = ("accepted_node", "candidates")
 
@@ -71,14 +73,21 @@ class OrtEngine:
         self._options = self._ort.RunOptions()
         self._options.log_severity_level = 4
         self._cancelled = threading.Event()
+        self._sampling = GREEDY
+        self._seen = np.zeros(self.vocab_size, np.bool_)  # tokens of the text so far, kept where they are penalised
+        self._verified = np.empty(0, np.int64)  # tokens of the last `verify`
 
     @property
     def length(self) -> int:
         """Tokens in the cache."""
         return self.cache.length
 
-    def reset(self) -> None:
+    def reset(self, sampling: Sampling = GREEDY) -> None:
         self.rewind(0)
+        self._sampling = sampling
+        self._seen[:] = False
+        for name, value in sampling.scalars().items():
+            self._binding.input(name, value)
         self._cancelled.clear()
         self._options.terminate = False
 
@@ -99,17 +108,21 @@ class OrtEngine:
             chunk = tokens[start : start + CHUNK]
             n, last = len(chunk), start + CHUNK >= len(tokens)
             inputs = self._inputs(chunk, np.arange(n), causal_mask(n), np.zeros(1, np.int64), np.array([n - 1]))
+            self._seen[chunk] = True
             result = self._call(inputs, draft and last, forced_node=n - 1)
             self.cache.length += n
         return result
 
     def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
         n = len(tree)
+        self._verified = tokens
         inputs = self._inputs(tokens, np.asarray(tree.depths), tree.mask(), np.asarray(tree.parents), np.arange(n))
         return self._call(inputs, draft, forced_node=-1)
 
     def keep(self, path: Sequence[int]) -> None:
         self.cache.keep(path)
+        if self._sampling.repetition_penalty != 1:
+            self._seen[self._verified[list(path)]] = True
 
     def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
         """Logits float32 [n, vocabulary] of rows at positions `length + offsets` under `mask` [n, n]; commits nothing."""
@@ -169,11 +182,21 @@ class OrtEngine:
             binding.input("forced_node", np.array([forced_node]))
             binding.input("forced_root", np.array([-1]))
 
+    def _bind_choice(self, binding: _Binding, positions: np.ndarray) -> None:
+        """What the rows at `positions` need for choosing the token behind them."""
+        sampling = self._sampling
+        if sampling.random:
+            drawn = {p: sampling.uniform(p + 1) for p in set(positions.tolist())}
+            binding.input("uniforms", np.array([drawn[p] for p in positions.tolist()], np.float32))
+        if sampling.repetition_penalty != 1:
+            binding.input("seen", self._seen)
+
     def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> Verified:
         rows = len(inputs["logit_rows"])
         self.cache_room(inputs["input_ids"].shape[1])
         binding = self._binding
         self._bind_inputs(binding, inputs, draft, forced_node)
+        self._bind_choice(binding, inputs["position_ids"][0, inputs["logit_rows"]])
         choices = binding.output("choices", (rows,))
         accepted = candidates = None
         if self.gamma:
@@ -228,7 +251,7 @@ class OrtEngine:
         inputs = {i.name: i for i in self._session.get_inputs() + self._session.get_overridable_initializers()}
         outputs = {o.name for o in self._session.get_outputs()}
         streams = manifest.streams is not None
-        wanted = set(_NEEDED) | (set(_STREAM_INPUTS) if streams else set())
+        wanted = set(_NEEDED) | set(_CHOICE_INPUTS) | (set(_STREAM_INPUTS) if streams else set())
         wanted |= {f"past_key_values.{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")}
         produced = {"choices", "logits"} | (set(_STREAM_OUTPUTS) if streams else set())
         produced |= {f"present.{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")}

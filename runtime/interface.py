@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.trees import DraftTree
 
 ROOT_ONLY = DraftTree((0,), (0,))
@@ -37,8 +38,8 @@ class Engine(Protocol):
     @property
     def length(self) -> int: ...
 
-    def reset(self) -> None:
-        """Empties the cache and forgets a pending cancellation."""
+    def reset(self, sampling: Sampling = GREEDY) -> None:
+        """Empties the cache, forgets a pending cancellation, and from now on chooses tokens as `sampling` says."""
 
     def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
         """Commits `ids`; `choices` [1] is the token after the last of them, with candidates behind it where `draft`."""

@@ -15,6 +15,7 @@ from streamspec.errors import BundleError
 from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders, propose
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import ROOT_ONLY, Engine
+from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 from streamspec.trees import DraftTree, chain
 
@@ -29,6 +30,7 @@ class Plan:
     tree: DraftTree | None = None
     wide: bool = False
     governor: Governor | None = None
+    sampling: Sampling = GREEDY
 
 
 class Decoder:
@@ -46,7 +48,7 @@ class Decoder:
         limit = min(self.plan.limit, self.engine.context_length - len(prompt))
         self.stats.prompt_tokens = len(prompt)
         started = time.perf_counter()
-        self.engine.reset()
+        self.engine.reset(self.plan.sampling)
         first = self.engine.prefill(prompt, draft=self._may_draft(len(prompt) - 1))
         self.stats.prefill_seconds = self.stats.first_token_seconds = time.perf_counter() - started
         self._candidates = first.candidates

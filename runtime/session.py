@@ -20,6 +20,7 @@ from streamspec.runtime.detokenize import TextStream
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Engine
 from streamspec.runtime.loop import Decoder, Plan
+from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 from streamspec.trees import DraftTree
 
@@ -89,16 +90,20 @@ class Session:
         stop: str | Sequence[str] = (),
         speculate: bool = True,
         wide: bool = False,
+        sampling: Sampling = GREEDY,
     ) -> Completion:
-        """The greedy answer to `prompt`: text, a list of messages, or token ids taken as they are.
+        """The answer to `prompt`: text, a list of messages, or token ids taken as they are.
 
-        `speculate=False` decodes plainly, with the same result; `wide` makes its calls two rows wide (see `loop.Plan`).
+        Greedy unless `sampling` has a temperature. `speculate=False` decodes plainly, with the same result, sampled or not
+        (given a seed); `wide` makes its calls two rows wide (see `loop.Plan`).
         Raises ContextOverflow where the prompt leaves no room, DataError or ConfigError for prompts or options that make
         no sense, and ConfigError while another generation runs.
         """
         text, ids, drafted = [], [], []
         last: Chunk | None = None
-        for last in self.stream(prompt, max_new_tokens=max_new_tokens, stop=stop, speculate=speculate, wide=wide):
+        for last in self.stream(
+            prompt, max_new_tokens=max_new_tokens, stop=stop, speculate=speculate, wide=wide, sampling=sampling
+        ):
             text.append(last.text)
             ids += last.token_ids
             drafted += last.drafted
@@ -113,6 +118,7 @@ class Session:
         stop: str | Sequence[str] = (),
         speculate: bool = True,
         wide: bool = False,
+        sampling: Sampling = GREEDY,
     ) -> Iterator[Chunk]:
         """As `generate`, one chunk per model call. The prompt is checked at once, not at the first chunk."""
         if max_new_tokens < 1:
@@ -129,7 +135,7 @@ class Session:
             )
         tree = self.tree if speculate else None
         governor = Governor(self.calibration.ratio(len(tree)) if self.calibration and tree is not None else None)
-        plan = Plan(max_new_tokens, self.manifest.model.eos_token_ids, tree, wide and not speculate, governor)
+        plan = Plan(max_new_tokens, self.manifest.model.eos_token_ids, tree, wide and not speculate, governor, sampling)
         return self._chunks(ids, plan, stops)
 
     def cancel(self) -> None:

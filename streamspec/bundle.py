@@ -23,7 +23,7 @@ from streamspec.errors import BundleError
 from streamspec.prompt_format import KINDS, PromptFormat
 from streamspec.trees import DraftTree
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: the graph samples
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES = 10
@@ -132,7 +132,9 @@ class Manifest:
         raw = Fields(parse_json(data.encode() if isinstance(data, str) else data, MANIFEST), "manifest")
         version = raw.integer("format_version", 1, 1 << 31)
         if version > FORMAT_VERSION:
-            raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION} or older", "update streamspec")
+            raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
+        if version < FORMAT_VERSION:
+            raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION}", "export it again")
         method = raw.choice("method", METHODS)
         model = _model(raw.nested("model"))
         streams = _streams(raw.nested("streams"), model) if raw.optional("streams") else None

@@ -26,17 +26,26 @@ def command(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)
     ] = None,
+    temperature: Annotated[float, typer.Option(help="Above 0: sample. 0: greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens only; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that make up this share.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Leave out tokens below this share of the likeliest one's.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens of the text so far become less likely.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Say on stderr how fast it was and why.")] = False,
 ) -> None:
     """Answer one prompt, streamed."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise ConfigError("an empty prompt", "some text", "check --prompt")
-    from streamspec.runtime import load
+    from streamspec.runtime import Sampling, load
 
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     session = load(bundle, threads=threads, tree=rows or "auto")
     last = None
-    for chunk in session.stream(text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation):
+    for chunk in session.stream(
+        text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation, sampling=sampling
+    ):
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
         last = chunk

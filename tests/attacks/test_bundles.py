@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle import Manifest, read_manifest, verify_files, write_bundle
+from streamspec.bundle import FORMAT_VERSION, Manifest, read_manifest, verify_files, write_bundle
 from streamspec.errors import BundleError
 from tests.core.manifests import FILES, manifest
 
@@ -45,8 +45,9 @@ def test_the_good_manifest_is_accepted() -> None:
     assert Manifest.from_json(json.dumps(bent("comment", "fields we do not know are ignored"))).method == "streaming"
 
 
-def test_a_newer_format_is_refused_with_the_way_out() -> None:
-    refused(bent("format_version", 2), "format 2.*update streamspec")
+def test_another_format_is_refused_with_the_way_out() -> None:
+    refused(bent("format_version", FORMAT_VERSION + 1), f"format {FORMAT_VERSION + 1}.*update streamspec")
+    refused(bent("format_version", FORMAT_VERSION - 1), f"format {FORMAT_VERSION - 1}.*export it again")
 
 
 @pytest.mark.parametrize(

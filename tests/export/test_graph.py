@@ -12,6 +12,7 @@ from streamspec.errors import BaseModelError
 from streamspec.export.families import describe
 from streamspec.export.oracle import Oracle, tree_rows
 from streamspec.export.parity import sample_tree
+from streamspec.export.sampling import SCALARS
 from streamspec.trees import MASKED, DraftTree, chain
 from tests.export.tiny import FAMILIES, LAYERS, VOCAB, Built, build, tiny_model, tiny_streams
 
@@ -190,7 +191,9 @@ def test_prompt_in_chunks_equals_prompt_at_once(tmp_path: Path) -> None:
 
 def test_exported_tree_is_the_default_of_mask_and_parents(tmp_path: Path) -> None:
     built = build(tmp_path, tiny_model(), tree=TREE)
-    assert {v.name for v in built.session.get_overridable_initializers()} == {"tree_mask", "parents"}
+    assert {v.name for v in built.session.get_overridable_initializers()} == {
+        "tree_mask", "parents", "uniforms", "seen", *SCALARS
+    }
     feed: dict[str, Any] = {
         "input_ids": DRAFT[None], "position_ids": np.asarray(TREE.depths, np.int64)[None], "past_length": np.array([0]),
         "logit_rows": np.arange(len(TREE)), "stream_ids": np.arange(3), "forced_node": np.array([-1]), "forced_root": np.array([-1]),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from streamspec.runtime.interface import Cancelled, Verified
+from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.trees import DraftTree
 
 Rule = Callable[[Sequence[int]], int]
@@ -55,8 +56,8 @@ class ToyEngine:
     def length(self) -> int:
         return len(self.cache)
 
-    def reset(self) -> None:
-        self.cache, self._stop = [], False
+    def reset(self, sampling: Sampling = GREEDY) -> None:
+        self.cache, self._stop, self.sampling = [], False, sampling
 
     def cancel(self) -> None:
         self._stop = True

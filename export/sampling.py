@@ -1,0 +1,149 @@
+"""The target's choice after each row, as nodes: greedy, or drawn from the processed distribution by inverse CDF.
+
+A row's choice depends on its logits, its text and the uniform number that belongs to its position, never on its siblings: a
+drafted token is accepted where it equals that choice, so sampled output is the same for any tree and any drafter. Processors
+and their order are those of transformers: repetition penalty, temperature, top-k, top-p, min-p. All parameters are overridable
+inputs; with their defaults the choice is greedy and nothing else runs. Knows nothing about trees beyond who precedes whom.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from streamspec.export.builder import Scope, tensor
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+NUCLEUS = 1024  # tokens sorted for top-p; a row whose nucleus is larger has all of them sorted
+BLOCK = 256  # tokens per block of the two-level cumulative sum
+
+# name -> default: the values that change nothing
+SCALARS = {
+    "temperature": np.float32(0), "top_k": np.int64(0), "top_p": np.float32(1), "min_p": np.float32(0),
+    "repetition_penalty": np.float32(1),
+}  # fmt: skip
+
+
+class Chooser:
+    """Adds the choice to a graph over `logits` [r, vocab]. `tokens` int64 [n] and `mask` [r, n] (0: precedes or is the row)."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab = vocab
+
+    def inputs(self) -> list[onnx.ValueInfoProto]:
+        """temperature, top_k, top_p, min_p, repetition_penalty [1]; uniforms float [r] in [0, 1); seen bool [vocab]."""
+        kinds = {np.dtype(np.float32): FLOAT, np.dtype(np.int64): INT64}
+        scalars = [tensor(name, kinds[value.dtype], [1]) for name, value in SCALARS.items()]
+        return [*scalars, tensor("uniforms", FLOAT, ["r"]), tensor("seen", BOOL, [self.vocab])]
+
+    def add(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
+        """int64 [r], named `choices`."""
+        for name, value in SCALARS.items():
+            g.store.add_inline(name, np.asarray([value]))
+        g.store.add_inline("uniforms", np.zeros(1, np.float32))
+        g.store.add("seen", np.zeros(self.vocab, np.bool_))
+        hot = g.op("Greater", "temperature", _f32(g, 0))
+        processed = g.op("Or", hot, g.op("Not", g.op("Equal", "repetition_penalty", _f32(g, 1))))
+        greedy, inner = Scope(g.store, "greedy"), Scope(g.store, "processed")
+        best = greedy.op("ArgMax", logits, axis=-1, keepdims=0)
+        penalised = self._penalise(inner, logits, tokens, mask)
+        calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
+        calmest = calm.op("ArgMax", penalised, axis=-1, keepdims=0)
+        drawn = self._draw(drawing, penalised)
+        chosen = _if(inner, hot, (drawing, drawn), (calm, calmest), INT64)
+        return _if(g, processed, (inner, chosen), (greedy, best), INT64, out="choices")
+
+    def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
+        """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if negative."""
+        rows = g.op("Shape", logits, end=1)
+        base = g.op("Expand", g.op("Unsqueeze", "seen", g.ints(0)), g.op("Concat", rows, g.ints(self.vocab), axis=0))
+        # Columns that do not precede a row repeat the token of its first that does.
+        before = g.op("Equal", mask, _f32(g, 0))
+        row = g.op("Unsqueeze", tokens, g.ints(0))
+        first = g.op("Gather", tokens, g.op("ArgMax", g.op("Cast", before, to=FLOAT), axis=1, keepdims=1), axis=0)
+        indices = g.op("Where", before, row, first)
+        yes = g.op("Expand", g.store.constant(True, np.bool_), g.op("Shape", indices))
+        seen = g.op("ScatterElements", base, indices, yes, axis=1)
+        milder, harder = g.op("Mul", logits, "repetition_penalty"), g.op("Div", logits, "repetition_penalty")
+        return g.op("Where", seen, g.op("Where", g.op("Less", logits, _f32(g, 0)), milder, harder), logits)
+
+    def _draw(self, g: Scope, logits: str) -> str:
+        scores = g.op("Div", logits, "temperature")
+        top = g.op("ReduceMax", scores, g.ints(1), keepdims=1)
+        weights = g.op("Exp", g.op("Sub", scores, top))
+        with g.named("truncate"):
+            floor = self._floor(g, weights)
+        kept = g.op("Where", g.op("Less", weights, floor), _f32(g, 0), weights)
+        with g.named("inverse_cdf"):
+            return self._inverse_cdf(g, kept)
+
+    def _floor(self, g: Scope, weights: str) -> str:
+        """[r, 1]: the smallest weight that top-k, top-p and min-p keep; the largest weight is 1 and always stays."""
+        zero, one = g.store.constant(0, np.int64), _f32(g, 1)
+        by_rank = g.op("Or", g.op("Greater", "top_k", zero), g.op("Less", "top_p", one))
+        sorting, idle = Scope(g.store, g.label + "/sort"), Scope(g.store, g.label + "/idle")
+        none = idle.op("Expand", idle.store.constant(0, np.float32), idle.ints(1, 1))
+        ranked = _if(g, by_rank, (sorting, self._rank_floor(sorting, weights)), (idle, none), FLOAT)
+        return g.op("Max", ranked, "min_p")
+
+    def _rank_floor(self, g: Scope, weights: str) -> str:
+        vocab, zero = g.ints(self.vocab), g.store.constant(0, np.int64)
+        limited = g.op("Greater", "top_k", zero)
+        first = g.op("Min", g.op("Where", limited, "top_k", g.ints(NUCLEUS)), vocab)
+        best, _ = g.ops("TopK", weights, first, out=(None, None), axis=-1, largest=1, sorted=1)
+        held = _total(g, best)
+        # top-p counts shares of what top-k has left
+        share = g.op("Mul", g.op("Where", limited, held, _total(g, weights)), "top_p")
+        enough = g.op("Where", g.op("Less", "top_p", _f32(g, 1)), share, _f32(g, np.inf))
+        short = g.op("ReduceMax", g.op("Cast", g.op("Less", held, enough), to=INT64), keepdims=0)
+        more = g.op("And", g.op("Not", limited), g.op("Greater", short, zero))
+        wide, narrow = Scope(g.store, f"{g.label}/all"), Scope(g.store, f"{g.label}/best")
+        every, _ = wide.ops("TopK", weights, vocab, out=(None, None), axis=-1, largest=1, sorted=1)
+        return _if(g, more, (wide, _nucleus(wide, every, enough)), (narrow, _nucleus(narrow, best, enough)), FLOAT)
+
+    def _inverse_cdf(self, g: Scope, weights: str) -> str:
+        """int64 [r]: the token at which the running sum of `weights` exceeds uniform * total; over blocks, then within one."""
+        pad = -self.vocab % BLOCK
+        if pad:
+            weights = g.op("Pad", weights, g.ints(0, 0, 0, pad))
+        count = (self.vocab + pad) // BLOCK
+        blocks = g.op("Reshape", weights, g.ints(-1, count, BLOCK))
+        axis = g.store.constant(1, np.int64)
+        ends = g.op("CumSum", g.op("ReduceSum", blocks, g.ints(2), keepdims=0), axis)
+        total = g.op("Slice", ends, g.ints(-1), g.ints(count), g.ints(1))
+        target = g.op("Mul", total, g.op("Unsqueeze", "uniforms", g.ints(1)))
+        block = g.op("ArgMax", g.op("Cast", g.op("Greater", ends, target), to=FLOAT), axis=1, keepdims=1)
+        before = g.op("GatherElements", g.op("Pad", ends, g.ints(0, 1, 0, 0)), block, axis=1)
+        inside = g.op("GatherND", blocks, block, batch_dims=1)
+        running = g.op("Add", before, g.op("CumSum", inside, axis))
+        # Sums over blocks and over tokens round differently: where none exceeds the target, any token with weight will do.
+        hit = g.op("Cast", g.op("Greater", running, target), to=FLOAT)
+        possible = g.op("Cast", g.op("Greater", inside, _f32(g, 0)), to=FLOAT)
+        token = g.op("ArgMax", g.op("Add", g.op("Add", hit, hit), possible), axis=1, keepdims=1)
+        return g.op("Squeeze", g.op("Add", g.op("Mul", block, g.ints(BLOCK)), token), g.ints(1))
+
+
+def _total(g: Scope, weights: str) -> str:
+    return g.op("ReduceSum", weights, g.ints(1), keepdims=1)
+
+
+def _nucleus(g: Scope, values: str, enough: str) -> str:
+    """[r, 1]: the last of the descending `values` [r, K] that is needed to make their sum reach `enough` [r, 1]."""
+    before = g.op("CumSum", values, g.store.constant(1, np.int64), exclusive=1)
+    needed = g.op("ReduceSum", g.op("Cast", g.op("Less", before, enough), to=INT64), g.ints(1), keepdims=1)
+    return g.op("GatherElements", values, g.op("Sub", needed, g.ints(1)), axis=1)
+
+
+def _f32(g: Scope, value: float) -> str:
+    return g.store.constant(value, np.float32)
+
+
+def _if(
+    g: Scope, condition: str, yes: tuple[Scope, str], no: tuple[Scope, str], kind: int, out: str | None = None
+) -> str:
+    """An `If` with one output; each branch is a scope and the value it ends with."""
+    branches = [
+        helper.make_graph(scope.nodes, scope.label, [], [tensor(value, kind, None)]) for scope, value in (yes, no)
+    ]
+    return g.op("If", condition, out=out, then_branch=branches[0], else_branch=branches[1])

@@ -1,0 +1,3 @@
+from tests.runtime.conftest import bundles
+
+__all__ = ["bundles"]

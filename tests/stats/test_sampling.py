@@ -1,0 +1,126 @@
+"""Sampled text: the distribution of whole answers, and its independence of trees and drafts. Seeds are fixed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamspec.errors import ConfigError
+from streamspec.runtime import Sampling, load
+from streamspec.runtime.sampling import STEPS
+from tests.stats.chi_square import p_value
+
+Bundles = Callable[[str], Path]
+PROMPT = [5, 9, 11, 3]
+TRUNCATED = [
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 2.5, "top_p": 0.6},
+    {"temperature": 4.0, "min_p": 0.3},
+    {"temperature": 2.0, "top_k": 6, "repetition_penalty": 1.8},
+]
+P = 0.001 / (len(TRUNCATED) + 3)  # Bonferroni over the tests of this file
+
+
+def processed(logits: np.ndarray, context: list[int], given: dict[str, Any]) -> np.ndarray:
+    """Probabilities written from the definitions, in double precision."""
+    scores = logits.astype(np.float64)
+    used = sorted(set(context))
+    penalty = given.get("repetition_penalty", 1.0)
+    scores[used] = np.where(scores[used] < 0, scores[used] * penalty, scores[used] / penalty)
+    scores /= given["temperature"]
+    order = np.argsort(-scores, kind="stable")
+    weights = np.exp(scores[order] - scores.max())
+    if given.get("top_k"):
+        weights[given["top_k"] :] = 0
+    share = weights / weights.sum()
+    weights[np.cumsum(share) - share >= given.get("top_p", 1.0)] = 0
+    weights[weights < given.get("min_p", 0.0)] = 0
+    out = np.zeros_like(weights)
+    out[order] = weights / weights.sum()
+    return out
+
+
+def joint(session: Any, given: dict[str, Any], eos: set[int], length: int) -> dict[tuple[int, ...], float]:
+    """Probability of every answer of at most `length` tokens."""
+    open_, done = {(): 1.0}, {}
+    for _ in range(length):
+        following: dict[tuple[int, ...], float] = {}
+        for text, probability in open_.items():
+            context = [*PROMPT, *text]
+            chances = processed(session.score(context)[-1], context, given)
+            for token in np.flatnonzero(chances):
+                target = done if int(token) in eos else following
+                target[*text, int(token)] = probability * chances[token]
+        open_ = following
+    return done | open_
+
+
+@pytest.mark.parametrize("given", TRUNCATED, ids=str)
+def test_answers_follow_the_true_joint_distribution(bundles: Bundles, given: dict[str, Any]) -> None:
+    session, runs, length = load(bundles("fp32"), tree=8, threads=1), 3000, 3
+    wanted = joint(session, given, set(session.manifest.model.eos_token_ids), length)
+    assert abs(sum(wanted.values()) - 1) < 1e-9
+    seen = Counter(
+        tuple(session.generate(PROMPT, max_new_tokens=length, sampling=Sampling(**given, seed=seed)).token_ids)
+        for seed in range(runs)
+    )
+    assert set(seen) <= set(wanted)
+    assert p_value(seen, wanted, runs) > P
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_seed_gives_the_same_text_with_any_tree(bundles: Bundles, precision: str) -> None:
+    folder = bundles(precision)
+    plain = load(folder, tree="plain", threads=1)
+    trees = [load(folder, tree=rows, threads=1) for rows in (2, 5, 9, 16)]
+    given = {"temperature": 1.4, "top_p": 0.9, "repetition_penalty": 1.1}
+    drafted = 0
+    for seed in range(40):
+        sampling = Sampling(**given, seed=seed)
+        answer = plain.generate(PROMPT, max_new_tokens=30, sampling=sampling).token_ids
+        for session in trees:
+            found = session.generate(PROMPT, max_new_tokens=30, sampling=sampling)
+            assert found.token_ids == answer
+            drafted += sum(found.drafted)
+    assert drafted > 20
+
+
+def test_uniform_numbers_are_uniform_over_positions_and_over_seeds() -> None:
+    runs, cells = 4000, 64
+    rows = {
+        "positions": [Sampling(1.0, seed=7).uniform(i) for i in range(runs)],
+        "seeds": [Sampling(1.0, seed=i).uniform(100) for i in range(runs)],
+    }
+    for numbers in rows.values():
+        assert 0 <= min(numbers) and max(numbers) <= 1 - 1 / STEPS
+        counts = Counter(int(n * cells) for n in numbers)
+        assert p_value(counts, dict.fromkeys(range(cells), 1 / cells), runs) > P
+        pairs = Counter((int(a * 8), int(b * 8)) for a, b in zip(numbers[::2], numbers[1::2], strict=True))
+        assert p_value(pairs, {(a, b): 1 / 64 for a in range(8) for b in range(8)}, runs // 2) > P
+
+
+def test_without_a_seed_every_answer_has_its_own() -> None:
+    assert Sampling(1.0).uniform(0) != Sampling(1.0).uniform(0)
+    assert Sampling(1.0, seed=3).uniform(9) == Sampling(0.5, seed=3).uniform(9)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"temperature": -1.0}, "temperature -1.0"),
+        ({"temperature": float("nan")}, "temperature nan"),
+        ({"top_k": 2.5}, "top_k 2.5"),
+        ({"top_p": 0.0}, "top_p 0.0"),
+        ({"min_p": 1.5}, "min_p 1.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty 0"),
+        ({"seed": -1}, "seed -1"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(given: dict[str, Any], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        Sampling(**given)
