@@ -25,15 +25,18 @@ def propose(tree: DraftTree, root: int, candidates: np.ndarray) -> np.ndarray:
     return tokens
 
 
-def off_borders(tree: DraftTree, length: int) -> DraftTree:
-    """`tree`, or a chain as deep where its rows behind `length` cached ones would lie on both sides of a summation border.
+def off_borders(tree: DraftTree, tokens: np.ndarray, length: int) -> tuple[DraftTree, np.ndarray]:
+    """The draft, or its first path alone where its rows behind `length` cached ones would lie on both sides of a summation border.
 
     Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit what plain decoding gives,
     unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
     """
     if length // SUM_BLOCK == (length + len(tree) - 1) // SUM_BLOCK:
-        return tree
-    return chain(tree.depth)
+        return tree, tokens
+    path = 1
+    while path < len(tree) and tree.parents[path] == path - 1:
+        path += 1
+    return chain(path - 1), tokens[:path]
 
 
 def accept(

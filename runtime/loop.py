@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders, propose
+from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders
+from streamspec.runtime.drafting import draft
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import ROOT_ONLY, Engine
+from streamspec.runtime.ngram import NgramIndex
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 from streamspec.trees import DraftTree, chain
@@ -23,13 +25,15 @@ from streamspec.trees import DraftTree, chain
 @dataclass
 class Plan:
     """How to decode. `tree` None: plain. `wide`: plain steps run two rows (the second is thrown away), so that the same
-    attention kernel serves plain and speculative decoding and a chain's output equals plain's bit for bit."""
+    attention kernel serves plain and speculative decoding and a chain's output equals plain's bit for bit. `lookup`: what
+    followed an earlier occurrence of the newest tokens is drafted as well."""
 
     limit: int
     eos: Collection[int] = ()
     tree: DraftTree | None = None
     wide: bool = False
     governor: Governor | None = None
+    lookup: bool = True
     sampling: Sampling = GREEDY
 
 
@@ -42,6 +46,7 @@ class Decoder:
         self._governor = plan.governor or Governor(None)
         self._root = -1
         self._candidates: np.ndarray | None = None
+        self._index = NgramIndex() if plan.tree is not None and plan.lookup else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""
@@ -55,6 +60,8 @@ class Decoder:
         done = cut([int(first.choices[0])], [False], self.plan.eos, limit)
         self._count(done, None)
         graph_before, decoding = self.engine.graph_seconds, time.perf_counter()
+        if self._index is not None:
+            self._index.extend(prompt)
         while True:
             self.stats.decode_seconds = time.perf_counter() - decoding - self.away
             self.stats.graph_seconds = self.engine.graph_seconds - graph_before
@@ -62,6 +69,8 @@ class Decoder:
             if done.finish_reason:
                 return
             self._root = done.tokens[-1]
+            if self._index is not None:
+                self._index.extend(done.tokens)
             remaining = limit - self.stats.new_tokens
             tree = self.plan.tree
             if (
@@ -71,7 +80,7 @@ class Decoder:
                 and remaining > 1
                 and self._governor.on
             ):
-                done = self._tree_step(off_borders(tree, self.engine.length), remaining)
+                done = self._tree_step(tree, remaining)
             else:
                 done = self._plain_step(remaining)
 
@@ -81,7 +90,10 @@ class Decoder:
 
     def _tree_step(self, tree: DraftTree, remaining: int) -> Committed:
         assert self._candidates is not None
-        tokens = propose(tree, self._root, self._candidates)
+        room = self.engine.context_length - self.engine.length - self.engine.gamma - 1
+        found = self._index.find(room) if self._index is not None else None
+        tree, tokens = draft(tree, self._root, self._candidates, found)
+        tree, tokens = off_borders(tree, tokens, self.engine.length)
         result = self.engine.verify(tokens, tree, draft=True)
         node, path = accept(tree, tokens, result.choices)
         if result.accepted is not None and result.accepted != node:
@@ -95,6 +107,8 @@ class Decoder:
         self._candidates = result.candidates
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
         self._governor.step(len(path))
+        if found is not None and self._index is not None:
+            self._index.observe(found, done.tokens)
         self._count(done, "tree")
         return done
 

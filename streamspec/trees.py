@@ -7,7 +7,7 @@ parent. Parents come before children. Knows nothing about tokens or models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 
@@ -20,11 +20,13 @@ MASKED = -1e4  # "may not see": finite, fits float16, and exp() of it is 0
 class DraftTree:
     """`parents[i] < i` for every node but the root (whose parent is itself); siblings have distinct ranks.
 
+    `chances[i]`, where known: the probability that all of node i's path comes true.
     Raises ValueError where that does not hold: trees from files are checked by `streamspec.bundle` first.
     """
 
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
+    chances: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.parents or len(self.parents) != len(self.ranks):
@@ -99,29 +101,29 @@ class DraftTree:
         """float32 [n, n], read-only: 0 where row i may see row j (itself and its ancestors), -1e4 elsewhere."""
         return self._mask
 
+    def depth_first(self) -> tuple[DraftTree, list[int]]:
+        """The same tree laid out depth-first, children in their order here, and the old number of every node.
+
+        With the likeliest children first, the likeliest path takes the first slots of the cache: nothing is copied then.
+        """
+        order: list[int] = []
+        stack = [0]
+        while stack:
+            order.append(stack.pop())
+            stack += reversed(self.children[order[-1]])
+        slots = {node: slot for slot, node in enumerate(order)}
+        tree = DraftTree(
+            tuple(slots[self.parents[i]] for i in order),
+            tuple(self.ranks[i] for i in order),
+            tuple(self.chances[i] for i in order) if self.chances else (),
+        )
+        return tree, order
+
     @classmethod
     def from_nodes(cls, nodes: Sequence[Sequence[float]], n: int) -> DraftTree:
-        """The first `n` nodes (fewer if there are fewer) of a list of `(parent, rank, probability)` ordered by probability.
-
-        Laid out depth-first, most probable child first: the likeliest chain takes the first slots of the cache, so the
-        common case needs no copying.
-        """
-        count = min(n, len(nodes))
-        children: list[list[int]] = [[] for _ in range(count)]
-        for i in range(1, count):
-            children[int(nodes[i][0])].append(i)
-        parents: list[int] = []
-        ranks: list[int] = []
-        stack = [(0, 0)]
-        while stack:
-            node, parent = stack.pop()
-            slot = len(parents)
-            parents.append(parent)
-            ranks.append(int(nodes[node][1]) if node else 0)
-            # Last in, first out: the most probable child is pushed last. Ties keep the list's order.
-            for child in sorted(children[node], key=lambda c: (nodes[c][2], -c)):
-                stack.append((child, slot))
-        return cls(tuple(parents), tuple(ranks))
+        """The first `n` nodes (fewer if there are fewer) of a list of `(parent, rank, probability)` ordered by probability."""
+        parents, ranks, chances = zip(*nodes[:n], strict=True)
+        return cls(tuple(map(int, parents)), (0, *map(int, ranks[1:])), tuple(map(float, chances))).depth_first()[0]
 
 
 def chain(gamma: int) -> DraftTree:

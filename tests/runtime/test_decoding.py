@@ -100,9 +100,10 @@ def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> 
         cache.reserve(18)
 
 
-def test_trees_keep_off_summation_borders_and_become_chains_as_deep() -> None:
-    tree = cartesian(2, 2)
+def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:
+    tree, tokens = cartesian(2, 2), np.arange(7)
     for length in range(3 * SUM_BLOCK):
-        chosen = off_borders(tree, length)
+        chosen, kept = off_borders(tree, tokens, length)
         first, last = length // SUM_BLOCK, (length + len(tree) - 1) // SUM_BLOCK
-        assert chosen == (tree if first == last else chain(tree.depth))
+        assert chosen == (tree if first == last else chain(2))
+        assert kept.tolist() == list(range(7 if first == last else 3))
