@@ -25,7 +25,7 @@ from streamspec.trees import DraftTree, chain
 @dataclass
 class Plan:
     """How to decode. `tree` None: plain. `wide`: plain steps run two rows (the second is thrown away), so that the same
-    attention kernel serves plain and speculative decoding and a chain's output equals plain's bit for bit. `lookup`: what
+    attention kernel serves plain and speculative decoding and a chain's output equals plain's bit for bit. `ngram`: what
     followed an earlier occurrence of the newest tokens is drafted as well."""
 
     limit: int
@@ -33,7 +33,7 @@ class Plan:
     tree: DraftTree | None = None
     wide: bool = False
     governor: Governor | None = None
-    lookup: bool = True
+    ngram: bool = True
     sampling: Sampling = GREEDY
 
 
@@ -46,7 +46,7 @@ class Decoder:
         self._governor = plan.governor or Governor(None)
         self._root = -1
         self._candidates: np.ndarray | None = None
-        self._index = NgramIndex() if plan.tree is not None and plan.lookup else None
+        self._index = NgramIndex() if plan.tree is not None and plan.ngram else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""

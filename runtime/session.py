@@ -67,9 +67,10 @@ class Session:
         template: str | None = None,
         tree: DraftTree | None = None,
         calibration: Calibration | None = None,
+        ngram: bool = True,
     ) -> None:
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
-        self.tree, self.calibration = tree, calibration
+        self.tree, self.calibration, self.ngram = tree, calibration, ngram
         self._busy = threading.Lock()
         self._cancelled = False
 
@@ -135,7 +136,7 @@ class Session:
             )
         tree = self.tree if speculate else None
         governor = Governor(self.calibration.ratio(len(tree)) if self.calibration and tree is not None else None)
-        plan = Plan(max_new_tokens, self.manifest.model.eos_token_ids, tree, wide and not speculate, governor, sampling)
+        plan = Plan(max_new_tokens, self.manifest.model.eos_token_ids, tree, wide and not speculate, governor, self.ngram, sampling)
         return self._chunks(ids, plan, stops)
 
     def cancel(self) -> None:
@@ -254,12 +255,13 @@ def load(
     verify: bool = True,
     spin: bool = True,
     cache_dir: str | Path | None = None,
+    ngram: bool = True,
 ) -> Session:
     """Opens the bundle in folder `bundle`.
 
     `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's) and takes the fastest tree,
     plain decoding included; a number fixes the rows of the tree; "plain" turns speculation off. `verify=False` skips the
-    files' hashes (not their sizes). `spin` lets idle worker threads wait busily: faster, warmer. Raises BundleError for
+    files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin` lets idle worker threads wait busily: faster, warmer. Raises BundleError for
     anything wrong with the bundle, and where this machine computes it wrongly.
     """
     from streamspec.runtime.calibrate import calibrated, check_probe
@@ -281,7 +283,7 @@ def load(
             chosen = manifest.trees.tree(calibration.rows) if calibration.rows > 1 else None
         if chosen is not None and len(chosen) < 2:
             chosen = None
-    return Session(engine, manifest, tokenizer, template, chosen, calibration)
+    return Session(engine, manifest, tokenizer, template, chosen, calibration, ngram)
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -5,6 +5,7 @@ The only module of bench that touches the runtime's sessions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamspec.bench.report import Measure
+from streamspec.runtime.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session
@@ -38,11 +40,14 @@ class Contender:
     name: str
     session: Session
     speculate: bool
+    sampling: Sampling = GREEDY
     tree: DraftTree | None = None
 
     def answer(self, prompt: Any, limit: int) -> Answer:
         with self._forced():
-            done = self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate)
+            done = self.session.generate(
+                prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling
+            )
         stats = done.stats
         measure = Measure(
             stats.new_tokens, stats.steps, stats.step_tokens, stats.plain_steps,
@@ -73,6 +78,8 @@ class SessionReferee:
         self.measured = measured  # the tolerance, once it is known
 
     def margin(self, prompt: Sequence[int], prefix: Sequence[int]) -> float:
+        if self.contender.sampling != GREEDY:
+            return math.inf  # rows that agree to the last bit draw alike: nothing else is excused
         ids = [*prompt, *prefix]
         logits = self.contender.session.score(ids, len(ids) - 1)[0]
         second, best = np.partition(logits, -2)[-2:]

@@ -19,6 +19,7 @@ from streamspec.bench.report import Report
 from streamspec.bench.summary import Summary, judge_all
 from streamspec.errors import ConfigError
 from streamspec.progress import track
+from streamspec.runtime.sampling import GREEDY, Sampling
 
 
 def bench(
@@ -32,21 +33,26 @@ def bench(
     tree: int | str = "auto",
     threads: int | None = None,
     save_outputs: str | Path | None = None,
+    ngram: bool = True,
+    sampling: Sampling = GREEDY,
 ) -> Report:
     """Measures `bundle` on at most `limit` rows of the JSONL file `prompts`.
 
     `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree sizes
-    to force one after the other. `save_outputs`: JSONL file for the answers, for `compare`. Raises StreamspecError for
+    to force one after the other. `ngram`: also draft what followed earlier in the text. `sampling`, where random, needs a
+    seed, so that all sides draw alike. `save_outputs`: JSONL file for the answers, for `compare`. Raises StreamspecError for
     prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
     cases = read_cases(prompts, limit)
+    if sampling.random and sampling.seed is None:
+        raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")
     from streamspec.runtime import load
 
-    session = load(bundle, threads=threads, tree=tree)
-    contenders = [Contender(PLAIN, session, False), Contender(SPECULATIVE, session, True)]
-    contenders += [Contender(f"{n} rows", session, True, tree=_tree(session, n)) for n in rows]
-    others = [Contender(str(path), load(path, threads=threads, tree="plain"), False) for path in also]
+    session = load(bundle, threads=threads, tree=tree, ngram=ngram)
+    contenders = [Contender(PLAIN, session, False, sampling), Contender(SPECULATIVE, session, True, sampling)]
+    contenders += [Contender(f"{n} rows", session, True, sampling, _tree(session, n)) for n in rows]
+    others = [Contender(str(path), load(path, threads=threads, tree="plain"), False, sampling) for path in also]
     record = Recorder(contenders + others, max_new_tokens)
     record.warm_up(cases[0])
     for repetition in range(repeats):

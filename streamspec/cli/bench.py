@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from streamspec.cli.options import MinP, NoNgram, RepetitionPenalty, Seed, Temperature, Threads, TopK, TopP
 from streamspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,9 +34,14 @@ def command(
         str | None, typer.Option(help="Also force trees of these sizes, such as 1,2,4,8.", show_default=False)
     ] = None,
     tree: Annotated[str, typer.Option(help="Tree of the speculative side: auto, plain or a number of rows.")] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)
-    ] = None,
+    threads: Threads = None,
+    no_ngram: NoNgram = False,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = 0,
     save_outputs: Annotated[
         Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.", show_default=False)
     ] = None,
@@ -48,10 +54,12 @@ def command(
     Exit code 1 where outputs really differ: that must never happen.
     """
     from streamspec.bench import bench
+    from streamspec.runtime import Sampling
 
     report = bench(
         bundle, prompts, limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, also=also or (),
         rows=parse_rows(rows), tree=int(tree) if tree.isdigit() else tree, threads=threads, save_outputs=save_outputs,
+        ngram=not no_ngram, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
     )  # fmt: skip
     if as_json:
         print(json.dumps(report.to_json()))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from streamspec.cli.options import MinP, NoNgram, RepetitionPenalty, Seed, Temperature, Threads, TopK, TopP
 from streamspec.errors import ConfigError
 
 
@@ -23,15 +24,14 @@ def command(
         int | None,
         typer.Option(min=1, help="Rows of the draft tree; default: the bundle's choice.", show_default=False),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="Above 0: sample. 0: greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens only; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens that make up this share.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Leave out tokens below this share of the likeliest one's.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens of the text so far become less likely.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)] = None,
+    threads: Threads = None,
+    no_ngram: NoNgram = False,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = None,
     stats: Annotated[bool, typer.Option("--stats", help="Say on stderr how fast it was and why.")] = False,
 ) -> None:
     """Answer one prompt, streamed."""
@@ -41,7 +41,7 @@ def command(
     from streamspec.runtime import Sampling, load
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    session = load(bundle, threads=threads, tree=rows or "auto")
+    session = load(bundle, threads=threads, tree=rows or "auto", ngram=not no_ngram)
     last = None
     for chunk in session.stream(
         text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation, sampling=sampling

@@ -78,7 +78,7 @@ def test_without_a_worthy_continuation_the_tree_is_the_streams(found: Continuati
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 6))
-def test_output_is_plain_decoding_s_with_lookup(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
+def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
     tree = DraftTree.from_nodes(NODES, rows)
     period = [1, 4, 2, 3, 1, 6, 2][: 1 + seed % 7]
     rule = scripted(3, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
@@ -94,7 +94,7 @@ def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
     assert run.stats.tau > 3
     _, _, without = decode(
         ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0),
-        Plan(90, tree=DraftTree.from_nodes(NODES, 6), lookup=False),
+        Plan(90, tree=DraftTree.from_nodes(NODES, 6), ngram=False),
         [1, 2, 3],
     )
     assert without.stats.tau < 1.2

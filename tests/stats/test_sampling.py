@@ -97,7 +97,7 @@ def test_uniform_numbers_are_uniform_over_positions_and_over_seeds() -> None:
         "seeds": [Sampling(1.0, seed=i).uniform(100) for i in range(runs)],
     }
     for numbers in rows.values():
-        assert 0 <= min(numbers) and max(numbers) <= 1 - 1 / STEPS
+        assert min(numbers) >= 0 and max(numbers) <= 1 - 1 / STEPS
         counts = Counter(int(n * cells) for n in numbers)
         assert p_value(counts, dict.fromkeys(range(cells), 1 / cells), runs) > P
         pairs = Counter((int(a * 8), int(b * 8)) for a, b in zip(numbers[::2], numbers[1::2], strict=True))
