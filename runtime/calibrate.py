@@ -21,7 +21,7 @@ from streamspec.acceptance import expected_tokens
 from streamspec.atomic import write_text
 from streamspec.bundle import Manifest
 from streamspec.checks import Fields, parse_json
-from streamspec.errors import BundleError, StreamspecError
+from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.runtime.decoding import propose
 from streamspec.runtime.engine import OrtEngine, causal_mask
 from streamspec.runtime.interface import ROOT_ONLY
@@ -30,6 +30,8 @@ from streamspec.trees import MASKED, DraftTree
 
 ROWS = (8, 4, 16, 2, 6, 12, 24, 32)  # most telling first: a slow model gets no further
 BUDGET = 1.5  # seconds
+TUNING_BUDGET = 12.0  # seconds per context length, where the user asks for it
+TUNING_ROUNDS = 40
 ROUNDS = 8
 ENOUGH = 3  # rounds that make a measurement worth keeping
 CONTEXT = 64  # tokens in the cache while measuring
@@ -75,6 +77,25 @@ def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | No
     return choose(costs, nodes)
 
 
+def tune(
+    engine: OrtEngine, manifest: Manifest, contexts: Sequence[int], cache_dir: str | Path | None = None
+) -> dict[int, Calibration]:
+    """Measures at leisure, with each number of `contexts` tokens in the cache; what the first of them says is cached.
+
+    Raises ConfigError for a bundle without draft trees or a context the model does not have.
+    """
+    if manifest.trees is None:
+        raise ConfigError("a bundle without streams", "a bundle with draft trees to choose from", "export a streaming adapter")
+    nodes, found = manifest.trees.nodes, {}
+    for context in contexts:
+        if not 1 <= context <= engine.context_length - max(ROWS) - engine.gamma - 1:
+            raise ConfigError(f"{context} tokens of context", f"a context of {engine.context_length} with room for drafts", "correct it")
+        costs, _ = measure(engine, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
+        found[context] = choose(costs, nodes)
+    _write(_cache_file(engine, manifest, cache_dir), found[contexts[0]].costs)
+    return found
+
+
 def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
     """The rows that maximise expected tokens per second; 1 (plain) unless a tree promises a gain beyond noise."""
     expected = {n: expected_tokens(nodes, n) for n in costs}
@@ -84,7 +105,11 @@ def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibra
 
 
 def measure(
-    engine: OrtEngine, nodes: Sequence[Sequence[float]], budget: float = BUDGET
+    engine: OrtEngine,
+    nodes: Sequence[Sequence[float]],
+    budget: float = BUDGET,
+    context: int = CONTEXT,
+    rounds: int = ROUNDS,
 ) -> tuple[dict[int, float], bool]:
     """Seconds of a step for 1 row (plain) and the row counts of `ROWS` the nodes reach; whether all were measured well.
 
@@ -92,13 +117,13 @@ def measure(
     reach are left out: large models measure few.
     """
     started = time.perf_counter()
-    context = max(1, min(CONTEXT, engine.context_length - max(ROWS) - engine.gamma - 1))
+    context = max(1, min(context, engine.context_length - max(ROWS) - engine.gamma - 1))
     engine.reset()
     engine.prefill([1 % engine.vocab_size] * context, draft=False)
     trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in _row_counts(len(nodes))}
     trees = {n: t for n, t in trees.items() if context + t.depth + engine.gamma < engine.context_length}
     samples: dict[int, list[float]] = {rows: [] for rows in trees}
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         for rows, tree in trees.items():
             measured = sum(map(bool, samples.values()))
             if time.perf_counter() - started < budget or measured < min(2, len(trees)):

@@ -1,58 +1,73 @@
-"""Decides step by step whether speculating pays, from a moving average of the accepted length and the measured step cost.
+"""Decides step by step whether speculating pays: an account of the plain steps it has gained or lost.
 
+A verification step that commits `c` tokens at the cost of `k` plain steps books `c - k`. Speculation goes on while the account
+is positive and pauses when it is spent; every plain step pays a little back, which is what the next attempt may lose. So all
+attempts together cost at most the first deposit, `PAYBACK` of the time, and `FRESH_START` steps an answer, whatever the text.
 Pure arithmetic: knows nothing about models or clocks.
 """
 
 from __future__ import annotations
 
-SMOOTHING = 0.06  # weight of the newest step: an average over about 16 steps
-PATIENCE = 12  # steps before an average is believed
-FIRST_PAUSE, LONGEST_PAUSE = 32, 1024  # plain steps before speculation is tried again; doubles at every failure
+DEPOSIT = 8.0  # plain steps to begin with, and the most that gains are remembered for: a turn for the worse is noticed soon
+PAYBACK = 0.015  # of a plain step, for every plain step
+FRESH_START = 0.5  # plain steps that a new answer adds: another text, another chance
+ATTEMPT = 3.0  # verification steps that bring one token each, the worst case, for which there must be funds before a new attempt
+SMOOTHING = 0.06  # weight of the newest step in the average that is shown
 
 
 class Governor:
-    """`cost`: tree step time / plain step time. With None (unknown) speculation always stays on."""
+    """`cost`: tree step time / plain step time. With None (unknown) speculation always stays on.
+
+    One per session: an account is carried from answer to answer.
+    """
 
     def __init__(self, cost: float | None) -> None:
         self.cost = cost
-        self._average = cost or 1.0  # neutral: neither verdict without evidence
+        self.on = True
+        self._account = DEPOSIT
+        self._average = 0.0  # tokens per verification step, lately
         self._seen = 0
-        self._pause = FIRST_PAUSE
-        self._resting = 0
         self._verdict = ""
-
-    @property
-    def on(self) -> bool:
-        """Whether the next step should speculate."""
-        return self._resting == 0
 
     @property
     def about_to_resume(self) -> bool:
         """True in the last plain step of a pause: it has to draft for the step after it."""
-        return self._resting == 1
+        return not self.on and self._account + PAYBACK >= self._funds
+
+    @property
+    def _funds(self) -> float:
+        assert self.cost is not None
+        return max(PAYBACK, ATTEMPT * (self.cost - 1))
+
+    def begin(self) -> None:
+        """A new answer."""
+        if self.cost is not None:
+            self._book(FRESH_START)
 
     def step(self, committed: int) -> None:
         """Reports a verification step that committed `committed` tokens."""
         if self.cost is None:
             return
         self._seen += 1
-        self._average += max(SMOOTHING, 1 / (self._seen + 1)) * (committed - self._average)
-        if self._seen < PATIENCE:
-            return
-        if self._average < self.cost:
+        self._average += max(SMOOTHING, 1 / self._seen) * (committed - self._average)
+        self._book(committed - self.cost)
+        if self._account <= 0:
+            self.on = False
             self._verdict = f"off (accepted {self._average:.1f} per step at {self.cost:.1f}x step cost)"
-            self._resting, self._seen, self._average = self._pause, 0, self.cost
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        elif self._seen >= 4 * PATIENCE:
-            self._pause = FIRST_PAUSE
+            self._seen = 0
 
     def plain_step(self) -> None:
         """Reports a plain step."""
-        if self._resting:
-            self._resting -= 1
+        if not self.on:
+            self._book(PAYBACK)
 
     def describe(self, rows: int) -> str:
         """One phrase for the user."""
         if self.on or not self._verdict:
             return f"on ({rows} rows)" if self.cost is None else f"on ({rows} rows at {self.cost:.1f}x step cost)"
         return self._verdict
+
+    def _book(self, steps: float) -> None:
+        self._account = min(DEPOSIT, self._account + steps)
+        if not self.on and self._account >= self._funds:
+            self.on = True

@@ -54,6 +54,7 @@ class Decoder:
         self.stats.prompt_tokens = len(prompt)
         started = time.perf_counter()
         self.engine.reset(self.plan.sampling)
+        self._governor.begin()
         first = self.engine.prefill(prompt, draft=self._may_draft(len(prompt) - 1))
         self.stats.prefill_seconds = self.stats.first_token_seconds = time.perf_counter() - started
         self._candidates = first.candidates

@@ -73,6 +73,7 @@ class Session:
         self.tree, self.calibration, self.ngram = tree, calibration, ngram
         self._busy = threading.Lock()
         self._cancelled = False
+        self._governed: Governor | None = None
 
     @property
     def speculation(self) -> str:
@@ -135,9 +136,19 @@ class Session:
                 "shorten the prompt",
             )
         tree = self.tree if speculate else None
-        governor = Governor(self.calibration.ratio(len(tree)) if self.calibration and tree is not None else None)
-        plan = Plan(max_new_tokens, self.manifest.model.eos_token_ids, tree, wide and not speculate, governor, self.ngram, sampling)
+        plan = Plan(
+            max_new_tokens, self.manifest.model.eos_token_ids, tree, wide and not speculate, self._governor(tree), self.ngram, sampling
+        )
         return self._chunks(ids, plan, stops)
+
+    def _governor(self, tree: DraftTree | None) -> Governor:
+        """The one that knows how `tree` has done so far, where its cost is known."""
+        if tree is None or self.calibration is None:
+            return Governor(None)
+        cost = self.calibration.ratio(len(tree))
+        if self._governed is None or self._governed.cost != cost:
+            self._governed = Governor(cost)
+        return self._governed
 
     def cancel(self) -> None:
         """Ends the generation under way, from any thread; its last chunk says "cancelled". Without one, does nothing."""

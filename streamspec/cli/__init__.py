@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from streamspec.cli import bench, demo, export, generate, inspect, train
+from streamspec.cli import bench, demo, export, generate, inspect, train, tune
 from streamspec.cli.guard import guarded
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -18,6 +18,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export.command,
     "generate": generate.command,
     "bench": bench.command,
+    "tune": tune.command,
     "inspect": inspect.command,
     "demo": demo.command,
 }

@@ -1,0 +1,90 @@
+"""`streamspec tune`: what a step costs on this machine by rows, and which tree that makes the fastest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from streamspec.cli.options import Threads
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from streamspec.runtime.calibrate import Calibration
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens in the cache while measuring; may be given again. Default: 64 and 512.", show_default=False)
+    ] = None,
+    threads: Threads = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file to draw the curves into.", show_default=False)] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+    ] = False,
+) -> None:
+    """Measure the cost curve at leisure and choose the draft tree by it; later loads on this machine use the result."""
+    from rich.console import Console
+
+    from streamspec.runtime import load
+    from streamspec.runtime.calibrate import tune
+
+    session: Any = load(bundle, threads=threads, tree="plain")
+    found = tune(session.engine, session.manifest, context or [64, 512])
+    console = Console(highlight=False)
+    for tokens, calibration in found.items():
+        console.print(table(tokens, calibration))
+    chosen = next(iter(found.values()))
+    console.print(f"chosen: {chosen.rows} rows" if chosen.rows > 1 else f"chosen: plain decoding ({chosen.reason})")
+    if plot is not None:
+        draw(found, plot)
+        console.print(f"curves: {plot}")
+    if as_json:
+        print(json.dumps({"rows": chosen.rows, "contexts": {str(n): as_dict(c) for n, c in found.items()}}))
+
+
+def as_dict(calibration: Calibration) -> dict[str, Any]:
+    return {
+        "rows": calibration.rows,
+        "step_ms": {str(n): round(1000 * cost, 3) for n, cost in calibration.costs.items()},
+        "expected_tokens": {str(n): round(tokens, 3) for n, tokens in calibration.expected.items()},
+    }
+
+
+def table(context: int, calibration: Calibration) -> Table:
+    from rich.table import Table
+
+    out = Table(title=f"{context} tokens in the cache", title_justify="left")
+    for heading in ("rows", "step ms", "x plain", "tokens/step expected", "speed-up expected"):
+        out.add_column(heading, justify="right")
+    for rows, cost in calibration.costs.items():
+        ratio, tokens = calibration.ratio(rows), calibration.expected[rows]
+        style = "bold" if rows == calibration.rows else None
+        out.add_row(f"{rows}", f"{1000 * cost:.2f}", f"{ratio:.2f}", f"{tokens:.2f}", f"{tokens / ratio:.2f}x", style=style)
+    return out
+
+
+def draw(found: dict[int, Calibration], file: Path) -> None:
+    """Writes a PNG: cost and expected speed-up against rows."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for context, calibration in found.items():
+        rows = list(calibration.costs)
+        left.plot(rows, [calibration.ratio(n) for n in rows], marker="o", label=f"{context} tokens in the cache")
+        right.plot(rows, [calibration.expected[n] / calibration.ratio(n) for n in rows], marker="o")
+        right.plot(calibration.rows, calibration.expected[calibration.rows] / calibration.ratio(calibration.rows), "k*", markersize=12)
+    left.set_title("step time over a plain step", loc="left")
+    right.set_title("expected speed-up (star: chosen)", loc="left")
+    left.legend(frameon=False)
+    for axes in (left, right):
+        axes.set_xlabel("rows verified together")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=120)
