@@ -1,4 +1,4 @@
-"""The decoding core: propose a draft, accept what the target agrees with, commit it.
+"""The decoding core: accept what the target agrees with, commit it.
 
 Pure functions over token ids and trees. The output is what plain greedy decoding gives for *any* candidates: a node is
 accepted exactly when it equals the target's own choice after its parent. Knows nothing about models, caches or text.
@@ -11,32 +11,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamspec.runtime.drafting import Draft
 from streamspec.trees import DraftTree, chain
 
 SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple
 
 
-def propose(tree: DraftTree, root: int, candidates: np.ndarray) -> np.ndarray:
-    """Tokens of all nodes, int64 [n]. `candidates` [gamma, C]: row d-1 holds the guesses for depth d, best first."""
-    tokens = np.empty(len(tree), dtype=np.int64)
-    tokens[0] = root
-    if len(tree) > 1:
-        tokens[1:] = candidates[np.asarray(tree.depths[1:]) - 1, np.asarray(tree.ranks[1:])]
-    return tokens
-
-
-def off_borders(tree: DraftTree, tokens: np.ndarray, length: int) -> tuple[DraftTree, np.ndarray]:
+def off_borders(draft: Draft, length: int) -> Draft:
     """The draft, or its first path alone where its rows behind `length` cached ones would lie on both sides of a summation border.
 
     Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit what plain decoding gives,
     unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
     """
-    if length // SUM_BLOCK == (length + len(tree) - 1) // SUM_BLOCK:
-        return tree, tokens
+    parents = draft.tree.parents
+    if length // SUM_BLOCK == (length + len(parents) - 1) // SUM_BLOCK:
+        return draft
     path = 1
-    while path < len(tree) and tree.parents[path] == path - 1:
+    while path < len(parents) and parents[path] == path - 1:
         path += 1
-    return chain(path - 1), tokens[:path]
+    return Draft(chain(path - 1), draft.tokens[:path], draft.expected)
 
 
 def accept(

@@ -18,6 +18,7 @@ import numpy as np
 
 from streamspec.bundle import Manifest
 from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime.drafting import Guesses
 from streamspec.runtime.interface import Cancelled, Verified
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.runtime.machine import physical_cores
@@ -33,7 +34,7 @@ _TYPES = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float1
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
 _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
-_STREAM_OUTPUTS = ("accepted_node", "candidates")
+_STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 
 
 class OrtEngine:
@@ -198,14 +199,16 @@ class OrtEngine:
         self._bind_inputs(binding, inputs, draft, forced_node)
         self._bind_choice(binding, inputs["position_ids"][0, inputs["logit_rows"]])
         choices = binding.output("choices", (rows,))
-        accepted = candidates = None
-        if self.gamma:
-            accepted = binding.output("accepted_node", (1,))
-            candidates = binding.output("candidates", (self.gamma if draft else 0, self._candidates))
-        self._run(binding)
-        if accepted is None or candidates is None or not draft:
+        if not self.gamma:
+            self._run(binding)
             return Verified(choices.copy())
-        return Verified(choices.copy(), int(accepted[0]), candidates.copy())
+        accepted = binding.output("accepted_node", (1,))
+        shape = (self.gamma if draft else 0, self._candidates)
+        candidates, logits = binding.output("candidates", shape), binding.output("candidate_logits", shape)
+        self._run(binding)
+        if not draft:
+            return Verified(choices.copy())
+        return Verified(choices.copy(), int(accepted[0]), Guesses.from_logits(candidates.copy(), logits))
 
     def _run(self, binding: _Binding) -> None:
         if self._cancelled.is_set():

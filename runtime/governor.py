@@ -16,16 +16,12 @@ SMOOTHING = 0.06  # weight of the newest step in the average that is shown
 
 
 class Governor:
-    """`cost`: tree step time / plain step time. With None (unknown) speculation always stays on.
+    """One per session: the account is carried from answer to answer."""
 
-    One per session: an account is carried from answer to answer.
-    """
-
-    def __init__(self, cost: float | None) -> None:
-        self.cost = cost
+    def __init__(self) -> None:
         self.on = True
         self._account = DEPOSIT
-        self._average = 0.0  # tokens per verification step, lately
+        self._committed = self._cost = 0.0  # of a verification step, lately
         self._seen = 0
         self._verdict = ""
 
@@ -36,24 +32,24 @@ class Governor:
 
     @property
     def _funds(self) -> float:
-        assert self.cost is not None
-        return max(PAYBACK, ATTEMPT * (self.cost - 1))
+        return max(PAYBACK, ATTEMPT * (self._cost - 1))
 
     def begin(self) -> None:
         """A new answer."""
-        if self.cost is not None:
-            self._book(FRESH_START)
+        self._book(FRESH_START)
 
-    def step(self, committed: int) -> None:
-        """Reports a verification step that committed `committed` tokens."""
-        if self.cost is None:
+    def step(self, committed: int, cost: float | None) -> None:
+        """Reports a verification step: the tokens it committed, its time over a plain step's. Without a cost, nothing is booked."""
+        if cost is None:
             return
         self._seen += 1
-        self._average += max(SMOOTHING, 1 / self._seen) * (committed - self._average)
-        self._book(committed - self.cost)
+        weight = max(SMOOTHING, 1 / self._seen)
+        self._committed += weight * (committed - self._committed)
+        self._cost += weight * (cost - self._cost)
+        self._book(committed - cost)
         if self._account <= 0:
             self.on = False
-            self._verdict = f"off (accepted {self._average:.1f} per step at {self.cost:.1f}x step cost)"
+            self._verdict = f"off (accepted {self._committed:.1f} per step at {self._cost:.1f}x step cost)"
             self._seen = 0
 
     def plain_step(self) -> None:
@@ -64,7 +60,7 @@ class Governor:
     def describe(self, rows: int) -> str:
         """One phrase for the user."""
         if self.on or not self._verdict:
-            return f"on ({rows} rows)" if self.cost is None else f"on ({rows} rows at {self.cost:.1f}x step cost)"
+            return f"on (up to {rows} rows)" if not self._cost else f"on (up to {rows} rows, {self._cost:.1f}x step cost)"
         return self._verdict
 
     def _book(self, steps: float) -> None:

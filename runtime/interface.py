@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from streamspec.runtime.drafting import Guesses
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.trees import DraftTree
 
@@ -21,11 +22,11 @@ class Cancelled(Exception):
 @dataclass(frozen=True)
 class Verified:
     """One call's results. `choices` int64 [n]: the target's token after each row. `accepted`: the node the graph found, and
-    `candidates` int64 [gamma, C] drafted behind it; both None where streams did not run."""
+    `guesses` of the streams behind it; both None where streams did not run."""
 
     choices: np.ndarray
     accepted: int | None = None
-    candidates: np.ndarray | None = None
+    guesses: Guesses | None = None
 
 
 class Engine(Protocol):
@@ -42,7 +43,7 @@ class Engine(Protocol):
         """Empties the cache, forgets a pending cancellation, and from now on chooses tokens as `sampling` says."""
 
     def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
-        """Commits `ids`; `choices` [1] is the token after the last of them, with candidates behind it where `draft`."""
+        """Commits `ids`; `choices` [1] is the token after the last of them, with guesses behind it where `draft`."""
 
     def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
         """Runs the tree's rows; commits nothing."""

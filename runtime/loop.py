@@ -13,24 +13,28 @@ import numpy as np
 
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders
-from streamspec.runtime.drafting import draft
+from streamspec.runtime.drafting import Draft, Guesses, draft
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import ROOT_ONLY, Engine
-from streamspec.runtime.ngram import NgramIndex
+from streamspec.runtime.ngram import Continuation, NgramIndex
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
-from streamspec.trees import DraftTree, chain
+from streamspec.trees import chain
 
 
 @dataclass
 class Plan:
-    """How to decode. `tree` None: plain. `wide`: plain steps run two rows (the second is thrown away), so that the same
-    attention kernel serves plain and speculative decoding and a chain's output equals plain's bit for bit. `ngram`: what
-    followed an earlier occurrence of the newest tokens is drafted as well."""
+    """How to decode.
+
+    `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
+    (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens.
+    `wide`: plain steps run two rows, the second of which is thrown away.
+    """
 
     limit: int
     eos: Collection[int] = ()
-    tree: DraftTree | None = None
+    rows: int = 1
+    costs: np.ndarray | None = None
     wide: bool = False
     governor: Governor | None = None
     ngram: bool = True
@@ -43,10 +47,11 @@ class Decoder:
     def __init__(self, engine: Engine, plan: Plan) -> None:
         self.engine, self.plan, self.stats = engine, plan, Stats()
         self.away = 0.0  # seconds the consumer spent elsewhere between calls: not ours
-        self._governor = plan.governor or Governor(None)
+        self._governor = plan.governor or Governor()
         self._root = -1
-        self._candidates: np.ndarray | None = None
-        self._index = NgramIndex() if plan.tree is not None and plan.ngram else None
+        self._guesses: Guesses | None = None
+        self._index = NgramIndex() if plan.rows > 1 and plan.ngram else None
+        self._found: Continuation | None = None  # what the last draft was made with
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""
@@ -57,7 +62,7 @@ class Decoder:
         self._governor.begin()
         first = self.engine.prefill(prompt, draft=self._may_draft(len(prompt) - 1))
         self.stats.prefill_seconds = self.stats.first_token_seconds = time.perf_counter() - started
-        self._candidates = first.candidates
+        self._guesses = first.guesses
         done = cut([int(first.choices[0])], [False], self.plan.eos, limit)
         self._count(done, None)
         graph_before, decoding = self.engine.graph_seconds, time.perf_counter()
@@ -73,43 +78,41 @@ class Decoder:
             if self._index is not None:
                 self._index.extend(done.tokens)
             remaining = limit - self.stats.new_tokens
-            tree = self.plan.tree
-            if (
-                tree is not None
-                and self._candidates is not None
-                and self._fits(tree)
-                and remaining > 1
-                and self._governor.on
-            ):
-                done = self._tree_step(tree, remaining)
-            else:
-                done = self._plain_step(remaining)
+            made = self._draft() if self.plan.rows > 1 and remaining > 1 and self._governor.on else None
+            done = self._plain_step(remaining) if made is None else self._tree_step(made, remaining)
 
     def describe(self) -> str:
         """What speculation does, for the user."""
-        return "off" if self.plan.tree is None else self._governor.describe(len(self.plan.tree))
+        return "off" if self.plan.rows == 1 else self._governor.describe(self.plan.rows)
 
-    def _tree_step(self, tree: DraftTree, remaining: int) -> Committed:
-        assert self._candidates is not None
+    def _draft(self) -> Draft | None:
+        """The next step's draft; None where there is nothing to guess with, or no room left in the context."""
         room = self.engine.context_length - self.engine.length - self.engine.gamma - 1
-        found = self._index.find(room) if self._index is not None else None
-        tree, tokens = draft(tree, self._root, self._candidates, found)
-        tree, tokens = off_borders(tree, tokens, self.engine.length)
-        result = self.engine.verify(tokens, tree, draft=True)
+        self._found = self._index.find(room) if self._index is not None else None
+        if self._guesses is None and (self._found is None or self.engine.gamma):
+            return None
+        made = draft(self._root, self._guesses, self._found, self.plan.rows, self.plan.costs)
+        if len(made.tree) == 1 or made.tree.depth > room:
+            return None
+        return off_borders(made, self.engine.length)
+
+    def _tree_step(self, made: Draft, remaining: int) -> Committed:
+        tree, tokens, _ = made
+        result = self.engine.verify(tokens, tree, draft=self.engine.gamma > 0)
         node, path = accept(tree, tokens, result.choices)
         if result.accepted is not None and result.accepted != node:
-            # The candidates would belong to another text, and a graph that errs here is not to be trusted elsewhere.
+            # The guesses would belong to another text, and a graph that errs here is not to be trusted elsewhere.
             raise BundleError(
                 f"the graph accepted node {result.accepted}",
                 f"node {node}, which its own choices imply",
                 'run with tree="plain" and report the bundle',
             )
         self.engine.keep(path)
-        self._candidates = result.candidates
+        self._guesses = result.guesses
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
-        self._governor.step(len(path))
-        if found is not None and self._index is not None:
-            self._index.observe(found, done.tokens)
+        self._governor.step(len(path), None if self.plan.costs is None else float(self.plan.costs[len(tree) - 1]))
+        if self._found is not None and self._index is not None:
+            self._index.observe(self._found, done.tokens)
         self._count(done, "tree")
         return done
 
@@ -117,10 +120,10 @@ class Decoder:
         wide = self.plan.wide and self.engine.length + 1 < self.engine.context_length
         tree = chain(1) if wide else ROOT_ONLY
         resume = self._governor.on or self._governor.about_to_resume
-        draft = not wide and resume and remaining > 1 and self._may_draft(self.engine.length)
-        result = self.engine.verify(np.full(len(tree), self._root, dtype=np.int64), tree, draft=draft)
+        draft_next = not wide and resume and remaining > 1 and self._may_draft(self.engine.length)
+        result = self.engine.verify(np.full(len(tree), self._root, dtype=np.int64), tree, draft=draft_next)
         self.engine.keep((0,))
-        self._candidates = result.candidates
+        self._guesses = result.guesses
         self._governor.plain_step()
         done = cut([int(result.choices[0])], [False], self.plan.eos, remaining)
         self._count(done, "plain")
@@ -128,10 +131,8 @@ class Decoder:
 
     def _may_draft(self, position: int) -> bool:
         """Whether streams behind the row at `position` are wanted and stay within the context."""
-        return self.plan.tree is not None and position + self.engine.gamma < self.engine.context_length
-
-    def _fits(self, tree: DraftTree) -> bool:
-        return self._may_draft(self.engine.length + tree.depth)
+        wanted = self.plan.rows > 1 and self.engine.gamma > 0
+        return wanted and position + self.engine.gamma < self.engine.context_length
 
     def _count(self, done: Committed, kind: str | None) -> None:
         self.stats.new_tokens += len(done.tokens)

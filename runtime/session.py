@@ -22,7 +22,6 @@ from streamspec.runtime.interface import Cancelled, Engine
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
-from streamspec.trees import DraftTree
 
 if TYPE_CHECKING:
     from streamspec.runtime.calibrate import Calibration
@@ -65,21 +64,22 @@ class Session:
         manifest: Manifest,
         tokenizer: Any,
         template: str | None = None,
-        tree: DraftTree | None = None,
+        rows: int = 1,
         calibration: Calibration | None = None,
         ngram: bool = True,
     ) -> None:
+        """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay."""
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
-        self.tree, self.calibration, self.ngram = tree, calibration, ngram
+        self.rows, self.calibration, self.ngram = rows, calibration, ngram
         self._busy = threading.Lock()
         self._cancelled = False
-        self._governed: Governor | None = None
+        self._governor = Governor()
 
     @property
     def speculation(self) -> str:
         """Whether this session speculates, and why not."""
-        if self.tree is not None:
-            return f"on ({len(self.tree)} rows)"
+        if self.rows > 1:
+            return f"on (up to {self.rows} rows)" if self.calibration else f"on ({self.rows} rows)"
         if self.manifest.streams is None:
             return "off (the bundle has no streams)"
         return f"off ({self.calibration.reason})" if self.calibration else "off (asked for plain decoding)"
@@ -135,20 +135,12 @@ class Session:
                 f"fewer than the context's {self.engine.context_length}",
                 "shorten the prompt",
             )
-        tree = self.tree if speculate else None
         plan = Plan(
-            max_new_tokens, self.manifest.model.eos_token_ids, tree, wide and not speculate, self._governor(tree), self.ngram, sampling
-        )
+            max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
+            costs=self.calibration.curve() if self.calibration else None, wide=wide and not speculate,
+            governor=self._governor if self.calibration else None, ngram=self.ngram, sampling=sampling,
+        )  # fmt: skip
         return self._chunks(ids, plan, stops)
-
-    def _governor(self, tree: DraftTree | None) -> Governor:
-        """The one that knows how `tree` has done so far, where its cost is known."""
-        if tree is None or self.calibration is None:
-            return Governor(None)
-        cost = self.calibration.ratio(len(tree))
-        if self._governed is None or self._governed.cost != cost:
-            self._governed = Governor(cost)
-        return self._governed
 
     def cancel(self) -> None:
         """Ends the generation under way, from any thread; its last chunk says "cancelled". Without one, does nothing."""
@@ -270,8 +262,8 @@ def load(
 ) -> Session:
     """Opens the bundle in folder `bundle`.
 
-    `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's) and takes the fastest tree,
-    plain decoding included; a number fixes the rows of the tree; "plain" turns speculation off. `verify=False` skips the
+    `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
+    pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off. `verify=False` skips the
     files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin` lets idle worker threads wait busily: faster, warmer. Raises BundleError for
     anything wrong with the bundle, and where this machine computes it wrongly.
     """
@@ -285,16 +277,14 @@ def load(
     tokenizer, template = _tokenizer(folder), _template(folder, manifest)
     engine = OrtEngine(folder / "model.onnx", manifest, threads=threads, provider=provider, spin=spin)
     check_probe(engine, manifest)
-    chosen, calibration = None, None
+    rows, calibration = 1, None
     if manifest.trees is not None and tree not in ("plain", 1):
         if isinstance(tree, int):
-            chosen = manifest.trees.tree(tree)
+            rows = tree
         else:
             calibration = calibrated(engine, manifest, cache_dir)
-            chosen = manifest.trees.tree(calibration.rows) if calibration.rows > 1 else None
-        if chosen is not None and len(chosen) < 2:
-            chosen = None
-    return Session(engine, manifest, tokenizer, template, chosen, calibration, ngram)
+            rows = max(calibration.costs) if calibration.rows > 1 else 1
+    return Session(engine, manifest, tokenizer, template, rows, calibration, ngram)
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -7,7 +7,7 @@ parent. Parents come before children. Knows nothing about tokens or models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
@@ -20,13 +20,11 @@ MASKED = -1e4  # "may not see": finite, fits float16, and exp() of it is 0
 class DraftTree:
     """`parents[i] < i` for every node but the root (whose parent is itself); siblings have distinct ranks.
 
-    `chances[i]`, where known: the probability that all of node i's path comes true.
     Raises ValueError where that does not hold: trees from files are checked by `streamspec.bundle` first.
     """
 
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
-    chances: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.parents or len(self.parents) != len(self.ranks):
@@ -112,18 +110,14 @@ class DraftTree:
             order.append(stack.pop())
             stack += reversed(self.children[order[-1]])
         slots = {node: slot for slot, node in enumerate(order)}
-        tree = DraftTree(
-            tuple(slots[self.parents[i]] for i in order),
-            tuple(self.ranks[i] for i in order),
-            tuple(self.chances[i] for i in order) if self.chances else (),
-        )
-        return tree, order
+        parents, ranks = (tuple(slots[self.parents[i]] for i in order), tuple(self.ranks[i] for i in order))
+        return DraftTree(parents, ranks), order
 
     @classmethod
     def from_nodes(cls, nodes: Sequence[Sequence[float]], n: int) -> DraftTree:
         """The first `n` nodes (fewer if there are fewer) of a list of `(parent, rank, probability)` ordered by probability."""
-        parents, ranks, chances = zip(*nodes[:n], strict=True)
-        return cls(tuple(map(int, parents)), (0, *map(int, ranks[1:])), tuple(map(float, chances))).depth_first()[0]
+        parents, ranks, _ = zip(*nodes[:n], strict=True)
+        return cls(tuple(map(int, parents)), (0, *map(int, ranks[1:]))).depth_first()[0]
 
 
 def chain(gamma: int) -> DraftTree:

@@ -18,7 +18,6 @@ from streamspec.runtime.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session
-    from streamspec.trees import DraftTree
 
 SAMPLE_ROWS = 2000  # rows that the wide / narrow comparison covers, where the prompts have as many
 MARGIN_FACTOR = 2.0  # both of the two best logits may be off, in opposite directions
@@ -35,13 +34,13 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """`tree`: rows forced upon the session instead of its own choice."""
+    """`rows`: forced upon the session instead of its own choice."""
 
     name: str
     session: Session
     speculate: bool
     sampling: Sampling = GREEDY
-    tree: DraftTree | None = None
+    rows: int | None = None
 
     def answer(self, prompt: Any, limit: int) -> Answer:
         with self._forced():
@@ -57,17 +56,17 @@ class Contender:
 
     @contextmanager
     def _forced(self) -> Iterator[None]:
-        if self.tree is None:
+        if self.rows is None:
             yield
             return
         session = self.session
-        before = session.tree, session.calibration
-        # Without a calibration the session does not second-guess the tree while it runs.
-        session.tree, session.calibration = (self.tree if len(self.tree) > 1 else None), None
+        before = session.rows, session.calibration
+        # Without a calibration the session does not second-guess the rows while it runs.
+        session.rows, session.calibration = self.rows, None
         try:
             yield
         finally:
-            session.tree, session.calibration = before
+            session.rows, session.calibration = before
 
 
 class SessionReferee:

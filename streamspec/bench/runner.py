@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from streamspec.atomic import write_text
 from streamspec.bench.contender import Contender
@@ -50,8 +49,10 @@ def bench(
     from streamspec.runtime import load
 
     session = load(bundle, threads=threads, tree=tree, ngram=ngram)
+    if rows and session.manifest.trees is None:
+        raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     contenders = [Contender(PLAIN, session, False, sampling), Contender(SPECULATIVE, session, True, sampling)]
-    contenders += [Contender(f"{n} rows", session, True, sampling, _tree(session, n)) for n in rows]
+    contenders += [Contender(f"{n} rows", session, True, sampling, n) for n in rows]
     others = [Contender(str(path), load(path, threads=threads, tree="plain"), False, sampling) for path in also]
     record = Recorder(contenders + others, max_new_tokens)
     record.warm_up(cases[0])
@@ -70,10 +71,3 @@ def _check(**options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} = {value}", "at least 1", f"change --{name.replace('_', '-')}")
-
-
-def _tree(session: Any, rows: int) -> Any:
-    trees = session.manifest.trees
-    if trees is None:
-        raise ConfigError("--rows for a bundle without draft trees", "a bundle with streams", "leave --rows out")
-    return trees.tree(rows)

@@ -47,11 +47,11 @@ class FakeSession:
     wrong_at: int | None = None
     margin: float = 5.0
     seconds: tuple[float, float] = (0.4, 0.1)  # decode time per step, plain and speculative
-    tree: Any = None
+    rows: Any = 1
     calibration: Any = None
     speculation: str = "on"
     calls: list[bool] = field(default_factory=list)
-    manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=SimpleNamespace(tree=lambda n: [0] * n)))
+    manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object()))
 
     def __post_init__(self) -> None:
         self.engine = FakeEngine(self.logits)

@@ -163,10 +163,10 @@ def test_wide_and_narrow_rows_are_compared_over_the_rows_asked_for() -> None:
     assert wide_narrow_difference(session, [[1, 2, 3], [4, 5]], rows=4) == pytest.approx(0.5)  # type: ignore[arg-type]
 
 
-def test_a_forced_tree_is_given_back() -> None:
-    session = FakeSession(tree="own", calibration="own")
-    Contender("2 rows", session, True, tree=[0, 0]).answer("a b", 4)  # type: ignore[arg-type]
-    assert (session.tree, session.calibration) == ("own", "own")
+def test_forced_rows_are_given_back() -> None:
+    session = FakeSession(rows="own", calibration="own")
+    Contender("2 rows", session, True, rows=2).answer("a b", 4)  # type: ignore[arg-type]
+    assert (session.rows, session.calibration) == ("own", "own")
 
 
 @pytest.mark.parametrize("wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}])

@@ -1,4 +1,4 @@
-"""propose / accept / commit / keep_rows, enumerated over all small trees."""
+"""accept / commit / keep_rows, enumerated over all small trees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.decoding import SUM_BLOCK, accept, commit, cut, keep_rows, off_borders, propose
+from streamspec.runtime.decoding import SUM_BLOCK, accept, commit, cut, keep_rows, off_borders
+from streamspec.runtime.drafting import Draft
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.trees import DraftTree, cartesian, chain
 
@@ -31,7 +32,7 @@ def test_accept_equals_its_definition_on_all_small_trees() -> None:
     for tree in small_trees(4, 2):
         n = len(tree)
         candidates = np.array([[0, 1], [1, 0], [0, 1]])
-        tokens = propose(tree, 5, candidates)
+        tokens = [5, *(candidates[d - 1, r] for d, r in zip(tree.depths[1:], tree.ranks[1:], strict=True))]
         for choices in product(range(3), repeat=n):
             node, path = accept(tree, tokens, choices)
             right = [i for i in range(n) if all(tokens[k] == choices[tree.parents[k]] for k in tree.path(i)[1:])]
@@ -39,12 +40,6 @@ def test_accept_equals_its_definition_on_all_small_trees() -> None:
             assert path == tree.path(node)
             checked += 1
     assert checked > 1000
-
-
-def test_propose_takes_depth_and_rank() -> None:
-    tokens = propose(cartesian(2, 2), 9, np.array([[1, 2], [3, 4]]))
-    assert tokens.tolist() == [9, 1, 3, 4, 2, 3, 4]
-    assert propose(chain(0), 9, np.empty((0, 1), np.int64)).tolist() == [9]
 
 
 def test_accepting_repeated_candidates_takes_the_first() -> None:
@@ -101,9 +96,9 @@ def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:
-    tree, tokens = cartesian(2, 2), np.arange(7)
+    draft = Draft(cartesian(2, 2), np.arange(7), 2.0)
     for length in range(3 * SUM_BLOCK):
-        chosen, kept = off_borders(tree, tokens, length)
-        first, last = length // SUM_BLOCK, (length + len(tree) - 1) // SUM_BLOCK
-        assert chosen == (tree if first == last else chain(2))
-        assert kept.tolist() == list(range(7 if first == last else 3))
+        kept = off_borders(draft, length)
+        first, last = length // SUM_BLOCK, (length + 6) // SUM_BLOCK
+        assert kept.tree == (draft.tree if first == last else chain(2))
+        assert kept.tokens.tolist() == list(range(7 if first == last else 3))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.drafting import draft
+from streamspec.runtime.drafting import Draft, Guesses, draft
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
-from streamspec.trees import DraftTree
 from tests.runtime.test_loop import decode
 from tests.runtime.toy import ToyEngine, hashed, scripted
 
@@ -47,54 +48,77 @@ def test_the_estimate_follows_what_came() -> None:
     assert later.chance == pytest.approx(2 / 3, abs=0.06)
 
 
-NODES = [(0, 0, 1.0), (0, 0, 0.6), (1, 0, 0.4), (0, 1, 0.2), (2, 0, 0.15), (1, 1, 0.1)]
-GUESSES = np.array([[10, 11], [20, 21], [30, 31]])
+GUESSES = Guesses(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.6, 0.2], [0.7, 0.2], [0.4, 0.3]]))
 
 
-def paths(tree: DraftTree, tokens: np.ndarray) -> set[tuple[int, ...]]:
-    return {tuple(int(tokens[i]) for i in tree.path(node)) for node in range(len(tree))}
+def paths(made: Draft) -> set[tuple[int, ...]]:
+    return {tuple(int(made.tokens[i]) for i in made.tree.path(node)) for node in range(len(made.tree))}
 
 
-def test_nodes_compete_by_chance_and_agreeing_ones_are_one() -> None:
-    tree = DraftTree.from_nodes(NODES, 6)
-    merged, tokens = draft(tree, 5, GUESSES, Continuation((10, 50, 51), 3, 0.5))
-    # 10 is both's (0.6); 50 behind it has 0.25, 51 0.125, which beats the streams' last node, 0.1
-    assert paths(merged, tokens) == {(5,), (5, 10), (5, 10, 20), (5, 11), (5, 10, 20, 30), (5, 10, 50)}
-    assert len(merged) == len(tree) and merged.path(2) == (0, 1, 2) and tokens[:3].tolist() == [5, 10, 20]
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 3), st.integers(0, 10_000))
+def test_the_tree_holds_the_likeliest_paths(rows: int, gamma: int, width: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    chances = np.sort(random.dirichlet(np.ones(width + 1), gamma)[:, :width])[:, ::-1]
+    guesses = Guesses(np.arange(gamma * width).reshape(gamma, width), chances)
+    every = {
+        tuple(d * width + r for d, r in enumerate(ranks)): float(np.prod([chances[d, r] for d, r in enumerate(ranks)]))
+        for depth in range(gamma + 1)
+        for ranks in product(range(width), repeat=depth)
+    }
+    made = draft(99, guesses, None, rows)
+    best = sorted(every.values(), reverse=True)[:rows]
+    found = {path[1:] for path in paths(made)}
+    assert len(found) == len(made.tree) == len(best)
+    assert sorted((every[path] for path in found), reverse=True) == pytest.approx(best)
+    assert made.expected == pytest.approx(sum(best))
+
+
+def test_costs_decide_how_many_rows_a_draft_has() -> None:
+    assert len(draft(5, GUESSES, None, 16, np.ones(16)).tree) == 15  # all there are
+    assert len(draft(5, GUESSES, None, 16, np.arange(1.0, 17.0)).tree) == 2
+    priced = draft(5, GUESSES, None, 16, 1 + 0.1 * np.arange(16))
+    sizes = {n: draft(5, GUESSES, None, n).expected / (1 + 0.1 * (n - 1)) for n in range(2, 16)}
+    assert len(priced.tree) == max(sizes, key=lambda n: sizes[n])
+
+
+def test_streams_and_text_compete_and_agreeing_nodes_are_one() -> None:
+    made = draft(5, GUESSES, Continuation((10, 50, 51), 3, 0.5), 6)
+    # 10: 0.6 by both; 10 20: 0.42; 10 50: 0.3, the text's; 11: 0.2; 10 20 30: 0.168; 10 50 51: 0.15
+    assert paths(made) == {(5,), (5, 10), (5, 10, 20), (5, 10, 50), (5, 11), (5, 10, 20, 30)}
+    assert made.tokens[:4].tolist() == [5, 10, 20, 30]  # the likeliest path first
 
 
 def test_a_certain_continuation_takes_the_rows_and_goes_deeper_than_the_streams() -> None:
-    tree = DraftTree.from_nodes(NODES, 6)
-    merged, tokens = draft(tree, 5, GUESSES, Continuation(tuple(range(70, 80)), 9, 0.95))
-    assert merged.depth == 5 and tokens.tolist() == [5, 70, 71, 72, 73, 74]
+    made = draft(5, GUESSES, Continuation(tuple(range(70, 80)), 9, 0.95), 6)
+    assert made.tree.depth == 5 and made.tokens.tolist() == [5, 70, 71, 72, 73, 74]
+    alone = draft(5, None, Continuation((7, 8), 2, 0.5), 6)
+    assert alone.tokens.tolist() == [5, 7, 8] and draft(5, None, None, 6).tokens.tolist() == [5]
 
 
-@pytest.mark.parametrize("found", [None, Continuation((1, 2), 1, 0.1)])
-def test_without_a_worthy_continuation_the_tree_is_the_streams(found: Continuation | None) -> None:
-    tree = DraftTree.from_nodes(NODES, 6)
-    merged, tokens = draft(tree, 5, GUESSES, found)
-    assert merged is tree and tokens[1] == 10
+def test_chances_of_guesses_are_their_share_of_each_other() -> None:
+    guesses = Guesses.from_logits(np.zeros((1, 3), np.int64), np.array([[4.0, 4.0, -1e9]], np.float32))
+    assert guesses.chances.tolist() == [[0.5, 0.5, 0.0]]
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 6))
+@given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 9))
 def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
-    tree = DraftTree.from_nodes(NODES, rows)
     period = [1, 4, 2, 3, 1, 6, 2][: 1 + seed % 7]
     rule = scripted(3, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
     plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
     engine = ToyEngine(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
-    assert decode(engine, Plan(limit, tree=tree), [1, 2, 3])[0] == plain
+    assert decode(engine, Plan(limit, rows=rows), [1, 2, 3])[0] == plain
 
 
 def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
     engine = ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0)
-    _, _, run = decode(engine, Plan(90, tree=DraftTree.from_nodes(NODES, 6)), [1, 2, 3])
+    _, _, run = decode(engine, Plan(90, rows=6), [1, 2, 3])
     assert run.stats.tau > 3
     _, _, without = decode(
         ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0),
-        Plan(90, tree=DraftTree.from_nodes(NODES, 6), ngram=False),
+        Plan(90, rows=6, ngram=False),
         [1, 2, 3],
     )
     assert without.stats.tau < 1.2

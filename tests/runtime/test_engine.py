@@ -13,7 +13,7 @@ from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.runtime import Session, load
 from streamspec.runtime.engine import OrtEngine, causal_mask
 from streamspec.runtime.interface import ROOT_ONLY, Cancelled
-from streamspec.trees import DraftTree, cartesian, chain
+from streamspec.trees import DraftTree
 
 Bundles = Callable[[str], Path]
 PROMPTS = ["hello", "abc", "x", "The lighthouse", "Wo ist?", "zzzzzz", "a b c d e f"]
@@ -43,8 +43,8 @@ def assert_near_tie(session: Session, prompt: str, plain: list[int], spec: list[
 def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) -> None:
     session = open_session(bundles(precision))
     steps = tokens = 0
-    for tree in (chain(1), chain(3), cartesian(3, 2), session.manifest.trees.tree(8), session.manifest.trees.tree(32)):  # type: ignore[union-attr]
-        session.tree = tree
+    for rows in (2, 4, 13, 32):
+        session.rows = rows
         for prompt in PROMPTS:
             plain = session.generate(prompt, max_new_tokens=40, speculate=False)
             spec = session.generate(prompt, max_new_tokens=40)
@@ -62,7 +62,7 @@ def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) ->
 
 def test_a_chain_equals_two_row_plain_decoding_bit_for_bit(bundles: Bundles) -> None:
     session = open_session(bundles("int8"))
-    session.tree = chain(1)
+    session.rows = 2
     for prompt in PROMPTS:
         wide = session.generate(prompt, max_new_tokens=40, speculate=False, wide=True)
         assert session.generate(prompt, max_new_tokens=40).token_ids == wide.token_ids
@@ -126,7 +126,7 @@ def test_a_row_sees_only_its_ancestors(bundles: Bundles) -> None:
 
 def test_a_plain_bundle_decodes_plainly(bundles: Bundles) -> None:
     session = load(bundles("lora"), threads=1)
-    assert session.tree is None and session.speculation == "off (the bundle has no streams)"
+    assert session.rows == 1 and session.speculation == "off (the bundle has no streams)"
     answer = session.generate("hello", max_new_tokens=12)
     assert answer.stats.steps == 0 and answer.stats.plain_steps == len(answer.token_ids) - 1
     same = open_session(bundles("fp32"), "plain")
@@ -149,7 +149,7 @@ def test_a_cancelled_call_leaves_a_usable_engine(bundles: Bundles) -> None:
         engine.verify(np.array([9]), ROOT_ONLY, draft=False)
     assert engine.length == 3
     engine.reset()
-    assert engine.prefill([5, 6, 7], draft=True).candidates is not None
+    assert engine.prefill([5, 6, 7], draft=True).guesses is not None
 
 
 def test_cancel_from_another_thread(bundles: Bundles) -> None:

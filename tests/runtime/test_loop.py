@@ -11,7 +11,7 @@ from streamspec.errors import BundleError
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Verified
 from streamspec.runtime.loop import Decoder, Plan
-from streamspec.trees import DraftTree, cartesian, chain
+from streamspec.trees import DraftTree
 from tests.runtime.toy import ToyEngine, hashed
 
 
@@ -24,31 +24,17 @@ def decode(engine: ToyEngine, plan: Plan, prompt: list[int]) -> tuple[list[int],
     return tokens, reason, decoder
 
 
-@st.composite
-def trees(draw: st.DrawFn, gamma: int, width: int) -> DraftTree:
-    parents, ranks, depths, taken = [0], [0], [0], set()
-    for i in range(1, draw(st.integers(2, 10))):
-        parent, rank = draw(st.integers(0, i - 1)), draw(st.integers(0, width - 1))
-        parent = min(parent, len(parents) - 1)
-        if depths[parent] < gamma and (parent, rank) not in taken:
-            taken.add((parent, rank))
-            parents.append(parent)
-            ranks.append(rank)
-            depths.append(depths[parent] + 1)
-    return DraftTree(tuple(parents), tuple(ranks))
-
-
 @settings(max_examples=150, deadline=None)
-@given(trees(3, 3), st.integers(0, 1000), st.integers(1, 40), st.integers(2, 30), st.floats(0, 1), st.booleans())
+@given(st.integers(2, 20), st.integers(0, 1000), st.integers(1, 40), st.integers(2, 30), st.floats(0, 1), st.booleans())
 def test_speculative_equals_plain(
-    tree: DraftTree, seed: int, limit: int, context: int, skill: float, wide: bool
+    rows: int, seed: int, limit: int, context: int, skill: float, wide: bool
 ) -> None:
     prompt = [1, 2, 3][: context - 1]
     eos = (5,) if seed % 2 else ()
     rule = hashed(8, seed)
-    plain, plain_reason, plain_run = decode(ToyEngine(rule, 8, context=context), Plan(limit, eos, None, wide), prompt)
+    plain, plain_reason, plain_run = decode(ToyEngine(rule, 8, context=context), Plan(limit, eos, wide=wide), prompt)
     spec, reason, run = decode(
-        ToyEngine(rule, 8, context=context, skill=skill, seed=seed), Plan(limit, eos, tree), prompt
+        ToyEngine(rule, 8, context=context, skill=skill, seed=seed), Plan(limit, eos, rows), prompt
     )
     assert (spec, reason) == (plain, plain_reason)
     assert len(spec) <= min(limit, context - len(prompt))
@@ -58,14 +44,14 @@ def test_speculative_equals_plain(
 
 def test_a_perfect_drafter_commits_gamma_plus_one_per_step() -> None:
     engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=1, context=64, skill=1.0)
-    _, _, run = decode(engine, Plan(41, (), chain(3)), [1])
+    _, _, run = decode(engine, Plan(41, (), 4, ngram=False), [1])
     assert run.stats.steps == 10 and run.stats.tau == 4.0 and run.stats.plain_steps == 0
     assert run.stats.call_reduction == pytest.approx(41 / 11)
 
 
 def test_near_the_end_of_the_context_plain_steps_take_over() -> None:
     engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=1, context=12, skill=1.0)
-    tokens, reason, run = decode(engine, Plan(99, (), chain(3)), [1])
+    tokens, reason, run = decode(engine, Plan(99, (), 4, ngram=False), [1])
     assert len(tokens) == 11 and reason == "length"
     assert run.stats.steps > 0 and run.stats.plain_steps > 0
 
@@ -83,15 +69,15 @@ def test_a_graph_that_accepts_another_node_is_refused() -> None:
     class Wrong(ToyEngine):
         def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
             right = super().verify(tokens, tree, draft)
-            return Verified(right.choices, 99, right.candidates)
+            return Verified(right.choices, 99, right.guesses)
 
     with pytest.raises(BundleError, match="accepted node 99"):
-        decode(Wrong(hashed(50), 50), Plan(10, (), chain(3)), [1])
+        decode(Wrong(hashed(50), 50), Plan(10, (), 4), [1])
 
 
 def test_useless_drafts_switch_speculation_off_and_it_is_tried_again() -> None:
     engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=1, context=4000, skill=0.0)
-    plan = Plan(500, (), chain(3), governor=Governor(2.0))
+    plan = Plan(500, (), 4, costs=np.full(4, 2.0), governor=Governor(), ngram=False)
     tokens, _, run = decode(engine, plan, [1])
     rows = [n for n, _ in engine.calls[1:]]
     first = rows.index(1)
@@ -105,5 +91,5 @@ def test_useless_drafts_switch_speculation_off_and_it_is_tried_again() -> None:
 
 def test_good_drafts_stay_on() -> None:
     engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=3, context=400, skill=1.0)
-    _, _, run = decode(engine, Plan(300, (), cartesian(3, 3), governor=Governor(1.5)), [1])
+    _, _, run = decode(engine, Plan(300, (), 40, costs=np.full(40, 1.5), governor=Governor(), ngram=False), [1])
     assert run.stats.plain_steps <= 1 and run.stats.speculation.startswith("on")

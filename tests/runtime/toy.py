@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from streamspec.runtime.drafting import Guesses
 from streamspec.runtime.interface import Cancelled, Verified
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.trees import DraftTree
@@ -31,7 +32,7 @@ def scripted(prompt: int, script: Sequence[int]) -> Rule:
 
 
 class ToyEngine:
-    """Keeps its cache as token ids. Candidates are right with probability `skill`, at a random rank."""
+    """Keeps its cache as token ids. Guesses are right with probability `skill`, at a random rank, and of random chances."""
 
     def __init__(
         self,
@@ -93,11 +94,12 @@ class ToyEngine:
             raise Cancelled
         self.calls.append((rows, draft))
 
-    def _draft(self, context: list[int], root: int) -> np.ndarray:
+    def _draft(self, context: list[int], root: int) -> Guesses:
         ahead, out = [*context, root], np.empty((self.gamma, self.width), np.int64)
         for j in range(self.gamma):
             ahead.append(self.rule(ahead))
             out[j] = self.random.permutation(self.vocab)[: self.width]
             if self.random.random() < self.skill and ahead[-1] not in out[j]:
                 out[j, self.random.integers(self.width)] = ahead[-1]
-        return out
+        chances = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
+        return Guesses(out, chances * 0.95)

@@ -16,7 +16,7 @@ Text = Callable[[int, np.random.Generator], int]  # (tokens so far, dice) -> tok
 
 def clock(cost: float, text: Text, answers: int, length: int, seed: int = 0) -> float:
     """Time in plain steps, plain decoding's being answers * length."""
-    governor, dice, time = Governor(cost), np.random.default_rng(seed), 0.0
+    governor, dice, time = Governor(), np.random.default_rng(seed), 0.0
     for _ in range(answers):
         governor.begin()
         done = 0
@@ -24,7 +24,7 @@ def clock(cost: float, text: Text, answers: int, length: int, seed: int = 0) -> 
             if governor.on:
                 committed = min(text(done, dice), length - done)
                 time += cost
-                governor.step(committed)
+                governor.step(committed, cost)
             else:
                 committed, time = 1, time + 1
                 governor.plain_step()
@@ -63,14 +63,14 @@ def test_good_texts_keep_nearly_all_of_their_gain(cost: float, skill: float) -> 
 
 
 def test_a_text_that_turns_good_is_noticed() -> None:
-    governor = Governor(2.0)
+    governor = Governor()
     while governor.on:
-        governor.step(1)
+        governor.step(1, 2.0)
     waited = 0
     while not governor.on:
         governor.plain_step()
         waited += 1
     assert waited < 400
     for _ in range(50):
-        governor.step(5)
+        governor.step(5, 2.0)
     assert governor.on and governor.describe(8).startswith("on")
