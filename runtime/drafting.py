@@ -9,12 +9,13 @@ likelier than its parent, and ends where another row costs more than it promises
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
-from streamspec.runtime.ngram import Continuation
+from streamspec.runtime.ngram import Continuation, Rates
 from streamspec.trees import DraftTree
 
 GUESS_TEMPERATURE = 1.2  # streams are a little too sure of themselves (docs/decisions.md)
@@ -75,50 +76,67 @@ class _Search:
     def __init__(self, guesses: Guesses | None, found: Continuation | None) -> None:
         self._tokens: list[list[int]] = guesses.tokens.tolist() if guesses is not None else []
         self._chances: list[list[float]] = guesses.chances.tolist() if guesses is not None else []
-        self._said: tuple[int, ...] = found.tokens if found is not None else ()
-        self._trust = found.chance if found is not None else 0.0
+        self._found = found
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
 
     def take(self, root: int, rows: int) -> list[_Node]:
         """At most `rows` nodes by falling chance, the root first."""
         taken = [_Node(1.0, 0, 0, 0, root, True)]
-        self._expand(taken, 0)
+        self._expand(taken[0], 0)
         while self._heap and len(taken) < rows:
             node = heapq.heappop(self._heap)[2]
             taken.append(node)
-            self._expand(taken, len(taken) - 1)
-            self._next_guess(taken, node)
+            self._expand(node, len(taken) - 1)
+            if not node.follows:
+                self._guess(taken[node.parent], node.parent, node.rank + 1)
         return taken
 
-    def _expand(self, taken: list[_Node], slot: int) -> None:
+    def _expand(self, node: _Node, slot: int) -> None:
         """Offers the children of a node that was taken: the continuation's token, and the first guess."""
-        node = taken[slot]
-        depth = node.depth
-        said = self._said[depth] if node.follows and depth < len(self._said) else None
-        guessed = self._tokens[depth] if depth < len(self._tokens) else []
+        said, chance, rank = self._continued(node)
         if said is not None:
-            chance, rank = self._trust, len(guessed)
-            if said in guessed:
-                rank = guessed.index(said)
-                chance = max(chance, self._chances[depth][rank])
-            self._offer(_Node(node.chance * chance, slot, depth + 1, rank, said, True))
+            self._offer(_Node(node.chance * chance, slot, node.depth + 1, rank, said, True))
         self._guess(node, slot, 0)
 
-    def _next_guess(self, taken: list[_Node], node: _Node) -> None:
-        """Offers the guess after `node`, under the same parent."""
-        if not node.follows:
-            self._guess(taken[node.parent], node.parent, node.rank + 1)
-
     def _guess(self, parent: _Node, slot: int, rank: int) -> None:
+        """Offers guess number `rank` as a child of `parent`, or the next one where the continuation offers that already."""
         depth = parent.depth
         if depth >= len(self._tokens):
             return
+        said, chance, known = self._continued(parent)
+        rank += rank == known and said is not None
+        if rank < len(self._tokens[depth]):
+            share = self._chances[depth][rank]
+            if said is not None:  # what the continuation claims is lost to the others
+                own = self._chances[depth][known] if known < len(self._tokens[depth]) else 0.0
+                share *= (1 - chance) / max(1 - own, 1e-6)
+            self._offer(_Node(parent.chance * min(share, 1.0), slot, depth + 1, rank, self._tokens[depth][rank], False))
+
+    def _continued(self, node: _Node) -> tuple[int | None, float, int]:
+        """The continuation's token behind `node`, or None; its chance; its rank among the guesses, their number if it is new."""
+        depth, found = node.depth, self._found
+        if found is None or not node.follows or depth >= len(found.tokens):
+            return None, 0.0, 0
+        said = found.tokens[depth]
+        if depth >= len(self._tokens):
+            return said, found.chance["alone"], 0
         guessed = self._tokens[depth]
-        if parent.follows and depth < len(self._said) and rank < len(guessed) and guessed[rank] == self._said[depth]:
-            rank += 1  # offered already, as the continuation's
-        if rank < len(guessed):
-            self._offer(_Node(parent.chance * self._chances[depth][rank], slot, depth + 1, rank, guessed[rank], False))
+        rank = guessed.index(said) if said in guessed else len(guessed)
+        own = self._chances[depth][rank] if rank < len(guessed) else 0.0
+        return said, max(own, found.chance["differs" if rank else "agrees"]), rank
 
     def _offer(self, node: _Node) -> None:
         heapq.heappush(self._heap, (-node.chance, next(self._age), node))
+
+
+def observe(rates: Rates, guesses: Guesses | None, found: Continuation, came: Iterable[int]) -> None:
+    """Learns how often continuations come true from the tokens that came after `guesses` and `found` had been made."""
+    for depth, (said, token) in enumerate(zip(found.tokens, came, strict=False)):
+        if guesses is None or depth >= len(guesses.tokens):
+            kind = "alone"
+        else:
+            kind = "agrees" if said == guesses.tokens[depth, 0] else "differs"
+        rates.see(kind, found.match, said == token)
+        if said != token:
+            return

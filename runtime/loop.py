@@ -13,10 +13,10 @@ import numpy as np
 
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders
-from streamspec.runtime.drafting import Draft, Guesses, draft
+from streamspec.runtime.drafting import Draft, Guesses, draft, observe
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import ROOT_ONLY, Engine
-from streamspec.runtime.ngram import Continuation, NgramIndex
+from streamspec.runtime.ngram import Continuation, NgramIndex, Rates
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 from streamspec.trees import chain
@@ -27,7 +27,8 @@ class Plan:
     """How to decode.
 
     `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
-    (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens.
+    (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens,
+    `rates`: how often that has come true so far.
     `wide`: plain steps run two rows, the second of which is thrown away.
     """
 
@@ -38,6 +39,7 @@ class Plan:
     wide: bool = False
     governor: Governor | None = None
     ngram: bool = True
+    rates: Rates | None = None
     sampling: Sampling = GREEDY
 
 
@@ -50,7 +52,7 @@ class Decoder:
         self._governor = plan.governor or Governor()
         self._root = -1
         self._guesses: Guesses | None = None
-        self._index = NgramIndex() if plan.rows > 1 and plan.ngram else None
+        self._index = NgramIndex(plan.rates) if plan.rows > 1 and plan.ngram else None
         self._found: Continuation | None = None  # what the last draft was made with
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
@@ -108,11 +110,11 @@ class Decoder:
                 'run with tree="plain" and report the bundle',
             )
         self.engine.keep(path)
-        self._guesses = result.guesses
+        before, self._guesses = self._guesses, result.guesses
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
         self._governor.step(len(path), None if self.plan.costs is None else float(self.plan.costs[len(tree) - 1]))
         if self._found is not None and self._index is not None:
-            self._index.observe(self._found, done.tokens)
+            observe(self._index.rates, before, self._found, done.tokens)
         self._count(done, "tree")
         return done
 

@@ -1,39 +1,61 @@
 """The n-gram drafter (prompt lookup): what followed the last time the text's newest tokens stood there.
 
-An index of one text, prompt included, that grows with it, and an estimate of how often such a continuation comes true, by the
-length of the match. Costs no model call. Knows nothing about trees or models.
+An index of one text, prompt included, that grows with it, and rates of how often such a continuation comes true, which outlive
+the text. Costs no model call. Knows nothing about trees or models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LONGEST = 4  # tokens of a key; longer matches are told apart by looking back
-MEASURED = 12  # match lengths from here on count as one
+MEASURED = 8  # match lengths from here on count as one
 CONTINUATION = 16  # tokens offered
-# Trials and hits assumed before any were seen, by match length: an early opinion that some 8 observations outweigh.
-TRIALS = 8.0
-FIRST_OPINION = (0.0, 0.15, 0.35, 0.5, 0.6, 0.65, 0.7, 0.75, 0.75, 0.8, 0.8, 0.8, 0.85)
+# How often the next token of a continuation is right, by match length, before anything was seen: where streams guess something
+# else, where they guess the same, and where there are none to ask. WikiSQL's and E2E's rates (docs/decisions.md), rounded down.
+ASSUMED = {
+    "differs": (0.0, 0.10, 0.25, 0.30, 0.25, 0.25, 0.25, 0.25, 0.25),
+    "agrees": (0.0, 0.90, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95),
+    "alone": (0.0, 0.20, 0.45, 0.60, 0.65, 0.70, 0.75, 0.80, 0.80),
+}
+WEIGHT = 10.0  # observations that the assumption counts for
+MEMORY = 200.0  # observations remembered
+
+
+@dataclass
+class Rates:
+    """Rates per kind of agreement and match length, from what was assumed and what was seen since."""
+
+    trials: dict[str, list[float]] = field(default_factory=lambda: {k: [WEIGHT] * len(v) for k, v in ASSUMED.items()})
+    hits: dict[str, list[float]] = field(default_factory=lambda: {k: [WEIGHT * p for p in v] for k, v in ASSUMED.items()})
+
+    def of(self, kind: str, match: int) -> float:
+        return self.hits[kind][match] / self.trials[kind][match]
+
+    def see(self, kind: str, match: int, right: bool) -> None:
+        trials, hits = self.trials[kind], self.hits[kind]
+        fade = min(1.0, MEMORY / trials[match])
+        trials[match] = trials[match] * fade + 1
+        hits[match] = hits[match] * fade + right
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """`tokens` may come next, each with probability `chance` if those before it did. `match`: tokens that agreed."""
+    """`tokens` may come next. `match`: how many tokens agreed. `chance[kind]` of each token, if those before it came."""
 
     tokens: tuple[int, ...]
     match: int
-    chance: float
+    chance: dict[str, float]
 
 
 class NgramIndex:
-    """`text` so far; `find` looks its end up, `observe` says what really followed."""
+    """`text` so far; `find` looks its end up."""
 
-    def __init__(self) -> None:
+    def __init__(self, rates: Rates | None = None) -> None:
         self.text: list[int] = []
+        self.rates = rates or Rates()
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest occurrence but the newest was followed
-        self._trials = [TRIALS] * (MEASURED + 1)
-        self._hits = [TRIALS * chance for chance in FIRST_OPINION]
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Adds tokens to the text. An n-gram enters the index once a token follows it."""
@@ -48,21 +70,13 @@ class NgramIndex:
         for n in range(min(LONGEST, len(self.text)), 0, -1):
             at = self._after.get(tuple(self.text[-n:]))
             if at is not None:
-                match = min(self._match(at), MEASURED)
-                chance = self._hits[match] / self._trials[match]
+                match = self._match(at)
+                chance = {kind: self.rates.of(kind, match) for kind in ASSUMED}
                 return Continuation(tuple(self.text[at : at + min(limit, CONTINUATION)]), match, chance)
         return None
 
-    def observe(self, offered: Continuation, came: Iterable[int]) -> None:
-        """Learns from the tokens that really came after `offered` was found."""
-        for wanted, token in zip(offered.tokens, came, strict=False):
-            self._trials[offered.match] += 1
-            if wanted != token:
-                return
-            self._hits[offered.match] += 1
-
     def _match(self, at: int) -> int:
-        """How many tokens before `at` equal the end of the text."""
+        """How many tokens before `at` equal the end of the text, up to `MEASURED`."""
         length = 0
         while length < at and length < MEASURED and self.text[at - 1 - length] == self.text[-1 - length]:
             length += 1

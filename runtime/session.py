@@ -20,6 +20,7 @@ from streamspec.runtime.detokenize import TextStream
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Engine
 from streamspec.runtime.loop import Decoder, Plan
+from streamspec.runtime.ngram import Rates
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 
@@ -73,7 +74,7 @@ class Session:
         self.rows, self.calibration, self.ngram = rows, calibration, ngram
         self._busy = threading.Lock()
         self._cancelled = False
-        self._governor = Governor()
+        self._governor, self._rates = Governor(), Rates()
 
     @property
     def speculation(self) -> str:
@@ -138,7 +139,7 @@ class Session:
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
             costs=self.calibration.curve() if self.calibration else None, wide=wide and not speculate,
-            governor=self._governor if self.calibration else None, ngram=self.ngram, sampling=sampling,
+            governor=self._governor if self.calibration else None, ngram=self.ngram, rates=self._rates, sampling=sampling,
         )  # fmt: skip
         return self._chunks(ids, plan, stops)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.drafting import Draft, Guesses, draft
+from streamspec.runtime.drafting import Draft, Guesses, draft, observe
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
 from tests.runtime.test_loop import decode
@@ -37,15 +37,23 @@ def test_find_equals_its_definition(text: list[int]) -> None:
     assert found is None
 
 
-def test_the_estimate_follows_what_came() -> None:
+def sure(tokens: tuple[int, ...], chance: float, match: int = 3) -> Continuation:
+    return Continuation(tokens, match, dict.fromkeys(("differs", "agrees", "alone"), chance))
+
+
+def test_the_rates_follow_what_came() -> None:
     index = index_of([1, 2, 3, 1, 2])
     first = index.find()
     assert first is not None and first.match == 2 and first.tokens == (3, 1, 2)
-    for _ in range(40):
-        index.observe(first, [3, 1, 9])
+    guesses = Guesses(np.array([[3], [4]]), np.array([[0.9], [0.9]]))
+    for _ in range(300):
+        observe(index.rates, guesses, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
     later = index.find(limit=1)
     assert later is not None and later.tokens == (3,)
-    assert later.chance == pytest.approx(2 / 3, abs=0.06)
+    assert later.chance["agrees"] > 0.98 and later.chance["differs"] > 0.95 and later.chance["alone"] < 0.05
+    for _ in range(400):
+        observe(index.rates, guesses, first, [4])
+    assert index.rates.of("agrees", 2) < 0.2  # the past fades
 
 
 GUESSES = Guesses(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.6, 0.2], [0.7, 0.2], [0.4, 0.3]]))
@@ -83,16 +91,16 @@ def test_costs_decide_how_many_rows_a_draft_has() -> None:
 
 
 def test_streams_and_text_compete_and_agreeing_nodes_are_one() -> None:
-    made = draft(5, GUESSES, Continuation((10, 50, 51), 3, 0.5), 6)
-    # 10: 0.6 by both; 10 20: 0.42; 10 50: 0.3, the text's; 11: 0.2; 10 20 30: 0.168; 10 50 51: 0.15
-    assert paths(made) == {(5,), (5, 10), (5, 10, 20), (5, 10, 50), (5, 11), (5, 10, 20, 30)}
-    assert made.tokens[:4].tolist() == [5, 10, 20, 30]  # the likeliest path first
+    made = draft(5, GUESSES, sure((10, 50, 51), 0.5), 6)
+    # 10: 0.6 by both; 10 50: 0.3, the text's, which leaves 0.21 to 10 20; 11: 0.2; 10 50 51: 0.15; 10 20 30: 0.084
+    assert paths(made) == {(5,), (5, 10), (5, 10, 50), (5, 10, 20), (5, 11), (5, 10, 50, 51)}
+    assert made.tokens[:4].tolist() == [5, 10, 50, 51]  # the likeliest path first
 
 
 def test_a_certain_continuation_takes_the_rows_and_goes_deeper_than_the_streams() -> None:
-    made = draft(5, GUESSES, Continuation(tuple(range(70, 80)), 9, 0.95), 6)
+    made = draft(5, GUESSES, sure(tuple(range(70, 80)), 0.95), 6)
     assert made.tree.depth == 5 and made.tokens.tolist() == [5, 70, 71, 72, 73, 74]
-    alone = draft(5, None, Continuation((7, 8), 2, 0.5), 6)
+    alone = draft(5, None, sure((7, 8), 0.5), 6)
     assert alone.tokens.tolist() == [5, 7, 8] and draft(5, None, None, 6).tokens.tolist() == [5]
 
 
