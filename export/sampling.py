@@ -33,8 +33,7 @@ class Chooser:
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
         """temperature, top_k, top_p, min_p, repetition_penalty [1]; uniforms float [r] in [0, 1); seen bool [vocab]."""
-        kinds = {np.dtype(np.float32): FLOAT, np.dtype(np.int64): INT64}
-        scalars = [tensor(name, kinds[value.dtype], [1]) for name, value in SCALARS.items()]
+        scalars = [tensor(name, INT64 if name == "top_k" else FLOAT, [1]) for name in SCALARS]
         return [*scalars, tensor("uniforms", FLOAT, ["r"]), tensor("seen", BOOL, [self.vocab])]
 
     def add(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
