@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from streamspec.adapters.data import Collator, TokenRow
-from streamspec.adapters.losses import IGNORE, next_token_loss
+from streamspec.adapters.losses import IGNORE, lookup_table, next_token_loss, number
 from streamspec.adapters.streams import StreamingModel
 from streamspec.progress import track
 
@@ -23,10 +23,10 @@ def record_ranks(
 ) -> list[list[list[int]]]:
     """For each row: [positions][gamma] rank of the true token among each stream's guesses (see docs/architecture.md).
 
-    Positions are those whose root is a completion token: position t of a completion drafts tokens t+1 .. t+gamma after root t.
+    A guess is ranked behind the true tokens before it. Positions are those whose root is a completion token: position t of a completion drafts tokens t+1 .. t+gamma after root t.
     """
     gamma = model.config.gamma
-    collate = Collator()
+    collate, lookup = Collator(), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
     out: list[list[list[int]]] = []
     starts = range(0, len(rows), batch_size)
     for start in track(starts, "measuring acceptance", len(starts)):
@@ -45,7 +45,9 @@ def record_ranks(
             rows_ = torch.tensor([positions])
             roots = torch.tensor([[row.input_ids[t + 1] for t in positions]])
             hidden = model.stream_pass(one, rows_, roots)[0]
-            guesses = model.head(hidden, vocabulary).float().topk(MAX_RANK, dim=-1).indices
+            before = number(torch.cat([roots[0][:, None], labels[:, :-1]], dim=1), lookup)
+            logits = model.with_bigram(model.head(hidden, vocabulary), before)
+            guesses = logits.topk(MAX_RANK, dim=-1).indices
             guesses = guesses if vocabulary is None else vocabulary[guesses]
             hit = guesses == labels[:, :, None]
             ranks = torch.where(hit.any(-1), hit.int().argmax(-1), MISSED)

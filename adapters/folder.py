@@ -90,6 +90,8 @@ def stream_parameters(streams: StreamingModel) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {"stream_embeddings": streams.stream_embeddings}
     if streams.root_map is not None:
         tensors["root_map"] = streams.root_map
+    if streams.bigram_in is not None and streams.bigram_out is not None:
+        tensors |= {"bigram_in": streams.bigram_in, "bigram_out": streams.bigram_out}
     if streams.own_lora:
         for index in range(streams.first, len(streams.decoder.layers)):
             for name, module in streams.decoder.layers[index].named_modules():
@@ -108,8 +110,13 @@ def stream_tensors(streams: StreamingModel, vocabulary: Tensor | None) -> dict[s
 
 
 def load_streams(adapter: Path, streams: StreamingModel) -> None:
-    """Puts the drafter's tensors of `adapter` into `streams`; names every tensor that does not fit in one error."""
+    """Puts the drafter's tensors of `adapter` into `streams`; names every tensor that does not fit in one error.
+
+    A bigram may be new: it starts without effect.
+    """
     saved, current = read_stream_tensors(adapter / STREAM_WEIGHTS), stream_parameters(streams)
+    if "bigram_in" not in saved:
+        current = {n: p for n, p in current.items() if not n.startswith("bigram_")}
     wrong = sorted(n for n, p in current.items() if n not in saved or saved[n].shape != p.shape)
     if wrong:
         raise AdapterError(
@@ -142,6 +149,7 @@ def finish_streaming(
         "root_token": shape.root_token,
         "lora": {"rank": config.stream_rank, "alpha": float(config.stream_rank)} if streams.own_lora else None,
         "draft_vocab": None if vocabulary is None else len(vocabulary),
+        "bigram": None if streams.bigram_in is None else streams.bigram_in.shape[1],
     }
     return _finish(run, described, metrics)
 

@@ -54,12 +54,26 @@ def stream_losses(
     model: StreamingModel, main: MainPass, picked: StreamRows, vocabulary: Tensor | None, lookup: Tensor | None
 ) -> Tensor:
     """Mean cross-entropy of each stream [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it."""
-    labels = (
-        picked.labels if lookup is None else torch.where(picked.labels >= 0, lookup[picked.labels.clamp(min=0)], IGNORE)
-    )
+    labels, roots = number(picked.labels, lookup), number(picked.roots, lookup)
+    before = torch.cat([roots[:, :, None], labels[:, :, :-1]], dim=2)
     counts = labels >= 0
     hidden = model.stream_pass(main, picked.rows, picked.roots)[counts]
-    losses = cross_entropy(model.head(hidden, vocabulary).float(), labels[counts], reduction="none")
+    logits = model.with_bigram(model.head(hidden, vocabulary), before[counts])
+    losses = cross_entropy(logits, labels[counts], reduction="none")
     stream = torch.arange(labels.shape[2], device=labels.device).expand_as(labels)[counts]
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, stream, losses)
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
+
+
+def number(tokens: Tensor, lookup: Tensor | None) -> Tensor:
+    """Numbers of `tokens` among those that streams may propose, negative for others."""
+    return tokens if lookup is None else torch.where(tokens >= 0, lookup[tokens.clamp(min=0)], IGNORE)
+
+
+def lookup_table(vocabulary: Tensor | None, size: int) -> Tensor | None:
+    """int64 [size]: number of each token in `vocabulary`, -100 outside it. None where streams may propose any token."""
+    if vocabulary is None:
+        return None
+    lookup = torch.full((size,), IGNORE)
+    lookup[vocabulary] = torch.arange(len(vocabulary))
+    return lookup

@@ -7,6 +7,10 @@ Pass 2 runs stream rows only, through the family's own last `Ns` decoder layers:
 
 M_t is the hidden state of row t at the input of layer N-Ns (equation 4 with the identity for f), e(y) the embedding of the
 token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known.
+A low-rank bigram makes a guess depend on the one before it:
+
+    logits_j(v | u) = head(S_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
+
 Row (t, j) attends to main rows <= t and to streams <= j of the same t (equations 2 and 3); main rows never see streams.
 
 Knows nothing about data, optimisers or files.
@@ -74,8 +78,14 @@ class StreamingModel(nn.Module):
     """
 
     def __init__(
-        self, model: PreTrainedModel, config: StreamConfig, own_lora: bool, embedding_rms: float = 0.5
+        self,
+        model: PreTrainedModel,
+        config: StreamConfig,
+        own_lora: bool,
+        embedding_rms: float = 0.5,
+        bigram: tuple[int, int] | None = None,
     ) -> None:
+        """`bigram`: (tokens that streams may propose, rank)."""
         super().__init__()
         self.model, self.config, self.own_lora = model, config, own_lora
         self.decoder = Decoder(model)
@@ -89,6 +99,9 @@ class StreamingModel(nn.Module):
         # The map starts as a scaled identity: a token's embedding already points where lower layers would carry it.
         width = self.decoder.embedding.weight.shape[1]
         self.root_map = nn.Parameter(torch.eye(hidden, width) * embedding_rms) if config.root_token else None
+        # One side starts at zero: the streams begin as if there were no bigram.
+        self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
+        self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
 
     # ---- pass 1
 
@@ -176,6 +189,14 @@ class StreamingModel(nn.Module):
         return nn.functional.linear(
             hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
         )
+
+
+    def with_bigram(self, logits: Tensor, before: Tensor) -> Tensor:
+        """Float logits [.., D] given the token before each, as its number `before` [..] among the D, negative for others."""
+        if self.bigram_in is None or self.bigram_out is None:
+            return logits.float()
+        known = self.bigram_in[before.clamp(min=0)] * (before >= 0)[..., None]
+        return logits.float() + nn.functional.linear(known, self.bigram_out)
 
 
 def unit_rms(x: Tensor) -> Tensor:

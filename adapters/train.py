@@ -29,7 +29,7 @@ from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.data import Collator, Formatter, TokenRow, draft_vocabulary, joined
 from streamspec.adapters.evaluate import record_ranks, validation_loss
 from streamspec.adapters.families import Decoder
-from streamspec.adapters.losses import IGNORE, next_token_loss, pick_rows, stream_losses
+from streamspec.adapters.losses import lookup_table, next_token_loss, pick_rows, stream_losses
 from streamspec.adapters.regenerate import regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
 from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
@@ -139,8 +139,8 @@ def train_joint(run: Run) -> dict[str, Any]:
     """The paper's recipe (section 3.2.4): one LoRA for main and stream rows."""
     config = run.config
     peft, model = with_task_lora(run)
-    streams = new_streams(run, model, own_lora=False)
     vocabulary = choose_vocabulary(run, run.rows)
+    streams = new_streams(run, model, vocabulary, own_lora=False)
     share = 1 - config.distill_share if config.self_distill else 1.0
     minutes = config.max_minutes * share if config.max_minutes else None
     fit_streams(run, "joint", streams, run.rows, vocabulary, config.lr, minutes)
@@ -174,7 +174,7 @@ def train_staged(run: Run) -> dict[str, Any]:
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left * 0.4)
     vocabulary = choose_vocabulary(run, run.rows + rows)
     inject_stream_lora(run, model)
-    streams = new_streams(run, model, own_lora=True)
+    streams = new_streams(run, model, vocabulary, own_lora=True)
     if config.warm_start is not None:
         folder.check_same_base(config.warm_start, run.base)
         folder.load_streams(config.warm_start, streams)
@@ -216,10 +216,7 @@ def fit_streams(
 ) -> None:
     """Trains streams on `rows`; with a LoRA of their own the main pass needs no gradient and no next-token loss."""
     config = run.config
-    lookup = None
-    if vocabulary is not None:
-        lookup = torch.full((streams.decoder.embedding.num_embeddings,), IGNORE)
-        lookup[vocabulary] = torch.arange(len(vocabulary))
+    lookup = lookup_table(vocabulary, streams.decoder.embedding.num_embeddings)
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not streams.own_lora):
@@ -334,17 +331,22 @@ def inject_stream_lora(run: Run, model: PreTrainedModel) -> None:
             parameter.data = parameter.data.float()
 
 
-def new_streams(run: Run, model: PreTrainedModel, own_lora: bool) -> StreamingModel:
+def new_streams(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own_lora: bool) -> StreamingModel:
     """Fresh streams at the measured scale of the hidden state they are added to."""
     config, ns = run.config, run.ns
     batch = Collator()(run.rows[: 2 * config.batch_size])
     scale = measure_scale(model, ns, [(batch["input_ids"], batch["attention_mask"])])
     shape = StreamConfig(config.gamma, ns, scale, config.positions, config.root_token)
-    return StreamingModel(model, shape, own_lora, config.stream_embedding)
+    size = len(vocabulary) if vocabulary is not None else model.get_input_embeddings().num_embeddings
+    return StreamingModel(
+        model, shape, own_lora, config.stream_embedding, (size, config.bigram_rank) if config.bigram_rank else None
+    )
 
 
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:
-    """The tokens streams may propose, or None for all of them."""
+    """The tokens streams may propose, or None for all of them; those of the adapter that streams start from."""
+    if run.config.warm_start is not None:
+        return folder.read_stream_tensors(run.config.warm_start / folder.STREAM_WEIGHTS).get("draft_vocab")
     kept = draft_vocabulary(rows, run.config.draft_vocab, len(run.tokenizer), [run.tokenizer.eos_token_id])
     return None if kept is None else torch.tensor(kept)
 

@@ -150,7 +150,7 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int) -> Manifest:
     info = None
     if streams is not None:
         positions = "shifted" if streams.shifted else "same"
-        info = StreamsInfo(streams.gamma, streams.ns, parts.candidates, positions, streams.root_map is not None)
+        info = StreamsInfo(streams.gamma, streams.ns, parts.candidates, positions, streams.root_map is not None, streams.bigram is not None)
     return Manifest(
         base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
         method="streaming" if streams else "lora",

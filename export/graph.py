@@ -19,7 +19,7 @@ from streamspec.export.decoder import OUT, Decoder, Residual, Source
 from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Precision, Rows
 from streamspec.export.sampling import Chooser
-from streamspec.export.streams import Accepted, StreamPass, StreamSpec, window_out
+from streamspec.export.streams import Accepted, StreamPass, StreamSpec, stream_outputs, window_out
 from streamspec.trees import DraftTree
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -77,17 +77,15 @@ class _Builder:
         ]
         if streams is not None:
             inputs += [tensor("parents", INT64, ["r"]), tensor("stream_ids", INT64, ["m"]), tensor("forced_node", INT64, [1])]
-            if streams.root_map is not None:
+            if streams.uses_root:
                 inputs.append(tensor("forced_root", INT64, [1]))
         return inputs + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         outputs = [tensor("choices", INT64, ["r"]), tensor("logits", FLOAT, ["r", self.spec.vocab])]
         if self.parts.streams is not None:
-            shape: list[int | str] = ["m", self.parts.candidates]
-            outputs += [
-                tensor("accepted_node", INT64, [1]), tensor("candidates", INT64, shape), tensor("candidate_logits", FLOAT, shape)
-            ]
+            outputs.append(tensor("accepted_node", INT64, [1]))
+            outputs += [tensor(name, *form) for name, form in stream_outputs(self.parts.streams, self.parts.candidates).items()]
         return outputs + [tensor(f"present.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _cache(self) -> list[int | str]:
@@ -201,7 +199,7 @@ class _Builder:
     def _root(self, node: str, choices: str) -> str:
         """int64 [1]: the token after the accepted node."""
         g, streams = self.g, self.parts.streams
-        if streams is None or streams.root_map is None:
+        if streams is None or not streams.uses_root:
             return ""
         at = g.op("ArgMax", g.op("Cast", g.op("Equal", "logit_rows", node), to=INT32), axis=0, keepdims=1)
         own = g.op("Gather", choices, at, axis=0)

@@ -123,7 +123,8 @@ def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
     tensors = _tensors(adapter.path / "streamspec.safetensors")
     root = bool(config.get("root_token"))
     rank = _whole(adapter, lora, "rank", 1, 4096) if lora else 0
-    _check_tensors(adapter, tensors, _expected(spec, gamma, ns, root, rank, config.get("draft_vocab")))
+    pair = _whole(adapter, config, "bigram", 1, 4096) if config.get("bigram") else 0
+    _check_tensors(adapter, tensors, _expected(spec, gamma, ns, root, rank, config.get("draft_vocab"), pair))
     vocabulary = tensors.get("draft_vocab") if config.get("draft_vocab") else None
     if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
         raise AdapterError(f"{adapter.path}: draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base", RETRAIN)
@@ -134,6 +135,7 @@ def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
         root_map=tensors["root_map"].astype(np.float32) if root else None,
         lora=_lora(tensors, spec, ns, factor) if lora else {},
         draft_vocab=None if vocabulary is None else vocabulary.astype(np.int64),
+        bigram=(tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
     )
 
 
@@ -159,7 +161,7 @@ def _lora(
 
 
 def _expected(
-    spec: DecoderSpec, gamma: int, ns: int, root: bool, rank: int, draft_vocab: int | None
+    spec: DecoderSpec, gamma: int, ns: int, root: bool, rank: int, draft_vocab: int | None, pair: int
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors a configuration promises."""
     shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (gamma, spec.hidden)}
@@ -167,6 +169,8 @@ def _expected(
         shapes["root_map"] = (spec.hidden, spec.hidden)
     if draft_vocab:
         shapes["draft_vocab"] = (draft_vocab,)
+    if pair:
+        shapes |= dict.fromkeys(("bigram_in", "bigram_out"), (draft_vocab or spec.vocab, pair))
     if rank:
         for layer in range(spec.layers - ns, spec.layers):
             for module in MODULES:

@@ -9,7 +9,7 @@ meet in one softmax: nothing is concatenated or repeated per query head. Knows n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,9 +38,23 @@ class StreamSpec:
     root_map: Array | None = None  # W [hidden, hidden]
     lora: Mapping[tuple[int, str], tuple[Array, Array]] = field(default_factory=dict)
     draft_vocab: Array | None = None  # int64 [D]
+    bigram: tuple[Array, Array] | None = None  # A, B [D, r]
+
+    @property
+    def uses_root(self) -> bool:
+        """Whether streams need to know the token behind the accepted node."""
+        return self.root_map is not None or self.bigram is not None
 
     def first_layer(self, layers: int) -> int:
         return layers - self.ns
+
+
+def stream_outputs(spec: StreamSpec, candidates: int) -> dict[str, tuple[int, list[int | str]]]:
+    """Name -> type and shape of what the branch gives."""
+    out: dict[str, tuple[int, list[int | str]]] = {
+        "candidates": (TensorProto.INT64, ["m", candidates]), "candidate_logits": (TensorProto.FLOAT, ["m", candidates]),
+    }  # fmt: skip
+    return out | {"pair_logits": (TensorProto.FLOAT, ["m", candidates, candidates])} if spec.bigram is not None else out
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, mod
 
 
 class StreamPass:
-    """Builds the branch. `outputs`: candidates int64 [m, C] and candidate_logits [m, C]."""
+    """Builds the branch. `outputs`: candidates int64 [m, C], candidate_logits [m, C], with a bigram pair_logits [m, C, C]."""
 
     def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
         self.decoder, self.spec, self.candidates = decoder, spec, candidates
@@ -126,21 +140,21 @@ class StreamPass:
         """Adds the `If` to the main scope `g`; `presents` are the MSA layers' cache outputs, first layer first."""
         asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
         g.ops(
-            "If", asked, out=("candidates", "candidate_logits"),
+            "If", asked, out=tuple(self._shapes()),
             then_branch=self._streams(Scope(g.store, "streams"), accepted, presents, stream_ids), else_branch=self._nothing(),
         )
 
     def _nothing(self) -> onnx.GraphProto:
-        empty = [
-            helper.make_tensor(name, kind, [0, self.candidates], [])
-            for name, kind in (("no_candidates", TensorProto.INT64), ("no_logits", TensorProto.FLOAT))
-        ]
+        empty = [helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in self._shapes().items()]
         nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
-        return helper.make_graph(nodes, "without_streams", [], self._outputs("no_candidates", "no_logits"))
+        return helper.make_graph(nodes, "without_streams", [], self._outputs([value.name for value in empty]))
 
-    def _outputs(self, candidates: str, logits: str) -> list[onnx.ValueInfoProto]:
-        shape: list[int | str] = ["m", self.candidates]
-        return [tensor(candidates, TensorProto.INT64, shape), tensor(logits, TensorProto.FLOAT, shape)]
+    def _shapes(self) -> dict[str, tuple[int, list[int | str]]]:
+        """Type and shape of the outputs."""
+        return stream_outputs(self.spec, self.candidates)
+
+    def _outputs(self, values: Sequence[str]) -> list[onnx.ValueInfoProto]:
+        return [tensor(value, *form) for value, form in zip(values, self._shapes().values(), strict=True)]
 
     def _streams(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> onnx.GraphProto:
         rows = Rows(g.op("Shape", stream_ids))
@@ -153,8 +167,8 @@ class StreamPass:
             with g.named(f"layers.{layer}"):
                 residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
         with g.named("head"):
-            candidates, logits = self._guess(g, residual, rows)
-        return helper.make_graph(g.nodes, "with_streams", [], self._outputs(candidates, logits))
+            guessed = self._guess(g, residual, rows, accepted.root)
+        return helper.make_graph(g.nodes, "with_streams", [], self._outputs(guessed))
 
     def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """S [1, m, H]"""
@@ -214,8 +228,8 @@ class StreamPass:
         unfolded = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
         return g.op("Reshape", unfolded, g.ints(1, -1, kv * group * width))
 
-    def _guess(self, g: Scope, residual: Residual, rows: Rows) -> tuple[str, str]:
-        """Final norm, head and the best `candidates` tokens of each row."""
+    def _guess(self, g: Scope, residual: Residual, rows: Rows, root: str) -> list[str]:
+        """Final norm, head and the best `candidates` tokens of each row; with a bigram what each makes of each before it."""
         decoder, spec = self.decoder, self.spec
         normed, _ = decoder.norm(g, residual, "model.norm")
         flat = g.op("Squeeze", normed, g.ints(0))
@@ -226,9 +240,27 @@ class StreamPass:
             trimmed = Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen])
             logits = decoder.precision.head(g, flat, rows, trimmed)
         values, tokens = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
+        numbers = tokens
         if spec.draft_vocab is not None:
-            tokens = g.op("Gather", g.store.add("streams.draft_vocab", spec.draft_vocab), tokens, axis=0)
-        return tokens, values
+            tokens = g.op("Gather", g.store.add("streams.draft_vocab", spec.draft_vocab), numbers, axis=0)
+        if spec.bigram is None:
+            return [tokens, values]
+        return [tokens, values, self._pairs(g, spec.bigram, numbers, root)]
+
+    def _pairs(self, g: Scope, bigram: tuple[Array, Array], numbers: str, root: str) -> str:
+        """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to candidate v."""
+        before = g.store.add("streams.bigram.in", bigram[0].astype(np.float32))
+        after = g.store.add("streams.bigram.out", bigram[1].astype(np.float32))
+        rank = bigram[0].shape[1]
+        if self.spec.draft_vocab is None:
+            first = g.op("Gather", before, root, axis=0)
+        else:  # zero where the root is no draft token
+            same = g.op("Equal", g.op("Unsqueeze", "streams.draft_vocab", g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
+            first = g.op("MatMul", g.op("Cast", same, to=TensorProto.FLOAT), before)
+        spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, rank))
+        earlier = g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0))
+        parents = g.op("Concat", spread, g.op("Gather", before, earlier, axis=0), axis=0)
+        return g.contrib("FusedMatMul", parents, g.op("Gather", after, numbers, axis=0), transB=1)
 
 
 class _StreamMasks:

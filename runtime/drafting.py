@@ -22,17 +22,24 @@ GUESS_TEMPERATURE = 1.2  # streams are a little too sure of themselves (docs/dec
 
 
 class Guesses(NamedTuple):
-    """What the streams propose. `tokens` int64 [gamma, C]: row d holds the guesses for the token d + 1 places after the root,
-    best first; `chances` float32 [gamma, C]: that a guess is right where the path before it is."""
+    """What the streams propose. `tokens` int64 [gamma, C]: row d holds guesses for the token d + 1 places after the root, best
+    first; `logits` float32 [gamma, C]; `pairs` float32 [gamma, C, C] or None: what guess u of the row before, if it comes true,
+    adds to the logit of guess v (row 0: the root, the same for every u)."""
 
     tokens: np.ndarray
-    chances: np.ndarray
+    logits: np.ndarray
+    pairs: np.ndarray | None = None
 
-    @classmethod
-    def from_logits(cls, tokens: np.ndarray, logits: np.ndarray) -> Guesses:
-        """Chances from the logits of the guesses alone, as if no other token could come."""
-        weights = np.exp((logits - logits[:, :1]) / GUESS_TEMPERATURE)
-        return cls(tokens, weights / weights.sum(axis=1, keepdims=True))
+    def behind(self, depth: int, parent: int | None) -> list[tuple[int, float, int]]:
+        """(token, chance, number) of row `depth`, likeliest first, as if no other token could come; `parent`: the guess of the
+        row before that has come true, None where that was another token."""
+        logits = self.logits[depth]
+        if self.pairs is not None and parent is not None:
+            logits = logits + self.pairs[depth, parent]
+        weights = np.exp((logits - logits.max()) / GUESS_TEMPERATURE)
+        order = np.argsort(-weights, kind="stable")
+        chances = weights[order] / weights.sum()
+        return list(zip(self.tokens[depth, order].tolist(), chances.tolist(), order.tolist(), strict=True))
 
 
 class Draft(NamedTuple):
@@ -62,27 +69,29 @@ def draft(
 
 
 class _Node(NamedTuple):
-    """`parent`: its place among the nodes taken; `follows`: its path is the text's continuation so far."""
+    """`parent`: its place among the nodes taken; `number`: the guess it is, None if none; `rank`: its place among the guesses
+    behind its parent; `follows`: its path is the text's continuation so far."""
 
     chance: float
     parent: int
     depth: int
-    rank: int
     token: int
+    number: int | None
+    rank: int
     follows: bool
 
 
 class _Search:
     def __init__(self, guesses: Guesses | None, found: Continuation | None) -> None:
-        self._tokens: list[list[int]] = guesses.tokens.tolist() if guesses is not None else []
-        self._chances: list[list[float]] = guesses.chances.tolist() if guesses is not None else []
-        self._found = found
+        self._guesses, self._found = guesses, found
+        self._depths = 0 if guesses is None else len(guesses.tokens)
+        self._behind: dict[tuple[int, int | None], list[tuple[int, float, int]]] = {}
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
 
     def take(self, root: int, rows: int) -> list[_Node]:
         """At most `rows` nodes by falling chance, the root first."""
-        taken = [_Node(1.0, 0, 0, 0, root, True)]
+        taken = [_Node(1.0, 0, 0, root, 0, 0, True)]
         self._expand(taken[0], 0)
         while self._heap and len(taken) < rows:
             node = heapq.heappop(self._heap)[2]
@@ -96,22 +105,22 @@ class _Search:
         """Offers the children of a node that was taken: the continuation's token, and the first guess."""
         said, chance, rank = self._continued(node)
         if said is not None:
-            self._offer(_Node(node.chance * chance, slot, node.depth + 1, rank, said, True))
+            guessed = self._guessed(node)
+            number = guessed[rank][2] if rank < len(guessed) else None
+            self._offer(_Node(node.chance * chance, slot, node.depth + 1, said, number, rank, True))
         self._guess(node, slot, 0)
 
     def _guess(self, parent: _Node, slot: int, rank: int) -> None:
-        """Offers guess number `rank` as a child of `parent`, or the next one where the continuation offers that already."""
-        depth = parent.depth
-        if depth >= len(self._tokens):
-            return
-        said, chance, known = self._continued(parent)
+        """Offers guess `rank` as a child of `parent`, or the next one where the continuation offers that already."""
+        guessed = self._guessed(parent)
+        said, claimed, known = self._continued(parent)
         rank += rank == known and said is not None
-        if rank < len(self._tokens[depth]):
-            share = self._chances[depth][rank]
+        if rank < len(guessed):
+            token, chance, number = guessed[rank]
             if said is not None:  # what the continuation claims is lost to the others
-                own = self._chances[depth][known] if known < len(self._tokens[depth]) else 0.0
-                share *= (1 - chance) / max(1 - own, 1e-6)
-            self._offer(_Node(parent.chance * min(share, 1.0), slot, depth + 1, rank, self._tokens[depth][rank], False))
+                own = guessed[known][1] if known < len(guessed) else 0.0
+                chance = min(1.0, chance * (1 - claimed) / max(1 - own, 1e-6))
+            self._offer(_Node(parent.chance * chance, slot, parent.depth + 1, token, number, rank, False))
 
     def _continued(self, node: _Node) -> tuple[int | None, float, int]:
         """The continuation's token behind `node`, or None; its chance; its rank among the guesses, their number if it is new."""
@@ -119,12 +128,21 @@ class _Search:
         if found is None or not node.follows or depth >= len(found.tokens):
             return None, 0.0, 0
         said = found.tokens[depth]
-        if depth >= len(self._tokens):
+        if depth >= self._depths:
             return said, found.chance["alone"], 0
-        guessed = self._tokens[depth]
-        rank = guessed.index(said) if said in guessed else len(guessed)
-        own = self._chances[depth][rank] if rank < len(guessed) else 0.0
+        guessed = self._guessed(node)
+        rank = next((i for i, guess in enumerate(guessed) if guess[0] == said), len(guessed))
+        own = guessed[rank][1] if rank < len(guessed) else 0.0
         return said, max(own, found.chance["differs" if rank else "agrees"]), rank
+
+    def _guessed(self, parent: _Node) -> list[tuple[int, float, int]]:
+        """Guesses for the place behind `parent`."""
+        if self._guesses is None or parent.depth >= self._depths:
+            return []
+        key = parent.depth, parent.number if self._guesses.pairs is not None else None
+        if key not in self._behind:
+            self._behind[key] = self._guesses.behind(*key)
+        return self._behind[key]
 
     def _offer(self, node: _Node) -> None:
         heapq.heappush(self._heap, (-node.chance, next(self._age), node))
@@ -132,11 +150,13 @@ class _Search:
 
 def observe(rates: Rates, guesses: Guesses | None, found: Continuation, came: Iterable[int]) -> None:
     """Learns how often continuations come true from the tokens that came after `guesses` and `found` had been made."""
+    parent: int | None = 0
     for depth, (said, token) in enumerate(zip(found.tokens, came, strict=False)):
-        if guesses is None or depth >= len(guesses.tokens):
-            kind = "alone"
-        else:
-            kind = "agrees" if said == guesses.tokens[depth, 0] else "differs"
+        kind = "alone"
+        if guesses is not None and depth < len(guesses.tokens):
+            guessed = guesses.behind(depth, parent)
+            kind = "agrees" if said == guessed[0][0] else "differs"
+            parent = next((number for guess, _, number in guessed if guess == said), None)
         rates.see(kind, found.match, said == token)
         if said != token:
             return

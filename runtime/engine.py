@@ -58,6 +58,7 @@ class OrtEngine:
         self.provider = provider
         self.context_length = manifest.model.context_length
         self.gamma = manifest.streams.gamma if manifest.streams else 0
+        self._bigram = bool(manifest.streams and manifest.streams.bigram)
         self._candidates = manifest.streams.candidates if manifest.streams else 0
         self.vocab_size = manifest.model.vocab_size
         self.graph_seconds = 0.0
@@ -205,10 +206,11 @@ class OrtEngine:
         accepted = binding.output("accepted_node", (1,))
         shape = (self.gamma if draft else 0, self._candidates)
         candidates, logits = binding.output("candidates", shape), binding.output("candidate_logits", shape)
+        pairs = binding.output("pair_logits", (*shape, shape[1])) if self._bigram else None
         self._run(binding)
         if not draft:
             return Verified(choices.copy())
-        return Verified(choices.copy(), int(accepted[0]), Guesses.from_logits(candidates.copy(), logits))
+        return Verified(choices.copy(), int(accepted[0]), Guesses(candidates.copy(), logits.copy(), None if pairs is None else pairs.copy()))
 
     def _run(self, binding: _Binding) -> None:
         if self._cancelled.is_set():

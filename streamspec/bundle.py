@@ -70,6 +70,7 @@ class StreamsInfo:
     candidates: int = DRAFT_CANDIDATES
     positions: str = "shifted"
     root_token: bool = True
+    bigram: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,7 @@ def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
         candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
         positions=raw.choice("positions", POSITIONS),
         root_token=raw.flag("root_token"),
+        bigram=raw.flag("bigram"),
     )
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.families import FAMILIES, Decoder
-from streamspec.adapters.losses import IGNORE, pick_rows, stream_losses
+from streamspec.adapters.losses import IGNORE, lookup_table, pick_rows, stream_losses
 from streamspec.adapters.streams import StreamConfig, StreamingModel, stream_mask, unit_rms
 from streamspec.errors import BaseModelError, ConfigError
 from tests.adapters.tiny import tiny_model
@@ -149,6 +149,37 @@ def test_gradients_reach_streams_and_not_the_target() -> None:
     losses.sum().backward()
     assert streams.stream_embeddings.grad.abs().sum() > 0 and streams.root_map.grad.abs().sum() > 0
     assert all(p.grad is None for p in streams.model.parameters())
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_the_bigram_conditions_each_stream_on_the_true_token_before(trimmed: bool) -> None:
+    model = tiny_model("llama").requires_grad_(False)
+    vocabulary = torch.tensor([7, 41, 60, 3, 18, 33]) if trimmed else None
+    size = 6 if trimmed else model.config.vocab_size
+    torch.manual_seed(3)
+    streams = StreamingModel(model, StreamConfig(3, 2, scale=0.7), False, bigram=(size, 4)).eval()
+    torch.nn.init.normal_(streams.bigram_out)
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool() & (torch.arange(9) > 2)}
+    picked = pick_rows(batch, 3, 32)
+    lookup = lookup_table(vocabulary, model.config.vocab_size)
+    main = streams.main_pass(IDS, MASK)
+    found = stream_losses(streams, main, picked, vocabulary, lookup)
+    names = list(range(size)) if vocabulary is None else vocabulary.tolist()
+    logits = streams.head(streams.stream_pass(main, picked.rows, picked.roots), vocabulary)
+    for stream in range(3):
+        losses = []
+        for b in range(2):
+            for p in range(picked.rows.shape[1]):
+                label = int(picked.labels[b, p, stream])
+                before = int(picked.roots[b, p] if stream == 0 else picked.labels[b, p, stream - 1])
+                if label in names:
+                    row = logits[b, p, stream]
+                    if before in names:
+                        row = row + streams.bigram_out @ streams.bigram_in[names.index(before)]
+                    losses.append(-row.log_softmax(-1)[names.index(label)])
+        torch.testing.assert_close(found[stream], torch.stack(losses).mean())
+    found.sum().backward()
+    assert streams.bigram_in.grad.abs().sum() > 0
 
 
 def test_picked_rows_are_followed_by_their_root_and_labels() -> None:

@@ -91,6 +91,25 @@ def test_trimmed_head_proposes_only_its_tokens(tmp_path: Path) -> None:
     np.testing.assert_array_equal(out["candidates"], vocabulary[np.argsort(-expected[:, vocabulary], axis=1)])
 
 
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_pairs_are_what_each_candidate_adds_to_those_of_the_next_stream(tmp_path: Path, trimmed: bool) -> None:
+    model = tiny_model()
+    vocabulary = np.array([40, 3, 77, 12, 55, 8, 90, 21, 60, 33, 5, 71]) if trimmed else np.arange(VOCAB)
+    streams = tiny_streams(describe(model), draft_vocab=vocabulary if trimmed else None, bigram=4, root=False)
+    stepper = build(tmp_path, model, streams).stepper()
+    number = {int(token): i for i, token in enumerate(vocabulary)}
+    before, after = streams.bigram  # type: ignore[misc]
+    for root in (int(vocabulary[2]), 44):
+        out = stepper.prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1, forced_root=root)
+        stepper.length = 0
+        guesses = [[number[int(token)] for token in row] for row in out["candidates"]]
+        start = before[number[root]] if root in number else np.zeros(4, np.float32)
+        np.testing.assert_allclose(out["pair_logits"][0], np.tile(after[guesses[0]] @ start, (10, 1)), atol=1e-5)
+        for stream in (1, 2):
+            expected = before[guesses[stream - 1]] @ after[guesses[stream]].T
+            np.testing.assert_allclose(out["pair_logits"][stream], expected, atol=1e-5)
+
+
 def test_scaled_rotary_embedding_agrees_with_pytorch(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
     check_against_oracle(build(tmp_path, tiny_model("llama", rope_parameters=rope)))

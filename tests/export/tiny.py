@@ -53,7 +53,7 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
 
 def tiny_streams(
     spec: DecoderSpec, gamma: int = 3, ns: int = 2, lora: bool = True, root: bool = True, shifted: bool = True,
-    draft_vocab: np.ndarray | None = None, seed: int = 0,
+    draft_vocab: np.ndarray | None = None, bigram: int = 0, seed: int = 0,
 ) -> StreamSpec:
     """Random streams."""
     rng = np.random.default_rng(seed)
@@ -65,7 +65,9 @@ def tiny_streams(
         (layer, module): (draw(4, spec.in_width(module)), draw(spec.out_width(module), 4))
         for layer in range(spec.layers - ns, spec.layers) for module in MODULES
     }
+    size = spec.vocab if draft_vocab is None else len(draft_vocab)
     return StreamSpec(
+        bigram=(draw(size, bigram), draw(size, bigram)) if bigram else None,
         gamma=gamma, ns=ns, scale=1.5, shifted=shifted, embeddings=draw(gamma, spec.hidden),
         root_map=draw(spec.hidden, spec.hidden) if root else None, lora=pairs if lora else {}, draft_vocab=draft_vocab,
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.drafting import Draft, Guesses, draft, observe
+from streamspec.runtime.drafting import GUESS_TEMPERATURE, Draft, Guesses, draft, observe
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
 from tests.runtime.test_loop import decode
@@ -45,7 +45,7 @@ def test_the_rates_follow_what_came() -> None:
     index = index_of([1, 2, 3, 1, 2])
     first = index.find()
     assert first is not None and first.match == 2 and first.tokens == (3, 1, 2)
-    guesses = Guesses(np.array([[3], [4]]), np.array([[0.9], [0.9]]))
+    guesses = Guesses(np.array([[3], [4]]), np.zeros((2, 1)))
     for _ in range(300):
         observe(index.rates, guesses, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
     later = index.find(limit=1)
@@ -56,7 +56,11 @@ def test_the_rates_follow_what_came() -> None:
     assert index.rates.of("agrees", 2) < 0.2  # the past fades
 
 
-GUESSES = Guesses(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.6, 0.2], [0.7, 0.2], [0.4, 0.3]]))
+def guessing(tokens: np.ndarray, chances: np.ndarray) -> Guesses:
+    return Guesses(tokens, GUESS_TEMPERATURE * np.log(chances))
+
+
+GUESSES = guessing(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.75, 0.25], [0.75, 0.25], [0.6, 0.4]]))
 
 
 def paths(made: Draft) -> set[tuple[int, ...]]:
@@ -67,8 +71,8 @@ def paths(made: Draft) -> set[tuple[int, ...]]:
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 3), st.integers(0, 10_000))
 def test_the_tree_holds_the_likeliest_paths(rows: int, gamma: int, width: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    chances = np.sort(random.dirichlet(np.ones(width + 1), gamma)[:, :width])[:, ::-1]
-    guesses = Guesses(np.arange(gamma * width).reshape(gamma, width), chances)
+    chances = np.sort(random.dirichlet(np.ones(width), gamma))[:, ::-1]
+    guesses = guessing(np.arange(gamma * width).reshape(gamma, width), chances)
     every = {
         tuple(d * width + r for d, r in enumerate(ranks)): float(np.prod([chances[d, r] for d, r in enumerate(ranks)]))
         for depth in range(gamma + 1)
@@ -92,7 +96,7 @@ def test_costs_decide_how_many_rows_a_draft_has() -> None:
 
 def test_streams_and_text_compete_and_agreeing_nodes_are_one() -> None:
     made = draft(5, GUESSES, sure((10, 50, 51), 0.5), 6)
-    # 10: 0.6 by both; 10 50: 0.3, the text's, which leaves 0.21 to 10 20; 11: 0.2; 10 50 51: 0.15; 10 20 30: 0.084
+    # 10: 0.75 by both; 10 50: 0.375, the text's, which leaves 0.28 to 10 20; 11: 0.25; 10 50 51: 0.19; 10 20 30: 0.17
     assert paths(made) == {(5,), (5, 10), (5, 10, 50), (5, 10, 20), (5, 11), (5, 10, 50, 51)}
     assert made.tokens[:4].tolist() == [5, 10, 50, 51]  # the likeliest path first
 
@@ -104,9 +108,15 @@ def test_a_certain_continuation_takes_the_rows_and_goes_deeper_than_the_streams(
     assert alone.tokens.tolist() == [5, 7, 8] and draft(5, None, None, 6).tokens.tolist() == [5]
 
 
-def test_chances_of_guesses_are_their_share_of_each_other() -> None:
-    guesses = Guesses.from_logits(np.zeros((1, 3), np.int64), np.array([[4.0, 4.0, -1e9]], np.float32))
-    assert guesses.chances.tolist() == [[0.5, 0.5, 0.0]]
+def test_chances_are_a_guess_s_share_of_its_row_given_the_guess_before() -> None:
+    tokens = np.array([[10, 11], [20, 21]])
+    pairs = np.zeros((2, 2, 2), np.float32)
+    pairs[1, 1] = [0, 10 * GUESS_TEMPERATURE]  # after 11, 21 is all but certain
+    guesses = Guesses(tokens, np.zeros((2, 2), np.float32), pairs)
+    assert guesses.behind(1, 0) == [(20, 0.5, 0), (21, 0.5, 1)] == guesses.behind(1, None)
+    (token, chance, number), _ = guesses.behind(1, 1)
+    assert (token, number) == (21, 1) and chance == pytest.approx(1, abs=1e-4)
+    assert paths(draft(5, guesses, None, 5)) == {(5,), (5, 10), (5, 11), (5, 11, 21), (5, 10, 20)}
 
 
 @settings(max_examples=150, deadline=None)

@@ -102,4 +102,4 @@ class ToyEngine:
             if self.random.random() < self.skill and ahead[-1] not in out[j]:
                 out[j, self.random.integers(self.width)] = ahead[-1]
         chances = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
-        return Guesses(out, chances * 0.95)
+        return Guesses(out, np.log(chances))
