@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Do two systems differ in quality? Compares two files of `streamspec bench --save-outputs`, prompt by prompt.
 
-    python benchmarks/compare.py A.jsonl B.jsonl [--side plain|speculative]
+    python benchmarks/compare.py A.jsonl B.jsonl [--side plain|speculative|BUNDLE] [--side-b ...]
+
+BUNDLE: the path of one that took part by `--also`. A and B may be one file.
 
 Prints means, the difference B - A and its 95 % interval (paired bootstrap over prompts), and one JSON line at the end.
 """
@@ -22,14 +24,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("a")
     parser.add_argument("b")
-    parser.add_argument("--side", choices=("plain", "speculative"), default="plain")
+    parser.add_argument("--side", default="plain")
+    parser.add_argument("--side-b", default=None)
     options = parser.parse_args()
     try:
-        result = compare(options.a, options.b, options.side)
+        result = compare(options.a, options.b, options.side, options.side_b)
     except StreamspecError as error:
         print(f"compare: {error}", file=sys.stderr)
         return error.exit_status
-    print(f"{result['prompts']} prompts, {result['side']} answers")
+    print(f"{result['prompts']} prompts, {result['side']} and {result['side_b']} answers, {result['equal']} of them equal")
     for metric in METRICS:
         one = result[metric]
         print(

@@ -86,7 +86,7 @@ def copy_task_lora(adapter: Path, out: Path) -> None:
 def speed(data: Path, work: Path) -> Part:
     for task in TASKS:
         others = [f"--also={work / task}-{precision}" for precision in ("fp32", "int4")]
-        yield None, ["bench", f"{work / task}-int8", *prompts(data, task, 100), "--rows", "4,8,12,16", *others]
+        yield None, ["bench", f"{work / task}-int8", *prompts(data, task, 100), "--rows", "8,16", *others]
 
 
 def identity(data: Path, work: Path) -> Part:
@@ -94,12 +94,12 @@ def identity(data: Path, work: Path) -> Part:
 
 
 def quality(data: Path, work: Path) -> Part:
+    """The task LoRA's own bundle takes part, for its answers and for the time of its steps."""
     for task in TASKS:
-        answers = {name: work / f"{name}.jsonl" for name in (f"{task}-lora-int8", f"{task}-int8")}
-        for name, out in answers.items():
-            asked = prompts(data, task, QUALITY_PROMPTS[task])
-            yield out, ["bench", f"{work / name}", *asked, "--repeats", "1", "--save-outputs", f"{out}"]
-        yield None, [f"{HERE}/compare.py", *map(str, answers.values())]
+        out, lora = work / f"{task}-quality.jsonl", work / f"{task}-lora-int8"
+        asked = prompts(data, task, QUALITY_PROMPTS[task])
+        yield out, ["bench", f"{work / task}-int8", *asked, "--repeats", "1", "--also", f"{lora}", "--save-outputs", f"{out}"]
+        yield None, [f"{HERE}/compare.py", f"{out}", f"{out}", "--side", f"{lora}", "--side-b", "speculative"]
 
 
 def profile(data: Path, work: Path) -> Part:

@@ -58,21 +58,25 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], level: float = 0.95
     return Interval(float(differences.mean()), float(low), float(high))
 
 
-def compare(file_a: str | Path, file_b: str | Path, side: str = "plain") -> dict[str, Any]:
-    """Quality of two files written by `bench --save-outputs`: means, and intervals of b - a over the prompts.
+def compare(
+    file_a: str | Path, file_b: str | Path, side: str = "plain", side_b: str | None = None
+) -> dict[str, Any]:
+    """Quality of answers written by `bench --save-outputs`: means, and intervals of b - a over the prompts.
 
-    `side`: which answers, `plain` or `speculative`. Raises DataError where the files are not about the same prompts.
+    `side`: which answers of the files, `plain`, `speculative`, or the path of a bundle that took part by `--also`; `side_b`:
+    those of the second file, where they are others. Raises DataError where the files are not about the same prompts.
     """
-    rows_a, rows_b = _scored(file_a, side), _scored(file_b, side)
+    rows_a, rows_b = _scored(file_a, side), _scored(file_b, side_b or side)
     if [r["prompt"] for r in rows_a] != [r["prompt"] for r in rows_b]:
         raise DataError(
             f"{file_a} has {len(rows_a)} scored prompts and {file_b} {len(rows_b)}, not the same ones",
             "outputs on the same prompts",
             "run bench on the same file with the same --limit",
         )
-    result: dict[str, Any] = {"prompts": len(rows_a), "side": side}
+    equal = sum(a["text"] == b["text"] for a, b in zip(rows_a, rows_b, strict=True))
+    result: dict[str, Any] = {"prompts": len(rows_a), "side": side, "side_b": side_b or side, "equal": equal}
     for metric in METRICS:
-        a, b = ([row["scores"][side][metric] for row in rows] for rows in (rows_a, rows_b))
+        a, b = ([row["scores"][metric] for row in rows] for rows in (rows_a, rows_b))
         interval = paired_bootstrap(a, b)
         result[metric] = {"a": float(np.mean(a)), "b": float(np.mean(b)), **vars(interval)}
     return result
@@ -89,7 +93,7 @@ def _scored(path: str | Path, side: str) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
             if row["scores"]:
-                rows.append({"prompt": row["prompt"], "scores": {side: row["scores"][side]}})
+                rows.append({"prompt": row["prompt"], "text": row[side], "scores": row["scores"][side]})
         except (ValueError, KeyError, TypeError) as error:
             found = f"{path}, line {number}: {type(error).__name__} {error}"
             raise DataError(found, "a row written by bench --save-outputs", "run bench again") from None

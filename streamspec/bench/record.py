@@ -72,17 +72,16 @@ class Recorder:
         self.categories.append(case.category)
         self.texts.append([*self.contenders[0].session.encode(prompt), *plain.token_ids])
         self.speculation = speculative.speculation
-        scores = {}
-        if references:
-            for name in (PLAIN, SPECULATIVE):
-                scores[name] = score(given[name].text, references)
-                self.scores[name].append(scores[name])
+        # Trees of other sizes write what the speculative side writes.
+        kept = [c.name for c in self.contenders if c.name == SPECULATIVE or not c.speculate]
+        scores = {name: score(given[name].text, references) for name in kept} if references else {}
+        for name in self.scores:
+            self.scores[name] += [scores[name]] if scores else []
         measure = speculative.measure
         self.outputs.append(
             {
                 "prompt": prompt,
-                PLAIN: plain.text,
-                SPECULATIVE: speculative.text,
+                **{name: given[name].text for name in kept},
                 "token_ids": plain.token_ids,
                 "references": references,
                 "scores": scores,

@@ -55,7 +55,8 @@ def outputs(path: Path, *answers: tuple[str, float]) -> Path:
     rows = []
     for prompt, em in answers:
         scores = dict.fromkeys(("em", "rouge1", "rouge2", "rougeL"), em)
-        rows.append({"prompt": prompt, "scores": {"plain": scores, "speculative": scores}})
+        texts = {"plain": f"{em}", "speculative": f"{em}", "other/bundle": "else"}
+        rows.append({"prompt": prompt, **texts, "scores": dict.fromkeys(texts, scores)})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -64,7 +65,8 @@ def test_compare_reads_saved_outputs(tmp_path: Path) -> None:
     a = outputs(tmp_path / "a.jsonl", ("p", 0.0), ("q", 1.0))
     b = outputs(tmp_path / "b.jsonl", ("p", 1.0), ("q", 1.0))
     result = compare(a, b)
-    assert result["prompts"] == 2 and result["em"]["difference"] == 0.5
+    assert result["prompts"] == 2 and result["em"]["difference"] == 0.5 and result["equal"] == 1
+    assert compare(b, b, "speculative", "other/bundle")["equal"] == 0
 
 
 def test_compare_refuses_other_prompts_and_other_files(tmp_path: Path) -> None:
