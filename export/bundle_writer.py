@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from streamspec import __version__
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.bundle import (
+    BIGRAM_CANDIDATES,
     DRAFT_CANDIDATES,
     MODEL,
     TEMPLATE,
@@ -107,6 +108,8 @@ def _load(base: Base, adapter: Adapter | None) -> _Parts:
     if adapter is None or adapter.streams is None:
         return _Parts(base, adapter, model, spec, None, None, candidates)
     streams = read_streams(adapter, spec)
+    if streams.bigram is not None:
+        candidates = min(BIGRAM_CANDIDATES, spec.vocab)
     if streams.draft_vocab is not None:
         candidates = min(candidates, len(streams.draft_vocab))
     nodes = read_nodes(adapter, streams.gamma, candidates)

@@ -26,7 +26,7 @@ from streamspec.trees import DraftTree
 FORMAT_VERSION = 2  # 2: the graph samples
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
 REQUIRED_FILES = (MODEL, TOKENIZER)
-DRAFT_CANDIDATES = 10
+DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down
 
 METHODS = ("streaming", "lora")
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
