@@ -28,6 +28,8 @@ PARTS = ("trunk", "attention", "main head", "streams", "stream head", "acceptanc
 
 def part_of(name: str) -> str:
     """The part a node belongs to, by its name in the graph."""
+    if name.startswith("streams/accept"):
+        return "acceptance and rest"
     if name.startswith("streams"):
         return "stream head" if "/head" in name or "TopK" in name else "streams"
     if name.startswith("layers."):

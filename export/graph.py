@@ -60,9 +60,8 @@ class _Builder:
             tokens = g.op("Squeeze", "input_ids", g.ints(0))
             choices = self.chooser.add(g, logits, tokens, g.op("Gather", "tree_mask", "logit_rows", axis=0))
         if streams is not None:
-            accepted = self._accept(choices)
             stage = StreamPass(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
-            stage.add(g, accepted, self.presents[stage.first :], "stream_ids")
+            stage.add(g, lambda branch: self._accept(branch, choices), self.presents[stage.first :], "stream_ids")
         self._defaults()
         return finish(g, self._inputs(), self._outputs(), "streamspec")
 
@@ -84,7 +83,6 @@ class _Builder:
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         outputs = [tensor("choices", INT64, ["r"]), tensor("logits", FLOAT, ["r", self.spec.vocab])]
         if self.parts.streams is not None:
-            outputs.append(tensor("accepted_node", INT64, [1]))
             outputs += [tensor(name, *form) for name, form in stream_outputs(self.parts.streams, self.parts.candidates).items()]
         return outputs + [tensor(f"present.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
@@ -172,9 +170,9 @@ class _Builder:
 
     # ---- acceptance
 
-    def _accept(self, choices: str) -> Accepted:
-        """A node stands if it and all its ancestors (root excluded) equal the choice of their parents."""
-        g, store = self.g, self.store
+    def _accept(self, g: Scope, choices: str) -> Accepted:
+        """A node stands if it and all its ancestors (root excluded) equal the choice of their parents. Nodes of scope `g`."""
+        store = self.store
         with g.named("accept"):
             tokens = g.op("Gather", g.op("Squeeze", "input_ids", g.ints(0)), "logit_rows", axis=0)
             expected = g.op("Gather", choices, "parents", axis=0)
@@ -190,15 +188,15 @@ class _Builder:
             deepest = g.op("ArgMax", g.op("Mul", depth, g.op("Cast", stands, to=FLOAT)), axis=0, keepdims=1)
             found = g.op("Gather", "logit_rows", deepest, axis=0)
             forced = g.op("GreaterOrEqual", "forced_node", store.constant(0, np.int64))
-            node = g.op("Where", forced, "forced_node", found, out="accepted_node")
+            node = g.op("Where", forced, "forced_node", found)
             return Accepted(
-                node=node, root=self._root(node, choices), entry=self.entry, position_ids="position_ids",
+                node=node, root=self._root(g, node, choices), entry=self.entry, position_ids="position_ids",
                 tree_mask="tree_mask", visible=self.visible,
             )
 
-    def _root(self, node: str, choices: str) -> str:
+    def _root(self, g: Scope, node: str, choices: str) -> str:
         """int64 [1]: the token after the accepted node."""
-        g, streams = self.g, self.parts.streams
+        streams = self.parts.streams
         if streams is None or not streams.uses_root:
             return ""
         at = g.op("ArgMax", g.op("Cast", g.op("Equal", "logit_rows", node), to=INT32), axis=0, keepdims=1)

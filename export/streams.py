@@ -9,7 +9,7 @@ meet in one softmax: nothing is concatenated or repeated per query head. Knows n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +52,7 @@ class StreamSpec:
 def stream_outputs(spec: StreamSpec, candidates: int) -> dict[str, tuple[int, list[int | str]]]:
     """Name -> type and shape of what the branch gives."""
     out: dict[str, tuple[int, list[int | str]]] = {
+        "accepted_node": (TensorProto.INT64, [1]),
         "candidates": (TensorProto.INT64, ["m", candidates]), "candidate_logits": (TensorProto.FLOAT, ["m", candidates]),
     }  # fmt: skip
     return out | {"pair_logits": (TensorProto.FLOAT, ["m", candidates, candidates])} if spec.bigram is not None else out
@@ -129,23 +130,28 @@ def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, mod
 
 
 class StreamPass:
-    """Builds the branch. `outputs`: candidates int64 [m, C], candidate_logits [m, C], with a bigram pair_logits [m, C, C]."""
+    """Builds the branch. `outputs`: accepted_node int64 [1] (-1 without streams), candidates int64 [m, C], candidate_logits [m, C], with a bigram pair_logits [m, C, C]."""
 
     def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
         self.decoder, self.spec, self.candidates = decoder, spec, candidates
         self.linear = stream_linear(decoder, spec, mode)
         self.first = spec.first_layer(decoder.spec.layers)
 
-    def add(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> None:
-        """Adds the `If` to the main scope `g`; `presents` are the MSA layers' cache outputs, first layer first."""
+    def add(
+        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
+    ) -> None:
+        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without streams nobody asks for it.
+        `presents` are the MSA layers' cache outputs, first layer first."""
         asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
         g.ops(
             "If", asked, out=tuple(self._shapes()),
-            then_branch=self._streams(Scope(g.store, "streams"), accepted, presents, stream_ids), else_branch=self._nothing(),
+            then_branch=self._streams(Scope(g.store, "streams"), accept, presents, stream_ids), else_branch=self._nothing(),
         )
 
     def _nothing(self) -> onnx.GraphProto:
-        empty = [helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in self._shapes().items()]
+        none = helper.make_tensor("no_node", TensorProto.INT64, [1], [-1])
+        shapes = list(self._shapes().items())[1:]
+        empty = [none, *(helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in shapes)]
         nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
         return helper.make_graph(nodes, "without_streams", [], self._outputs([value.name for value in empty]))
 
@@ -156,7 +162,10 @@ class StreamPass:
     def _outputs(self, values: Sequence[str]) -> list[onnx.ValueInfoProto]:
         return [tensor(value, *form) for value, form in zip(values, self._shapes().values(), strict=True)]
 
-    def _streams(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> onnx.GraphProto:
+    def _streams(
+        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
+    ) -> onnx.GraphProto:
+        accepted = accept(g)
         rows = Rows(g.op("Shape", stream_ids))
         residual = Residual(self._start(g, accepted, stream_ids))
         positions = self._positions(g, accepted, stream_ids)
@@ -168,7 +177,7 @@ class StreamPass:
                 residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
         with g.named("head"):
             guessed = self._guess(g, residual, rows, accepted.root)
-        return helper.make_graph(g.nodes, "with_streams", [], self._outputs(guessed))
+        return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.node, *guessed]))
 
     def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """S [1, m, H]"""

@@ -126,7 +126,7 @@ def test_acceptance_is_the_deepest_node_whose_whole_path_is_right(tmp_path: Path
             choices = run_tree(stepper, tokens)["choices"]
             if rng.random() < trial / 12:
                 tokens[node] = choices[TREE.parents[node]]
-        out = run_tree(stepper, tokens)
+        out = run_tree(stepper, tokens, streams=3)
         right = [all(tokens[i] == out["choices"][TREE.parents[i]] for i in TREE.path(node)[1:]) for node in range(len(TREE))]
         best = max(TREE.depths[node] for node in range(len(TREE)) if right[node])
         accepted = int(out["accepted_node"][0])
@@ -150,7 +150,8 @@ def test_without_stream_rows_nothing_changes_for_main_rows(kind: str, tmp_path: 
     stepper.prefill(CONTEXT, forced_node=len(CONTEXT) - 1)
     with_streams, without = run_tree(stepper, streams=3), run_tree(stepper)
     assert without["candidates"].shape == (0, 10) and without["candidate_logits"].shape == (0, 10)
-    for name in ("logits", "choices", "accepted_node"):
+    assert without["accepted_node"] == -1
+    for name in ("logits", "choices"):
         np.testing.assert_array_equal(with_streams[name], without[name])
 
 
