@@ -34,7 +34,7 @@ TUNING_ROUNDS = 40
 ROUNDS = 8
 ENOUGH = 3  # rounds that make a measurement worth keeping
 CONTEXT = 64  # tokens in the cache while measuring
-GAIN = 1.03  # a tree must promise this much over plain decoding, or noise would decide
+GAIN = 0.9  # of plain decoding: trees that grow step by step do better than promised, and the governor bounds the loss
 TOLERANCE = 0.05  # of the largest logit of the probe: instruction sets round differently, wrong ones are far off
 
 
@@ -100,11 +100,10 @@ def tune(
 
 
 def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
-    """The rows that maximise expected tokens per second; 1 (plain) unless a tree promises a gain beyond noise."""
+    """The rows that maximise expected tokens per second; 1 (plain) where every tree is far from paying."""
     expected = {n: expected_tokens(nodes, n) for n in costs}
-    best = max(costs, key=lambda n: expected[n] / costs[n])
-    plain = 1 / costs[1]
-    return Calibration(costs, expected, best if expected[best] / costs[best] >= GAIN * plain else 1)
+    best = max((n for n in costs if n > 1), key=lambda n: expected[n] / costs[n], default=1)
+    return Calibration(costs, expected, best if expected[best] / costs[best] >= GAIN / costs[1] else 1)
 
 
 def measure(

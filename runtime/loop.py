@@ -41,6 +41,7 @@ class Plan:
     ngram: bool = True
     rates: Rates | None = None
     sampling: Sampling = GREEDY
+    plain: str = "off"  # what to say of speculation where there is none
 
 
 class Decoder:
@@ -85,7 +86,7 @@ class Decoder:
 
     def describe(self) -> str:
         """What speculation does, for the user."""
-        return "off" if self.plan.rows == 1 else self._governor.describe(self.plan.rows)
+        return self.plan.plain if self.plan.rows == 1 else self._governor.describe(self.plan.rows)
 
     def _draft(self) -> Draft | None:
         """The next step's draft; None where there is nothing to guess with, or no room left in the context."""

@@ -140,6 +140,7 @@ class Session:
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
             costs=self.calibration.curve() if self.calibration else None, wide=wide and not speculate,
             governor=self._governor if self.calibration else None, ngram=self.ngram, rates=self._rates, sampling=sampling,
+            plain=self.speculation if speculate else "off (asked for plain decoding)",
         )  # fmt: skip
         return self._chunks(ids, plan, stops)
 

@@ -23,9 +23,9 @@ def test_the_tree_with_the_most_tokens_per_second_wins() -> None:
     assert chosen.ratio(3) == pytest.approx(1.25)
 
 
-def test_plain_decoding_wins_where_trees_cost_too_much_or_gain_only_noise() -> None:
-    assert choose({1: 1.0, 2: 1.9, 4: 3.0}, NODES).rows == 1
-    assert choose({1: 1.0, 2: 1.8 / 1.02, 4: 9.0}, NODES).rows == 1
+def test_plain_decoding_wins_where_trees_cost_too_much() -> None:
+    assert choose({1: 1.0, 2: 2.1, 4: 3.2}, NODES).rows == 1
+    assert choose({1: 1.0, 2: 1.8 / 0.85, 4: 9.0}, NODES).rows == 1
     assert choose({1: 1.0}, NODES).rows == 1
     assert "2.8 tokens per step expected at 3.0x" in choose({1: 1.0, 2: 2.9, 4: 3.0}, NODES).reason
 
