@@ -39,7 +39,7 @@ class TrainConfig:
     root_token: bool = True  # streams also see the embedding of the token that follows row t
     stream_embedding: float = 0.5  # initial rms of P_j, in units of the hidden state's
     draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
-    bigram_rank: int = 32  # rank of the bias that the token before gives to a stream's guesses; 0: none
+    bigram_rank: int = 0  # rank of the bias that the token before gives to a stream's guesses; 0: none
     stream_rank: int = 32  # staged: rank of the streams' own LoRA
     stream_rows: int = 32  # most main rows of a training sequence that carry streams
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
