@@ -13,7 +13,7 @@ LONGEST = 4  # tokens of a key; longer matches are told apart by looking back
 MEASURED = 8  # match lengths from here on count as one
 CONTINUATION = 16  # tokens offered
 # How often the next token of a continuation is right, by match length, before anything was seen: where streams guess something
-# else, where they guess the same, and where there are none to ask. WikiSQL's and E2E's rates (docs/decisions.md), rounded down.
+# else, where they guess the same, and where there are none to ask. Smoothed by hand from WikiSQL (docs/decisions.md).
 ASSUMED = {
     "differs": (0.0, 0.10, 0.25, 0.30, 0.25, 0.25, 0.25, 0.25, 0.25),
     "agrees": (0.0, 0.90, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95),
