@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from streamspec.acceptance import ENDED, MISSED
 from streamspec.adapters.data import Collator, TokenRow
 from streamspec.adapters.losses import IGNORE, lookup_table, next_token_loss, number
 from streamspec.adapters.streams import StreamingModel
 from streamspec.progress import track
 
 MAX_RANK = 10
-MISSED, ENDED = -1, -2
 
 
 @torch.no_grad()
@@ -23,7 +23,8 @@ def record_ranks(
 ) -> list[list[list[int]]]:
     """For each row: [positions][gamma] rank of the true token among each stream's guesses (see docs/architecture.md).
 
-    A guess is ranked behind the true tokens before it. Positions are those whose root is a completion token: position t of a completion drafts tokens t+1 .. t+gamma after root t.
+    A guess is ranked behind the true tokens before it. Positions are those whose root is a completion token: position t of a
+    completion drafts tokens t+1 .. t+gamma after root t.
     """
     gamma = model.config.gamma
     collate, lookup = Collator(), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)

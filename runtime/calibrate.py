@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,7 @@ class Calibration:
         known = sorted(self.costs)
         return float(np.interp(rows, known, [self.costs[n] for n in known])) / self.costs[1]
 
+    @cached_property
     def curve(self) -> np.ndarray:
         """Cost of a step of 1.. rows over a plain step, up to the most rows measured; never falling."""
         return np.maximum.accumulate([self.ratio(n) for n in range(1, max(self.costs) + 1)])
@@ -91,7 +93,7 @@ def tune(
         raise ConfigError("a bundle without streams", "a bundle with draft trees to choose from", "export a streaming adapter")
     nodes, found = manifest.trees.nodes, {}
     for context in contexts:
-        if not 1 <= context <= engine.context_length - max(ROWS) - engine.gamma - 1:
+        if not 1 <= context <= _most_context(engine):
             raise ConfigError(f"{context} tokens of context", f"a context of {engine.context_length} with room for drafts", "correct it")
         costs, _ = measure(engine, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
         found[context] = choose(costs, nodes)
@@ -119,7 +121,7 @@ def measure(
     reach are left out: large models measure few.
     """
     started = time.perf_counter()
-    context = max(1, min(context, engine.context_length - max(ROWS) - engine.gamma - 1))
+    context = max(1, min(context, _most_context(engine)))
     engine.reset()
     engine.prefill([1 % engine.vocab_size] * context, draft=False)
     trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in _row_counts(len(nodes))}
@@ -188,6 +190,11 @@ def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
     seconds = time.perf_counter() - started
     engine.rewind(context)
     return seconds
+
+
+def _most_context(engine: OrtEngine) -> int:
+    """Tokens in the cache that leave room for the largest tree measured."""
+    return engine.context_length - max(ROWS) - engine.gamma - 1
 
 
 def _row_counts(available: int) -> list[int]:

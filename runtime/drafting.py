@@ -18,6 +18,7 @@ import numpy as np
 from streamspec.runtime.ngram import Continuation, Rates
 from streamspec.trees import DraftTree
 
+MOST_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
 GUESS_TEMPERATURE = 1.2  # streams are a little too sure of themselves (docs/decisions.md)
 
 
@@ -56,9 +57,9 @@ def draft(
     """The best draft of at most `rows` nodes behind `root`.
 
     `costs` [rows]: time of a step with 1.. rows; the draft is as large as makes expected tokens per time largest, two nodes at
-    least. Without costs it has as many nodes as there are guesses for, up to `rows`.
+    least. Without costs it has as many nodes as there are guesses for, up to `rows`, and never more than `MOST_ROWS`.
     """
-    taken = _Search(guesses, found).take(root, rows)
+    taken = _Search(guesses, found).take(root, min(rows, MOST_ROWS))
     expected = np.cumsum([node.chance for node in taken])
     size = len(taken)
     if costs is not None and size > 2:

@@ -138,7 +138,7 @@ class Session:
             )
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
-            costs=self.calibration.curve() if self.calibration else None, wide=wide and not speculate,
+            costs=self.calibration.curve if self.calibration else None, wide=wide and not speculate,
             governor=self._governor if self.calibration else None, ngram=self.ngram, rates=self._rates, sampling=sampling,
             plain=self.speculation if speculate else "off (asked for plain decoding)",
         )  # fmt: skip
@@ -265,9 +265,10 @@ def load(
     """Opens the bundle in folder `bundle`.
 
     `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
-    pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off. `verify=False` skips the
-    files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin` lets idle worker threads wait busily: faster, warmer. Raises BundleError for
-    anything wrong with the bundle, and where this machine computes it wrongly.
+    pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
+    `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
+    lets idle worker threads wait busily: faster, warmer. Raises BundleError for anything wrong with the bundle, and where
+    this machine computes it wrongly.
     """
     from streamspec.runtime.calibrate import calibrated, check_probe
     from streamspec.runtime.engine import OrtEngine

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.drafting import GUESS_TEMPERATURE, Draft, Guesses, draft, observe
+from streamspec.runtime.drafting import GUESS_TEMPERATURE, MOST_ROWS, Draft, Guesses, draft, observe
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
 from tests.runtime.test_loop import decode
@@ -84,6 +84,11 @@ def test_the_tree_holds_the_likeliest_paths(rows: int, gamma: int, width: int, s
     assert len(found) == len(made.tree) == len(best)
     assert sorted((every[path] for path in found), reverse=True) == pytest.approx(best)
     assert made.expected == pytest.approx(sum(best))
+
+
+def test_no_draft_outgrows_the_cache_however_many_rows_are_asked_for() -> None:
+    guesses = guessing(np.arange(60).reshape(6, 10), np.full((6, 10), 0.1))
+    assert len(draft(99, guesses, None, 100_000).tree) == MOST_ROWS
 
 
 def test_costs_decide_how_many_rows_a_draft_has() -> None:
