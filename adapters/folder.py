@@ -35,13 +35,14 @@ FORMAT_VERSION = 1
 TASK_CONFIG, TASK_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 STREAM_WEIGHTS, STREAM_CONFIG = "streamspec.safetensors", "streamspec_config.json"
 ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
+RESTORE = "train the adapter again or restore the file"
 
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
     """The task LoRA in PEFT's format, fp16."""
     out.mkdir(parents=True, exist_ok=True)
     state = {k: v.half().contiguous() for k, v in get_peft_model_state_dict(peft).items()}
-    _save_tensors(state, out / TASK_WEIGHTS)
+    save_tensors(state, out / TASK_WEIGHTS)
     config = peft.peft_config["default"].to_dict()
     config.update(base_model_name_or_path=base.id, inference_mode=True)
     config = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
@@ -63,7 +64,7 @@ def check_same_base(adapter: Path, base: Base) -> None:
         )
     known = adapter / STREAM_CONFIG
     if known.exists():
-        found = json.loads(known.read_text())["base"]
+        found = read_json(known)["base"]
         if found["sha256"] != base.sha256:
             raise AdapterError(
                 f"{adapter} was trained on {found['id']} (weights {found['sha256'][:12]})",
@@ -74,7 +75,7 @@ def check_same_base(adapter: Path, base: Base) -> None:
 
 def save_stage(path: Path, streams: StreamingModel) -> None:
     """Keeps a finished stage's tensors so that an interrupted run does not repeat it."""
-    _save_tensors(trainable_state(streams), path)
+    save_tensors(trainable_state(streams), path)
 
 
 def load_stage(path: Path, streams: StreamingModel) -> bool:
@@ -112,21 +113,33 @@ def stream_tensors(streams: StreamingModel, vocabulary: Tensor | None) -> dict[s
 def load_streams(adapter: Path, streams: StreamingModel) -> None:
     """Puts the drafter's tensors of `adapter` into `streams`; names every tensor that does not fit in one error.
 
-    A bigram may be new: it starts without effect.
+    A bigram may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts without effect.
     """
-    saved, current = read_stream_tensors(adapter / STREAM_WEIGHTS), stream_parameters(streams)
+    saved, current = read_tensors(adapter / STREAM_WEIGHTS), stream_parameters(streams)
     if "bigram_in" not in saved:
         current = {n: p for n, p in current.items() if not n.startswith("bigram_")}
-    wrong = sorted(n for n, p in current.items() if n not in saved or saved[n].shape != p.shape)
+    wrong = sorted(n for n, p in current.items() if n not in saved or not _fits(n, saved[n], p))
     if wrong:
         raise AdapterError(
             f"{adapter}: {', '.join(wrong[:4])} missing or of another shape",
-            "streams of the same gamma, ns and rank",
+            "streams of the same gamma and ns, and of no higher rank",
             "check --warm-start",
         )
     with torch.no_grad():
         for name, parameter in current.items():
-            parameter.copy_(saved[name])
+            value = saved[name]
+            if value.shape != parameter.shape and name.endswith("lora_B"):
+                parameter.zero_()
+            parameter[tuple(map(slice, value.shape))] = value
+
+
+def _fits(name: str, value: Tensor, parameter: Tensor) -> bool:
+    """Equal shapes, but for the rank: rows of `lora_A`, columns of `lora_B`."""
+    if name.endswith("lora_A"):
+        return value.shape[0] <= parameter.shape[0] and value.shape[1:] == parameter.shape[1:]
+    if name.endswith("lora_B"):
+        return value.shape[1] <= parameter.shape[1] and value.shape[:1] == parameter.shape[:1]
+    return value.shape == parameter.shape
 
 
 def finish_plain(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +152,7 @@ def finish_streaming(
 ) -> dict[str, Any]:
     """Completes the folder of a streaming adapter."""
     config, shape = run.config, streams.config
-    _save_tensors(stream_tensors(streams, vocabulary), config.out / STREAM_WEIGHTS)
+    save_tensors(stream_tensors(streams, vocabulary), config.out / STREAM_WEIGHTS)
     Acceptance(shape.gamma, MAX_RANK, ranks).save(config.out / ACCEPTANCE)
     described = {
         "gamma": shape.gamma,
@@ -187,17 +200,27 @@ def _finish(run: Run, streams: dict[str, Any] | None, metrics: dict[str, Any]) -
     }
 
 
-def read_stream_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of an adapter's `streamspec.safetensors`. Raises AdapterError where the file is damaged."""
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a file of the adapter folder. Raises AdapterError where it is missing or damaged."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise AdapterError(
-            f"{path}: {error}", "a safetensors file", "train the adapter again or restore the file"
-        ) from None
+        raise AdapterError(f"{path}: {error}", "a safetensors file", RESTORE) from None
 
 
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+def read_json(path: Path) -> dict[str, Any]:
+    """A configuration file of the adapter folder. Raises AdapterError where it is missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{path}: {error}", "an adapter's configuration", RESTORE) from None
+    if not isinstance(value, dict):
+        raise AdapterError(f"{path}: {type(value).__name__}", "an adapter's configuration", RESTORE)
+    return value
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     save_file(tensors, temporary)

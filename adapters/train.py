@@ -346,7 +346,7 @@ def new_streams(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:
     """The tokens streams may propose, or None for all of them; those of the adapter that streams start from."""
     if run.config.warm_start is not None:
-        return folder.read_stream_tensors(run.config.warm_start / folder.STREAM_WEIGHTS).get("draft_vocab")
+        return folder.read_tensors(run.config.warm_start / folder.STREAM_WEIGHTS).get("draft_vocab")
     kept = draft_vocabulary(rows, run.config.draft_vocab, len(run.tokenizer), [run.tokenizer.eos_token_id])
     return None if kept is None else torch.tensor(kept)
 

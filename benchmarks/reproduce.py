@@ -6,11 +6,12 @@ Each part is a list of streamspec commands, printed before they run; what is alr
 
     train     the shipped adapters, from nothing (hours; without it the ones under benchmarks/adapters are measured)
     arms      joint, joint + self-distill and staged at equal total time
-    export    bundles of the task LoRA and of the streaming adapter in all precisions
-    speed     tau and speed-up per tree size, against the own and the fastest plain decoding
+    export    bundles of the streaming adapter in all precisions, of its task LoRA alone, and of `--method lora` if trained
+    speed     tau and speed-up per tree size, against the own, the fastest and the task LoRA's plain decoding
     identity  20,000 tokens against plain decoding, fp32 (int8: the quality part compares more)
     quality   EM and ROUGE of the streaming bundle against `--method lora`, paired bootstrap
-    profile   where a step's time goes
+    profile   where a step's time and the runtime's memory go
+    training  time of a joint step against a step of `--method lora`
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ TASKS = ("e2e", "wikisql")
 ANSWERS = ["--max-new-tokens", "96"]
 TASK_LORA = {"e2e": "--max-minutes 7", "wikisql": "--max-minutes 13"}
 # The streams were trained in two goes, the second from where the first ended.
+SHIPPED_RANK = "12"  # LoRAs are trained at rank 32, then cut
 STREAMS = {
     "e2e": ("--max-minutes 13", "--max-minutes 24 --epochs 6"),
     "wikisql": ("--max-minutes 25 --epochs 5 --regenerate-rows 3000", "--max-minutes 30 --regenerate-rows 0"),
 }
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
-ARM = "--lr 1e-3 --max-minutes 15 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
+ARM = "--lr 1e-3 --max-minutes 40 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
 Command = list[str]
 Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
@@ -43,11 +45,12 @@ Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command 
 def train(data: Path, work: Path) -> Part:
     for task in TASKS:
         files = [*BASE, "--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
-        lora, first, last = work / f"{task}-lora", work / f"{task}-first", work / task
+        lora, first, last, cut = (work / f"{task}{part}" for part in ("-lora", "-first", "-last", ""))
         yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
         streams = ["train", *files, "--target-adapter", f"{lora}", "--val-rows", "150", *ANSWERS]
         yield first, [*streams, "--out", f"{first}", *STREAMS[task][0].split()]
         yield last, [*streams, "--out", f"{last}", "--warm-start", f"{first}", *STREAMS[task][1].split()]
+        yield cut, ["shrink", f"{last}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
 
 
 def arms(data: Path, work: Path) -> Part:
@@ -67,14 +70,16 @@ def export(data: Path, work: Path) -> Part:
         for precision in ("fp32", "int8", "int4"):
             out = work / f"{task}-{precision}"
             yield out, ["export", *BASE, "--adapter", f"{adapter}", "--out", f"{out}", "--precision", precision]
-        lora, out = work / f"{task}-lora", work / f"{task}-lora-int8"
-        if not lora.exists():
-            copy_task_lora(adapter, lora)
-        yield out, ["export", *BASE, "--adapter", f"{lora}", "--out", f"{out}"]
+        target, lora = work / f"{task}-target", work / f"{task}-lora"
+        if not target.exists():
+            copy_task_lora(adapter, target)
+        for plain in (target, lora) if lora.exists() else (target,):
+            out = plain.with_name(f"{plain.name}-int8")
+            yield out, ["export", *BASE, "--adapter", f"{plain}", "--out", f"{out}"]
 
 
 def copy_task_lora(adapter: Path, out: Path) -> None:
-    """The task LoRA of a staged adapter without its streams: what `--method lora` had trained before they came."""
+    """The task LoRA of a staged adapter without its streams: the target as it is alone."""
     out.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copyfile(adapter / name, out / name)
@@ -85,33 +90,40 @@ def copy_task_lora(adapter: Path, out: Path) -> None:
 
 def speed(data: Path, work: Path) -> Part:
     for task in TASKS:
-        others = [f"--also={work / task}-{precision}" for precision in ("fp32", "int4")]
+        others = [f"--also={work / task}-{other}" for other in ("fp32", "int4", "target-int8")]
         yield None, ["bench", f"{work / task}-int8", *prompts(data, task, 100), "--rows", "8,16", *others]
 
 
 def identity(data: Path, work: Path) -> Part:
-    yield None, ["bench", f"{work}/wikisql-fp32", *prompts(data, "wikisql", 650), "--repeats", "1"]
+    yield None, ["bench", f"{work}/wikisql-fp32", *prompts(data, "wikisql", 700), "--repeats", "1"]
 
 
 def quality(data: Path, work: Path) -> Part:
-    """The task LoRA's own bundle takes part, for its answers and for the time of its steps."""
+    """Against `--method lora` at the rank it was trained with, or else the target alone."""
     for task in TASKS:
         out, lora = work / f"{task}-quality.jsonl", work / f"{task}-lora-int8"
+        other = lora if lora.exists() else work / f"{task}-target-int8"
         asked = prompts(data, task, QUALITY_PROMPTS[task])
-        yield out, ["bench", f"{work / task}-int8", *asked, "--repeats", "1", "--also", f"{lora}", "--save-outputs", f"{out}"]
-        yield None, [f"{HERE}/compare.py", f"{out}", f"{out}", "--side", f"{lora}", "--side-b", "speculative"]
+        yield out, ["bench", f"{work / task}-int8", *asked, "--repeats", "1", "--also", f"{other}", "--save-outputs", f"{out}"]
+        yield None, [f"{HERE}/compare.py", f"{out}", f"{out}", "--side", f"{other}", "--side-b", "speculative"]
 
 
 def profile(data: Path, work: Path) -> Part:
     for task in TASKS:
         yield None, [f"{HERE}/step_profile.py", f"{work / task}-int8"]
+        yield None, [f"{HERE}/memory.py", f"{work / task}-int8", "--prompts", f"{data}/{task}/test.jsonl"]
+
+
+def training(data: Path, work: Path) -> Part:
+    for task in TASKS:
+        yield None, [f"{HERE}/train_time.py", f"{data}/{task}/train.jsonl"]
 
 
 def prompts(data: Path, task: str, limit: int) -> Command:
     return ["--prompts", f"{data}/{task}/test.jsonl", "--limit", f"{limit}", *ANSWERS, "--json"]
 
 
-PARTS = {part.__name__: part for part in (train, arms, export, speed, identity, quality, profile)}
+PARTS = {part.__name__: part for part in (train, arms, export, speed, identity, quality, profile, training)}
 
 
 def main() -> None:

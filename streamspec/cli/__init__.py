@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import typer
 
-from streamspec.cli import bench, demo, export, generate, inspect, train, tune
+from streamspec.cli import bench, demo, export, generate, inspect, shrink, train, tune
 from streamspec.cli.guard import guarded
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.command,
+    "shrink": shrink.command,
     "export": export.command,
     "generate": generate.command,
     "bench": bench.command,

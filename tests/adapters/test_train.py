@@ -16,46 +16,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.train import train
 from streamspec.errors import AdapterError, ConfigError, DataError
-from tests.adapters.tiny import tiny_model, tiny_tokenizer
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    tiny_model("llama").save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Answers that repeat the prompt's letter: learnable in seconds."""
-    path = tmp_path_factory.mktemp("data") / "train.jsonl"
-    rows = [{"prompt": f"{c}{d}", "completion": c * 5 + d * 4} for c in "abcdefgh" for d in "ijklmnop"]
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    return path
-
-
-def options(base: Path, data: Path, out: Path, **changes: object) -> TrainConfig:
-    small = {
-        "gamma": 2,
-        "ns": 2,
-        "rank": 4,
-        "stream_rank": 4,
-        "draft_vocab": 32,
-        "epochs": 2.0,
-        "val_rows": 6,
-        "regenerate_rows": 24,
-        "regenerate_batch": 8,
-        "max_new_tokens": 12,
-        "max_length": 64,
-        "save_steps": 3,
-        "lr": 1e-2,
-    }
-    return TrainConfig(base=str(base), data=data, out=out, **(small | changes))  # type: ignore[arg-type]
+from tests.adapters.tiny import options, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")

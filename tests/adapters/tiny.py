@@ -1,11 +1,14 @@
-"""Tiny random models of every trainable family, made on the spot."""
+"""Tiny random models of every trainable family, made on the spot, and options that train them in seconds."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from streamspec.adapters.config import TrainConfig
 
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -69,3 +72,22 @@ def tiny_tokenizer(chat: bool = False) -> Any:
             "{% if m['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<s>a:{% endif %}"
         )
     return fast
+
+
+def options(base: Path, data: Path, out: Path, **changes: object) -> TrainConfig:
+    small = {
+        "gamma": 2,
+        "ns": 2,
+        "rank": 4,
+        "stream_rank": 4,
+        "draft_vocab": 32,
+        "epochs": 2.0,
+        "val_rows": 6,
+        "regenerate_rows": 24,
+        "regenerate_batch": 8,
+        "max_new_tokens": 12,
+        "max_length": 64,
+        "save_steps": 3,
+        "lr": 1e-2,
+    }
+    return TrainConfig(base=str(base), data=data, out=out, **(small | changes))  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Where the runtime's memory goes, in MiB of resident size (Linux): `python benchmarks/memory.py BUNDLE [--prompts FILE]`.
+
+Opens the parts of a session one after the other, as `streamspec.runtime.load` does, then loads and generates in a fresh process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from streamspec.examples import read_examples
+
+
+def say(label: str, status: Path = Path("/proc/self/status")) -> None:
+    """Prints what is resident now, at most so far, and of now what is mapped from files."""
+    text = status.read_text()
+    resident, most, mapped = (
+        int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024 for name in ("VmRSS", "VmHWM", "RssFile")
+    )
+    print(f"| {label} | {resident:.0f} | {most:.0f} | {mapped:.0f} |", flush=True)
+
+
+def parts(bundle: Path) -> None:
+    import numpy as np
+    import onnxruntime  # noqa: F401
+    import tokenizers  # noqa: F401
+
+    from streamspec.bundle import verify_files
+    from streamspec.runtime import calibrate, engine, session
+    from streamspec.trees import chain
+
+    say("imports")
+    manifest = verify_files(bundle)
+    say("files checked")
+    kept = session._tokenizer(bundle)
+    say("tokenizer")
+    engine.products_saturate()
+    say("probe for saturating products")
+    opened = engine.OrtEngine(bundle / "model.onnx", manifest)
+    say("graph")
+    calibrate.check_probe(opened, manifest)
+    say("numerical probe")
+    opened.reset()
+    opened.prefill([1] * 64, draft=True)
+    for rows in (2, 8, 16, 32):
+        opened.verify(np.arange(rows), chain(rows - 1), draft=True)
+    say("prefill of 64, steps of 2, 8, 16, 32 rows")
+    del kept
+
+
+def whole(bundle: Path, prompts: Path | None) -> None:
+    import onnxruntime  # noqa: F401
+    import tokenizers  # noqa: F401
+
+    from streamspec.runtime import load
+
+    say("imports")
+    session = load(bundle)
+    say("load")
+    texts = [e.prompt for e in read_examples(prompts)[:20]] if prompts else ["Once upon a time"]
+    for text in texts:
+        session.generate(text, max_new_tokens=96)
+    say(f"{len(texts)} answers")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.whole:
+        return whole(arguments.bundle, arguments.prompts)
+    weights = sum(f.stat().st_size for f in arguments.bundle.glob("*.data")) / 2**20
+    print(f"weights: {weights:.0f} MiB\n\n| after | resident | at most so far | of it mapped from files |\n|---|---|---|---|", flush=True)
+    parts(arguments.bundle)
+    subprocess.run([sys.executable, __file__, *sys.argv[1:], "--whole"], check=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""`streamspec shrink`: an adapter cut to a lower rank, for shipping."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    adapter: Annotated[Path, typer.Argument(help="Adapter folder.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Adapter folder to write.", show_default=False)],
+    rank: Annotated[int, typer.Option(min=1, help="Rank that every LoRA keeps.", show_default=False)],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+    ] = False,
+) -> None:
+    """Cut an adapter's LoRAs to a lower rank (truncated SVD): a smaller folder, measure it with export and bench."""
+    from streamspec.adapters.shrink import shrink
+
+    kept = shrink(adapter, out, rank)
+    before, after = (sum(file.stat().st_size for file in folder.iterdir()) for folder in (adapter, out))
+    if as_json:
+        print(json.dumps({"out": str(out), "rank": rank, "kept": kept, "bytes": after, "bytes_before": before}))
+    else:
+        parts = ", ".join(f"{share:.1%} of the {part}" for part, share in kept.items())
+        print(f"wrote {out}, {before / 1e6:.1f} -> {after / 1e6:.1f} MB; kept {parts} (squared singular values)")

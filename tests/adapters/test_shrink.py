@@ -1,0 +1,95 @@
+"""Adapters cut to a lower rank: the closest LoRA of that rank, a folder as good as any other, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from streamspec.adapters.shrink import cut, shrink
+from streamspec.adapters.train import train
+from streamspec.cli import app
+from streamspec.errors import AdapterError, ConfigError
+from tests.adapters.tiny import options
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("staged") / "adapter"
+    train(options(base, data, out, recipe="staged", rank=6, lora_alpha=12.0, stream_rank=5))
+    return out
+
+
+def test_the_cut_is_the_closest_product_of_that_rank() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(8, 20), torch.randn(30, 8)
+    out, share = cut({"x.lora_A": a, "x.lora_B": b, "other": torch.ones(2)}, 3, 0.5)
+    left, values, right = torch.linalg.svd(0.5 * b @ a)
+    nearest = (left[:, :3] * values[:3]) @ right[:3]
+    assert out["x.lora_A"].shape == (3, 20) and out["x.lora_B"].shape == (30, 3)
+    assert torch.allclose(out["x.lora_B"] @ out["x.lora_A"], nearest, atol=1e-4)
+    assert share == pytest.approx(float((values[:3] ** 2).sum() / (values**2).sum()), abs=1e-4)
+    assert torch.equal(out["other"], torch.ones(2))
+
+
+def test_a_lora_of_low_rank_comes_back_whole() -> None:
+    torch.manual_seed(1)
+    a, b = torch.randn(2, 20), torch.randn(30, 2)
+    tensors = {"x.lora_A.weight": torch.cat([a, a]), "x.lora_B.weight": torch.cat([b, b], 1)}  # 2 b a, written with rank 4
+    out, share = cut(tensors, 2, 1.0)
+    assert share == pytest.approx(1.0, abs=1e-4)
+    assert torch.allclose(out["x.lora_B.weight"] @ out["x.lora_A.weight"], 2 * b @ a, atol=1e-4)
+
+
+def test_a_shrunk_folder_is_an_adapter_like_any_other(adapter: Path, base: Path, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    kept = shrink(adapter, out, 3)
+    assert set(kept) == {"task LoRA", "streams' LoRA"} and all(0 < share <= 1 for share in kept.values())
+    peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), out)
+    assert (peft.peft_config["default"].r, peft.peft_config["default"].lora_alpha) == (3, 3)  # alpha 12 is folded in
+    assert json.loads((out / "streamspec_config.json").read_text())["streams"]["lora"] == {"rank": 3, "alpha": 3.0}
+    assert json.loads((out / "training.json").read_text())["shrunk"] == {"rank": 3, "kept": kept}
+    before, after = load_file(adapter / "streamspec.safetensors"), load_file(out / "streamspec.safetensors")
+    assert torch.equal(before["stream_embeddings"], after["stream_embeddings"])
+    # Training goes on from it, at a higher rank too: what is new starts without effect.
+    log = train(options(base, data, tmp_path / "on", recipe="staged", target_adapter=out, warm_start=out, stream_rank=5))
+    assert log["tau"] >= 1
+
+
+def test_what_cannot_be_cut_is_refused_and_leaves_nothing(adapter: Path, tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    with pytest.raises(ConfigError, match="less than the LoRA's own 6"):
+        shrink(adapter, out, 6)
+    with pytest.raises(AdapterError, match=r"streamspec_config\.json"):
+        shrink(tmp_path, out, 2)
+    dora = tmp_path / "dora"
+    shutil.copytree(adapter, dora)
+    config = json.loads((dora / "adapter_config.json").read_text())
+    (dora / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    with pytest.raises(AdapterError, match="use_dora = True"):
+        shrink(dora, out, 2)
+    (dora / "adapter_config.json").write_text("{}")
+    with pytest.raises(AdapterError, match="a whole adapter"):
+        shrink(dora, out, 2)
+    (dora / "adapter_config.json").unlink()
+    (dora / "adapter_model.safetensors").unlink()
+    (dora / "streamspec_config.json").write_text(json.dumps({"streams": None}))
+    with pytest.raises(AdapterError, match="no LoRA"):
+        shrink(dora, out, 2)
+    assert not out.exists() and not list(tmp_path.glob(".small*"))
+    with pytest.raises(AdapterError, match="there already"):
+        shrink(adapter, dora, 2)
+
+
+def test_command_says_what_it_kept(adapter: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["shrink", str(adapter), "--rank", "2", "--out", str(tmp_path / "o"), "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["rank"] == 2 and result["bytes"] < result["bytes_before"] and set(result["kept"]) == {"task LoRA", "streams' LoRA"}
