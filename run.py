@@ -21,12 +21,12 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 TORCH = "torch==2.13.0"
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain against speculative, plot
        python3 run.py test              lint, type check and tests, as CI runs them
-       python3 run.py COMMAND ...       any streamspec command: train, export, generate, bench, inspect"""
+       python3 run.py COMMAND ...       any streamspec command: train, shrink, export, generate, bench, tune, inspect"""
 
 
-def call(*command: str | Path) -> int:
-    """Runs a command from the repository root and returns its exit code; Ctrl-C goes to the command, which cleans up."""
-    process = subprocess.Popen([str(part) for part in command], cwd=ROOT)
+def call(*command: str | Path, cwd: Path | None = ROOT) -> int:
+    """Runs a command, from the repository root unless told, and returns its exit code; Ctrl-C goes to the command, which cleans up."""
+    process = subprocess.Popen([str(part) for part in command], cwd=cwd)
     while True:
         try:
             return process.wait()
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
         set_up("dev")
         return test(rest)
     set_up("all")
-    return call(PYTHON, "-m", "streamspec", command, *rest)
+    return call(PYTHON, "-m", "streamspec", command, *rest, cwd=None)  # paths are the user's own
 
 
 if __name__ == "__main__":

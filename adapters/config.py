@@ -5,9 +5,12 @@ Knows nothing about torch.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from streamspec.errors import ConfigError
 
@@ -69,10 +72,8 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("data", "out", "val", "target_adapter", "warm_start"):
-            value = getattr(self, name)
-            if value is not None:
-                setattr(self, name, Path(value))
+        for name, hint in get_type_hints(type(self)).items():
+            setattr(self, name, _typed(name, getattr(self, name), hint))
         self._check()
 
     def _check(self) -> None:
@@ -90,11 +91,15 @@ class TrainConfig:
             "max_new_tokens",
             "save_steps",
             "stream_rows",
+            "val_rows",
+            "threads",
         ):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("lr", "stream_lr", "epochs", "stream_embedding"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
-        _require(self.max_minutes is None or self.max_minutes > 0, "max_minutes", self.max_minutes, "above 0")
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "at least 1")
+        for name in ("lr", "stream_lr", "epochs", "stream_embedding", "max_minutes", "lora_alpha"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, name, value, "above 0")
+        _require(self.seed >= 0, "seed", self.seed, "0 or more")
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "0 to 1")
         for name in ("distill_share", "task_share"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
@@ -139,6 +144,30 @@ class TrainConfig:
                 f"{', '.join(missing)} missing", "base, data and out", "add them as flags or to the config file"
             )
         return cls(**values)
+
+
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """`value` as the type its field wants; YAML reads 1e-3 as text. Raises ConfigError where it cannot be that."""
+    kinds = get_args(hint) or (hint,)
+    if value is None and NoneType in kinds:
+        return None
+    kind = kinds[0]
+    flag, number = isinstance(value, bool), None
+    if kind in (int, float) and not flag:
+        with contextlib.suppress(TypeError, ValueError):
+            number = float(value)
+    if kind is float and number is not None and math.isfinite(number):
+        return number
+    if kind is int and number is not None and number.is_integer():
+        return int(number)
+    if (kind is bool and flag) or (kind is str and isinstance(value, str)):
+        return value
+    if kind is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    raise ConfigError(f"{name} = {value!r}", KINDS[kind], f"change --{name.replace('_', '-')}")
 
 
 def _require(good: bool, name: str, found: Any, expected: str) -> None:

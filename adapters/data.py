@@ -42,6 +42,10 @@ class Formatter:
         text = self.format.render(prompt, self.template, self._specials())
         return list(self.tokenizer(text, add_special_tokens=self.format.kind == "raw")["input_ids"])
 
+    def opening_ids(self, example: Example) -> list[int]:
+        """Tokens the model is given to answer `example` itself: its prompt, or the beginning of its text."""
+        return self.prompt_ids(example.opening)
+
     def completion_ids(self, completion: str) -> list[int]:
         """Tokens of an answer, end-of-text included."""
         return [*self.tokenizer(completion, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
@@ -52,7 +56,7 @@ class Formatter:
             ids = self.tokenizer(example.completion)["input_ids"] + [self.tokenizer.eos_token_id]
             return TokenRow(ids, [False] + [True] * (len(ids) - 1))
         if example.completion is None:
-            raise DataError("a row without a completion", "prompt and completion", "use rows with answers to train")
+            raise DataError(f"{example.where} has no completion", "prompt and completion", "use rows with answers to train")
         turns = example.prompt if isinstance(example.prompt, list) else [{"role": "user", "content": example.prompt}]
         answers = example.completion if isinstance(example.completion, list) else None
         if answers is None and self.format.kind == "raw":
@@ -101,7 +105,10 @@ class LengthGroupedOrder(Sampler[int]):
 
 
 class Collator:
-    """Right-padded batch: `input_ids`, `attention_mask` [B, T] int64 and `loss_mask` [B, T] bool."""
+    """Right-padded batch: `input_ids`, `attention_mask` [B, T] int64 and `loss_mask` [B, T] bool, on `device`."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
 
     def __call__(self, rows: list[TokenRow]) -> dict[str, Tensor]:
         length = max(len(r.input_ids) for r in rows)
@@ -112,7 +119,8 @@ class Collator:
             ids[i, :n] = torch.tensor(row.input_ids)
             attention[i, :n] = 1
             loss[i, :n] = torch.tensor(row.loss_mask)
-        return {"input_ids": ids, "attention_mask": attention, "loss_mask": loss}
+        batch = {"input_ids": ids, "attention_mask": attention, "loss_mask": loss}
+        return batch if self.device is None else {name: tensor.to(self.device) for name, tensor in batch.items()}
 
 
 def draft_vocabulary(rows: list[TokenRow], size: int, vocab_size: int, always: list[int]) -> list[int] | None:

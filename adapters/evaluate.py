@@ -27,7 +27,8 @@ def record_ranks(
     completion drafts tokens t+1 .. t+gamma after root t.
     """
     gamma = model.config.gamma
-    collate, lookup = Collator(), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
+    device = model.stream_embeddings.device
+    collate, lookup = Collator(device), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
     out: list[list[list[int]]] = []
     starts = range(0, len(rows), batch_size)
     for start in track(starts, "measuring acceptance", len(starts)):
@@ -35,7 +36,7 @@ def record_ranks(
         main = model.main_pass(batch["input_ids"], batch["attention_mask"])
         for i, row in enumerate(rows[start : start + batch_size]):
             positions = [t for t in range(len(row.input_ids) - 1) if row.loss_mask[t + 1]]
-            labels = _labels(row, positions, gamma)
+            labels = _labels(row, positions, gamma).to(device)
             one = type(main)(
                 main.entry[i : i + 1],
                 main.final[i : i + 1],
@@ -43,12 +44,12 @@ def record_ranks(
                 [v[i : i + 1] for v in main.values],
                 main.lengths[i : i + 1],
             )
-            rows_ = torch.tensor([positions])
-            roots = torch.tensor([[row.input_ids[t + 1] for t in positions]])
+            rows_ = torch.tensor([positions], device=device)
+            roots = torch.tensor([[row.input_ids[t + 1] for t in positions]], device=device)
             hidden = model.stream_pass(one, rows_, roots)[0]
             before = number(torch.cat([roots[0][:, None], labels[:, :-1]], dim=1), lookup)
             logits = model.with_bigram(model.head(hidden, vocabulary), before)
-            guesses = logits.topk(MAX_RANK, dim=-1).indices
+            guesses = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices
             guesses = guesses if vocabulary is None else vocabulary[guesses]
             hit = guesses == labels[:, :, None]
             ranks = torch.where(hit.any(-1), hit.int().argmax(-1), MISSED)
@@ -71,7 +72,7 @@ def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:
 @torch.no_grad()
 def validation_loss(model: StreamingModel, rows: list[TokenRow], batch_size: int = 8) -> float:
     """Mean next-token loss per completion token."""
-    collate, total, count = Collator(), 0.0, 0
+    collate, total, count = Collator(model.stream_embeddings.device), 0.0, 0
     for start in range(0, len(rows), batch_size):
         batch = collate(rows[start : start + batch_size])
         tokens = int(batch["loss_mask"][:, 1:].sum())

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from streamspec.acceptance import Acceptance
@@ -25,7 +23,7 @@ from streamspec.adapters.base import Base
 from streamspec.adapters.evaluate import MAX_RANK
 from streamspec.adapters.streams import StreamingModel
 from streamspec.adapters.trainer import load_trainable, trainable_state
-from streamspec.atomic import sha256_file, write_text
+from streamspec.atomic import sha256_file, write_bytes, write_text
 from streamspec.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -47,24 +45,24 @@ def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
     config.update(base_model_name_or_path=base.id, inference_mode=True)
     config = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
     write_text(out / TASK_CONFIG, json.dumps(config, indent=1, default=str))
-    write_text(out / "base.json", json.dumps({"id": base.id, "sha256": base.sha256}))
 
 
 def copy_task_lora(source: Path, out: Path) -> None:
     """Puts the task LoRA of `source` beside the streams trained over it."""
     for name in (TASK_CONFIG, TASK_WEIGHTS):
-        shutil.copyfile(source / name, out / name)
+        write_bytes(out / name, (source / name).read_bytes())
 
 
-def check_same_base(adapter: Path, base: Base) -> None:
-    """Raises AdapterError if `adapter` is no adapter folder or was trained on other weights."""
-    if not (adapter / TASK_WEIGHTS).exists():
-        raise AdapterError(
-            f"{adapter} has no {TASK_WEIGHTS}", "an adapter folder with a task LoRA", "check --target-adapter"
-        )
+def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None:
+    """Raises AdapterError if `adapter` has no file `needed` or was trained on other weights. A plain PEFT folder names none."""
+    if not (adapter / needed).exists():
+        raise AdapterError(f"{adapter} has no {needed}", "an adapter folder with it", f"check {option}")
     known = adapter / STREAM_CONFIG
     if known.exists():
-        found = read_json(known)["base"]
+        try:
+            found = {key: str(read_json(known)["base"][key]) for key in ("id", "sha256")}
+        except (KeyError, TypeError) as error:
+            raise AdapterError(f"{known}: {type(error).__name__} {error}", "an adapter's configuration", RESTORE) from None
         if found["sha256"] != base.sha256:
             raise AdapterError(
                 f"{adapter} was trained on {found['id']} (weights {found['sha256'][:12]})",
@@ -73,17 +71,22 @@ def check_same_base(adapter: Path, base: Base) -> None:
             )
 
 
+def streams_of(adapter: Path) -> dict[str, Any]:
+    """The `streams` section of an adapter's configuration. Raises AdapterError where there is none."""
+    streams = read_json(adapter / STREAM_CONFIG).get("streams")
+    if not isinstance(streams, dict) or not isinstance(streams.get("scale"), float):
+        raise AdapterError(f"{adapter / STREAM_CONFIG}: no streams", "an adapter with streams", RESTORE)
+    return streams
+
+
 def save_stage(path: Path, streams: StreamingModel) -> None:
     """Keeps a finished stage's tensors so that an interrupted run does not repeat it."""
     save_tensors(trainable_state(streams), path)
 
 
-def load_stage(path: Path, streams: StreamingModel) -> bool:
-    """Takes a finished stage's tensors back; False where there are none."""
-    if not path.exists():
-        return False
-    load_trainable(streams, load_file(path))
-    return True
+def load_stage(path: Path, streams: StreamingModel) -> None:
+    """Takes a finished stage's tensors back."""
+    load_trainable(streams, read_tensors(path))
 
 
 def stream_parameters(streams: StreamingModel) -> dict[str, Tensor]:
@@ -177,20 +180,19 @@ def _finish(run: Run, streams: dict[str, Any] | None, metrics: dict[str, Any]) -
         "prompt_format": {"kind": config.format, "separator": config.separator},
         "streams": streams,
     }
-    write_text(config.out / STREAM_CONFIG, json.dumps(description, indent=1))
-    (config.out / "base.json").unlink(missing_ok=True)
-    minutes = round((time.monotonic() - run.started) / 60, 1)
+    write_json(config.out / STREAM_CONFIG, description)
+    minutes = round(sum(run.journal.minutes.values()), 1)
     provenance = {
         "config": config.to_json(),
         "metrics": metrics,
         "minutes": minutes,
         "data": {str(p.name): sha256_file(p) for p in (config.data, config.val) if p},
-        "log": run.log,
+        "log": run.journal.log,
         "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "device": run.device.type,
         "threads": torch.get_num_threads(),
     }
-    write_text(config.out / PROVENANCE, json.dumps(provenance, indent=1))
+    write_json(config.out / PROVENANCE, provenance)
     return {
         "out": str(config.out),
         "method": config.method,
@@ -208,6 +210,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise AdapterError(f"{path}: {error}", "a safetensors file", RESTORE) from None
 
 
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a configuration file of the adapter folder atomically."""
+    write_text(path, json.dumps(value, indent=1))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A configuration file of the adapter folder. Raises AdapterError where it is missing or damaged."""
     try:
@@ -222,7 +229,4 @@ def read_json(path: Path) -> dict[str, Any]:
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Writes a safetensors file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    save_file(tensors, temporary)
-    temporary.chmod(0o644)  # the library makes files private; adapters are shared
-    temporary.replace(path)
+    write_bytes(path, save(tensors))

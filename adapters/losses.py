@@ -74,6 +74,6 @@ def lookup_table(vocabulary: Tensor | None, size: int) -> Tensor | None:
     """int64 [size]: number of each token in `vocabulary`, -100 outside it. None where streams may propose any token."""
     if vocabulary is None:
         return None
-    lookup = torch.full((size,), IGNORE)
-    lookup[vocabulary] = torch.arange(len(vocabulary))
+    lookup = torch.full((size,), IGNORE, device=vocabulary.device)
+    lookup[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
     return lookup

@@ -6,10 +6,8 @@ LoRA learns uses the rank it was trained with; what it has learnt often needs fa
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +22,9 @@ from streamspec.adapters.folder import (
     read_json,
     read_tensors,
     save_tensors,
+    write_json,
 )
-from streamspec.atomic import new_folder, write_text
+from streamspec.atomic import new_folder
 from streamspec.errors import AdapterError, ConfigError
 
 PLAIN_LORA = {"rank_pattern": {}, "alpha_pattern": {}, "use_dora": False, "use_rslora": False, "lora_bias": False}  # in PEFT's config
@@ -35,31 +34,34 @@ def shrink(adapter: Path, out: Path, rank: int) -> dict[str, float]:
     """Writes `adapter` to `out`, every LoRA in it cut to `rank`. Returns the mean share of squared singular values kept, by part.
 
     A cut task LoRA is another target: its answers may differ, so measure them. A cut stream LoRA only changes what is drafted.
-    Raises AdapterError for a damaged folder or one that holds more than plain LoRAs, ConfigError for a rank that is not below
-    a LoRA's own, and writes nothing then.
+    A LoRA of that rank or less stays as it is. Figures in the folder (`training.json`, `acceptance.json`) stay those of the
+    whole adapter. Raises AdapterError for a damaged folder or one that holds more than plain LoRAs, ConfigError where there is
+    nothing to cut, and writes nothing then.
     """
-    if out.exists():
-        raise AdapterError(f"{out} is there already", "a new folder", "choose another --out")
+    if out.exists() or adapter.resolve() in out.resolve().parents:
+        raise AdapterError(f"{out} is there already, or inside the adapter", "a new folder", "choose another --out")
     read_json(adapter / STREAM_CONFIG)
     with new_folder(out) as folder:
         shutil.copytree(adapter, folder, dirs_exist_ok=True)
         try:
             kept = {"task LoRA": cut_task(folder, rank), "streams' LoRA": cut_streams(folder, rank)}
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise AdapterError(f"{adapter}: {type(error).__name__} {error}", "a whole adapter", RESTORE) from None
         found = {part: share for part, share in kept.items() if share is not None}
         if not found:
-            raise AdapterError(f"{adapter} has no LoRA", "an adapter with a LoRA", "keep it as it is")
+            raise ConfigError(f"rank = {rank}", "less than the rank of a LoRA of this adapter", "choose a lower --rank")
         trained = read_json(adapter / PROVENANCE) if (adapter / PROVENANCE).exists() else {}
         write_json(folder / PROVENANCE, trained | {"shrunk": {"rank": rank, "kept": found}})
     return found
 
 
 def cut_task(folder: Path, rank: int) -> float | None:
-    """Cuts the task LoRA in place; the share kept, None where there is none."""
+    """Cuts the task LoRA in place; the share kept, None where there is nothing to cut."""
     if not (folder / TASK_WEIGHTS).exists():
         return None
     config = read_json(folder / TASK_CONFIG)
+    if config["r"] <= rank:
+        return None
     for key, plain in PLAIN_LORA.items():
         if config.get(key, plain) not in (plain, None):
             raise AdapterError(f"{TASK_CONFIG}: {key} = {config[key]}", f"{plain}: a plain LoRA", "keep it as it is")
@@ -70,10 +72,10 @@ def cut_task(folder: Path, rank: int) -> float | None:
 
 
 def cut_streams(folder: Path, rank: int) -> float | None:
-    """Cuts the streams' own LoRA in place; the share kept, None where they have none."""
+    """Cuts the streams' own LoRA in place; the share kept, None where there is nothing to cut."""
     described = read_json(folder / STREAM_CONFIG)
     lora = described["streams"] and described["streams"]["lora"]
-    if not lora:
+    if not lora or lora["rank"] <= rank:
         return None
     tensors, share = cut(read_tensors(folder / STREAM_WEIGHTS), rank, lora["alpha"] / lora["rank"])
     save_tensors(tensors, folder / STREAM_WEIGHTS)
@@ -88,8 +90,6 @@ def cut(tensors: dict[str, Tensor], rank: int, scale: float) -> tuple[dict[str, 
     for name in (n for n in tensors if "lora_A" in n):
         other = name.replace("lora_A", "lora_B")
         a, b = tensors[name].float(), tensors[other].float()
-        if rank >= len(a):
-            raise ConfigError(f"rank = {rank}", f"less than the LoRA's own {len(a)}", "choose a lower --rank")
         # The singular values of B A are those of the small R_b R_a^T of the factors' QR decompositions.
         basis_a, small_a = torch.linalg.qr(a.T)
         basis_b, small_b = torch.linalg.qr(b * scale)
@@ -100,6 +100,3 @@ def cut(tensors: dict[str, Tensor], rank: int, scale: float) -> tuple[dict[str, 
         out[other] = ((basis_b @ left[:, :rank]) * root).to(tensors[other].dtype)
     return out, round(sum(shares) / len(shares), 4)
 
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    write_text(path, json.dumps(value, indent=1))

@@ -103,6 +103,13 @@ class StreamingModel(nn.Module):
         self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
         self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
 
+    def train(self, mode: bool = True) -> StreamingModel:
+        """A target that streams must not change is never in training mode: its dropout would blur what they learn from."""
+        super().train(mode)
+        if self.own_lora:
+            self.model.eval()
+        return self
+
     # ---- pass 1
 
     def main_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
@@ -189,7 +196,6 @@ class StreamingModel(nn.Module):
         return nn.functional.linear(
             hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
         )
-
 
     def with_bigram(self, logits: Tensor, before: Tensor) -> Tensor:
         """Float logits [.., D] given the token before each, as its number `before` [..] among the D, negative for others."""

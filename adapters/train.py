@@ -13,12 +13,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, inject_adapter_in_model
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 
@@ -29,15 +31,18 @@ from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.data import Collator, Formatter, TokenRow, draft_vocabulary, joined
 from streamspec.adapters.evaluate import record_ranks, validation_loss
 from streamspec.adapters.families import Decoder
+from streamspec.adapters.journal import Journal
 from streamspec.adapters.losses import lookup_table, next_token_loss, pick_rows, stream_losses
 from streamspec.adapters.regenerate import regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
 from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
-from streamspec.errors import AdapterError, ConfigError, DataError
+from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
 from streamspec.prompt_format import PromptFormat
 from streamspec.trees import DraftTree
 
+WORK = "run"  # folder of a run that is not over, inside --out
+UNTOUCHED = "base"  # --target-adapter: no task LoRA under the streams
 REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
 
 
@@ -54,17 +59,20 @@ class Run:
     val_examples: list[Example]
     val_rows: list[TokenRow]
     ns: int  # MSA layers
-    log: dict[str, Any] = field(default_factory=dict)
-    started: float = field(default_factory=time.monotonic)
+    journal: Journal
 
     @property
     def work(self) -> Path:
         """Checkpoints, regenerated answers and finished stages of a run that is not over."""
-        return self.config.out / "run"
+        return self.config.out / WORK
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if has_bf16() else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -87,10 +95,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
 def prepare(config: TrainConfig) -> Run:
     """Checks everything that can be checked before the first gradient."""
-    if config.out.exists() and any(config.out.iterdir()) and not config.resume:
-        raise AdapterError(
-            f"{config.out} is not empty", "a new folder", "choose another --out, or add --resume to go on"
-        )
+    check_out(config)
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise ConfigError("--tensorboard without the package tensorboard", "the package", "pip install tensorboard")
     if config.threads:
         torch.set_num_threads(config.threads)
     set_seed(config.seed)
@@ -101,7 +108,10 @@ def prepare(config: TrainConfig) -> Run:
     ns = config.ns or max(1, round(layers / 3))
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
-    tokenizer = AutoTokenizer.from_pretrained(base.path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base.path)
+    except (OSError, ValueError) as error:
+        raise BaseModelError(f"{base.path}: {error}", "a base with its tokenizer", "add the tokenizer's files") from None
     formatter = Formatter(tokenizer, PromptFormat(config.format, config.separator))
     if not val_examples:
         held = min(config.val_rows, max(1, len(examples) // 20))
@@ -112,17 +122,64 @@ def prepare(config: TrainConfig) -> Run:
         raise DataError(
             f"{config.data} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
         )
-    run = Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows, ns)
-    run.work.mkdir(parents=True, exist_ok=True)
-    return run
+    check_adapters(config, base, ns)
+    if config.method == "streaming":
+        check_answers(config, formatter, examples, val_examples)
+    journal = Journal(config.out / WORK / "journal.json", config)
+    return Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows, ns, journal)
+
+
+def check_out(config: TrainConfig) -> None:
+    """Refuses a folder that holds something already, unless it is an unfinished run to resume."""
+    out = config.out
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise AdapterError(f"{out} is a file", "a new folder", "choose another --out")
+    if (out / folder.PROVENANCE).exists():
+        raise AdapterError(f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out")
+    if any(out.iterdir()) and not config.resume:
+        raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
+
+
+def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
+    """The adapters that a staged run starts from, before any work is spent on it."""
+    if config.target_adapter is not None and str(config.target_adapter) != UNTOUCHED:
+        folder.check_same_base(config.target_adapter, base, "--target-adapter", folder.TASK_WEIGHTS)
+    if config.warm_start is not None:
+        folder.check_same_base(config.warm_start, base, "--warm-start", folder.STREAM_WEIGHTS)
+        wanted = {"gamma": config.gamma, "ns": ns, "positions": config.positions, "root_token": config.root_token}
+        saved = folder.streams_of(config.warm_start)
+        for name, value in wanted.items():
+            if saved.get(name) != value:
+                raise ConfigError(
+                    f"--warm-start {config.warm_start}: streams with {name} = {saved.get(name)}",
+                    f"{value}",
+                    f"give --{name.replace('_', '-')} as that adapter has it",
+                )
+
+
+def check_answers(config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]) -> None:
+    """Drafts are measured, and mostly learnt, on the target's own answers: some prompts must leave room for them."""
+    for name, some in (("data", examples), ("validation data", val_examples)):
+        if not any(fits(formatter.opening_ids(e), config) for e in some):
+            raise DataError(
+                f"no prompt of the {name} leaves room for {config.max_new_tokens} tokens within {config.max_length}",
+                "prompts of fewer tokens than --max-length less --max-new-tokens",
+                "raise --max-length or lower --max-new-tokens",
+            )
+
+
+def fits(prompt: list[int], config: TrainConfig) -> bool:
+    return len(prompt) + config.max_new_tokens <= config.max_length
 
 
 def within(rows: list[TokenRow], longest: int) -> list[TokenRow]:
-    """Rows of at most `longest` tokens; says how many were dropped."""
-    kept = [r for r in rows if len(r.input_ids) <= longest]
-    if len(kept) < len(rows):
-        say(f"{len(rows) - len(kept)} of {len(rows)} rows are longer than {longest} tokens and were left out")
-    return kept
+    """Rows of at most `longest` tokens with something to learn; says how many were dropped."""
+    short = [r for r in rows if len(r.input_ids) <= longest]
+    if len(short) < len(rows):
+        say(f"{len(rows) - len(short)} of {len(rows)} rows are longer than {longest} tokens and were left out")
+    return [r for r in short if any(r.loss_mask[1:])]
 
 
 # ---- recipes
@@ -130,7 +187,7 @@ def within(rows: list[TokenRow], longest: int) -> list[TokenRow]:
 
 def train_lora(run: Run) -> dict[str, Any]:
     """The plain fine-tune: the baseline of every comparison."""
-    model = task_stage(run, run.config.out, run.config.max_minutes)
+    model = task_stage(run, run.config.out, run.config.max_minutes).eval()
     loss = validation_loss(StreamingModel(model, StreamConfig(1, 1, root_token=False), False), run.val_rows)
     return folder.finish_plain(run, {"val_loss": round(loss, 4)})
 
@@ -142,43 +199,36 @@ def train_joint(run: Run) -> dict[str, Any]:
     vocabulary = choose_vocabulary(run, run.rows)
     streams = new_streams(run, model, vocabulary, own_lora=False)
     share = 1 - config.distill_share if config.self_distill else 1.0
-    minutes = config.max_minutes * share if config.max_minutes else None
-    fit_streams(run, "joint", streams, run.rows, vocabulary, config.lr, minutes)
+    fit_streams(run, "joint", streams, run.rows, vocabulary, config.lr, config.max_minutes and config.max_minutes * share)
     if config.self_distill:
-        began = time.monotonic()
-        left = config.max_minutes * config.distill_share if config.max_minutes else None
+        left = run.journal.left(config.max_minutes)
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left / 2)
-        left = left and max(left - (time.monotonic() - began) / 60, 0.1)
-        fit_streams(run, "distill", streams, rows, vocabulary, config.lr / 2, left)
+        fit_streams(run, "distill", streams, rows, vocabulary, config.lr / 2, run.journal.left(config.max_minutes))
     folder.write_task_lora(peft, run.base, config.out)
     return finish_streams(run, streams, model, vocabulary)
 
 
 def train_staged(run: Run) -> dict[str, Any]:
     """The lossless recipe: the target is finished before the streams start, and they cannot touch it."""
-    config = run.config
-    began = time.monotonic()
-    if config.target_adapter is None:
+    config, journal = run.config, run.journal
+    task: Path | None = config.target_adapter
+    if task is None:
         task = run.work / "task"
-        if not (task / folder.TASK_WEIGHTS).exists():
+        if not journal.finished("task"):
             task_stage(run, task, config.max_minutes and config.max_minutes * config.task_share)
-    elif str(config.target_adapter) == "base":
+    elif str(task) == UNTOUCHED:
         task = None
-    else:
-        task = config.target_adapter
-        folder.check_same_base(task, run.base)
     model = load_target(run, task)
-    left = minutes_left(config.max_minutes, began)
     rows = run.rows
     if config.regenerate_rows:
+        left = journal.left(config.max_minutes)
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left * 0.4)
     vocabulary = choose_vocabulary(run, run.rows + rows)
     inject_stream_lora(run, model)
     streams = new_streams(run, model, vocabulary, own_lora=True)
     if config.warm_start is not None:
-        folder.check_same_base(config.warm_start, run.base)
         folder.load_streams(config.warm_start, streams)
-    fit_streams(run, "streams", streams, rows, vocabulary, config.stream_lr, minutes_left(config.max_minutes, began))
+    fit_streams(run, "streams", streams, rows, vocabulary, config.stream_lr, journal.left(config.max_minutes))
     if task is not None:
         folder.copy_task_lora(task, config.out)
     return finish_streams(run, streams, model, vocabulary)
@@ -197,11 +247,10 @@ def task_stage(run: Run, out: Path, minutes: float | None) -> PreTrainedModel:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
         return {"total": next_token_loss(plain, main, batch)}
 
-    log = run_stage(
-        Stage("task", plain, loss, run.rows, run.config.lr, minutes), run.config, run.work / "checkpoints-task"
-    )
-    run.log["task"] = log
+    stage = Stage("task", plain, loss, run.rows, run.config.lr, minutes)
+    log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
     folder.write_task_lora(peft, run.base, out)
+    run.journal.finish("task", used, log)
     return model
 
 
@@ -217,6 +266,7 @@ def fit_streams(
     """Trains streams on `rows`; with a LoRA of their own the main pass needs no gradient and no next-token loss."""
     config = run.config
     lookup = lookup_table(vocabulary, streams.decoder.embedding.num_embeddings)
+    done = run.work / f"{name}.safetensors"
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not streams.own_lora):
@@ -230,25 +280,26 @@ def fit_streams(
         next_token = next_token_loss(streams, main, batch)
         return {"total": next_token + config.alpha * per_stream.sum(), "next_token": next_token, **parts}
 
-    done = run.work / f"{name}.safetensors"
-    if not folder.load_stage(done, streams):
-        run.log[name] = run_stage(
-            Stage(name, streams, loss, rows, lr, minutes), config, run.work / f"checkpoints-{name}"
-        )
-        folder.save_stage(done, streams)
+    if run.journal.finished(name):
+        folder.load_stage(done, streams)
+        return
+    log, used = run_stage(Stage(name, streams, loss, rows, lr, minutes), config, run.work / f"checkpoints-{name}")
+    folder.save_stage(done, streams)
+    run.journal.finish(name, used, log)
 
 
 def own_answers(
     run: Run, model: PreTrainedModel, examples: list[Example], count: int, name: str, minutes: float | None
 ) -> list[TokenRow]:
-    """Rows whose completions the model wrote itself."""
-    config = run.config
+    """Rows whose completions the model wrote itself; of `text` rows it continues the beginning."""
+    config, part = run.config, f"regenerated_{name}"
     chosen = examples[:: max(1, len(examples) // count)][:count]
-    prompts = [
-        p for e in chosen if len(p := run.formatter.prompt_ids(e.prompt)) + config.max_new_tokens <= config.max_length
-    ]
-    began, attention = time.monotonic(), model.config._attn_implementation
+    prompts = [p for e in chosen if fits(p := run.formatter.opening_ids(e), config)]
+    if run.journal.finished(part):  # cut by time, perhaps: go on with the same answers
+        prompts = prompts[: run.journal.log[part]["completions"]]
+    began, attention, training = time.monotonic(), model.config._attn_implementation, model.training
     model.set_attn_implementation("sdpa")
+    model.eval()
     answers = regenerate(
         model,
         prompts,
@@ -259,9 +310,12 @@ def own_answers(
         minutes=minutes,
         label=f"regenerating ({name})",
     )
+    model.train(training)
     model.set_attn_implementation(attention)
-    tokens, seconds = sum(map(len, answers)), time.monotonic() - began
-    run.log[f"regenerated_{name}"] = {"completions": len(answers), "tokens": tokens, "seconds": round(seconds, 1)}
+    if not run.journal.finished(part):
+        tokens, seconds = sum(map(len, answers)), time.monotonic() - began
+        log = {"completions": len(answers), "tokens": tokens, "seconds": round(seconds, 1)}
+        run.journal.finish(part, seconds / 60, log)
     return [joined(p, a) for p, a in zip(prompts, answers, strict=False)]
 
 
@@ -304,16 +358,19 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     """The base in training dtype, all weights frozen. Eager attention: on CPU its backward pass is faster than SDPA's (docs/decisions.md)."""
-    attention = "sdpa" if torch.cuda.is_available() else "eager"
+    attention = "sdpa" if run.device.type == "cuda" else "eager"
     model = AutoModelForCausalLM.from_pretrained(run.base.path, dtype=dtype, attn_implementation=attention)
-    return model.requires_grad_(False)
+    return model.to(run.device).requires_grad_(False)
 
 
 def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     """The frozen target: the base with the task LoRA merged in fp32, then cast."""
     model = load_base(run, torch.float32)
     if task is not None:
-        model = PeftModel.from_pretrained(model, task).merge_and_unload()
+        try:
+            model = PeftModel.from_pretrained(model, task).merge_and_unload()
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", folder.RESTORE) from None
     return model.to(run.dtype).requires_grad_(False)
 
 
@@ -332,30 +389,29 @@ def inject_stream_lora(run: Run, model: PreTrainedModel) -> None:
 
 
 def new_streams(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own_lora: bool) -> StreamingModel:
-    """Fresh streams at the measured scale of the hidden state they are added to."""
+    """Fresh streams at the measured scale of the hidden state they are added to, or at that of the streams they start from."""
     config, ns = run.config, run.ns
-    batch = Collator()(run.rows[: 2 * config.batch_size])
-    scale = measure_scale(model, ns, [(batch["input_ids"], batch["attention_mask"])])
+    if config.warm_start is not None:
+        scale = float(folder.streams_of(config.warm_start)["scale"])
+    else:
+        batch = Collator(run.device)(run.rows[: 2 * config.batch_size])
+        scale = measure_scale(model, ns, [(batch["input_ids"], batch["attention_mask"])])
     shape = StreamConfig(config.gamma, ns, scale, config.positions, config.root_token)
     size = len(vocabulary) if vocabulary is not None else model.get_input_embeddings().num_embeddings
-    return StreamingModel(
-        model, shape, own_lora, config.stream_embedding, (size, config.bigram_rank) if config.bigram_rank else None
-    )
+    bigram = (size, config.bigram_rank) if config.bigram_rank else None
+    return StreamingModel(model, shape, own_lora, config.stream_embedding, bigram).to(run.device)
 
 
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:
     """The tokens streams may propose, or None for all of them; those of the adapter that streams start from."""
     if run.config.warm_start is not None:
-        return folder.read_tensors(run.config.warm_start / folder.STREAM_WEIGHTS).get("draft_vocab")
+        saved = folder.read_tensors(run.config.warm_start / folder.STREAM_WEIGHTS).get("draft_vocab")
+        return None if saved is None else saved.to(run.device)
     kept = draft_vocabulary(rows, run.config.draft_vocab, len(run.tokenizer), [run.tokenizer.eos_token_id])
-    return None if kept is None else torch.tensor(kept)
+    return None if kept is None else torch.tensor(kept, device=run.device)
 
 
 # ---- talk
-
-
-def minutes_left(total: float | None, began: float) -> float | None:
-    return None if total is None else max(total - (time.monotonic() - began) / 60, 0.1)
 
 
 def preview(run: Run) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +20,12 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.data import Collator, LengthGroupedOrder, TokenRow
+from streamspec.progress import EVERY
 
 COMPLETE = "complete"  # marker: everything of this checkpoint is on disk
 Losses = dict[str, Tensor]
@@ -41,8 +43,11 @@ class Stage:
     minutes: float | None
 
 
-def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> list[dict[str, float]]:
-    """Trains until the epochs or the minutes are over; returns the log. With `config.resume`, goes on from the last complete checkpoint."""
+def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dict[str, float]], float]:
+    """Trains until the epochs or the minutes are over; returns the log and the minutes used.
+
+    With `config.resume`, goes on from the last complete checkpoint.
+    """
     last = last_checkpoint(folder) if config.resume else None
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -59,9 +64,9 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> list[dict[str,
         logging_steps=10,
         save_steps=config.save_steps,
         save_total_limit=2,
-        report_to=["tensorboard"] if config.tensorboard else [],
+        report_to=[],
         seed=config.seed,
-        disable_tqdm=False,
+        disable_tqdm=True,
     )
     clock = Clock(stage.minutes, config.warmup)
     trainer = _StageTrainer(
@@ -71,13 +76,14 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> list[dict[str,
         args=arguments,
         train_dataset=stage.rows,
         data_collator=Collator(),
-        callbacks=[clock, _Completeness()],
+        callbacks=[clock, _Completeness(), _Lines(stage), *_tensorboard(config, stage)],
     )
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout, which belongs to the result
     if last is not None:
         clock.load(last)
     with _autocast_only(stage.model):
         trainer.train(resume_from_checkpoint=str(last) if last else None)
-    return [entry for entry in trainer.state.log_history if "loss" in entry]
+    return [entry for entry in trainer.state.log_history if "loss" in entry], clock.elapsed() / 60
 
 
 @contextmanager
@@ -135,6 +141,36 @@ class _Completeness(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+class _Lines(TrainerCallback):
+    """How far a stage is, on stderr: at its first entry of the log, at its last, and every ten seconds between."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.last = stage, 0.0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        logs = logs or {}
+        if "loss" not in logs or (time.monotonic() - self.last < EVERY and state.global_step < state.max_steps):
+            return
+        self.last = time.monotonic()
+        budget = f" of {self.stage.minutes:.1f}" if self.stage.minutes else ""
+        parts = [f"{name} {value:.3f}" for name, value in logs.items() if name.startswith(("loss", "next", "stream"))]
+        print(
+            f"{self.stage.name}: step {state.global_step}/{state.max_steps}, {logs['minutes']:.1f}{budget} min, {', '.join(parts)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _tensorboard(config: TrainConfig, stage: Stage) -> list[TrainerCallback]:
+    """TensorBoard's writer where it is asked for, in a folder of the adapter that outlives the run."""
+    if not config.tensorboard:
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    return [TensorBoardCallback(SummaryWriter(log_dir=str(config.out / "tensorboard" / stage.name)))]
 
 
 class _StageTrainer(Trainer):

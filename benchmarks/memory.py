@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Where the runtime's memory goes, in MiB of resident size (Linux): `python benchmarks/memory.py BUNDLE [--prompts FILE]`.
 
-Opens the parts of a session one after the other, as `streamspec.runtime.load` does, then loads and generates in a fresh process.
+First table: the parts of a session opened one after the other, as `streamspec.runtime.load` does. Second: `load` and answers in
+a fresh process; the first `load` of a bundle on a machine also measures what steps cost.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from pathlib import Path
 from streamspec.examples import read_examples
 
 
-def say(label: str, status: Path = Path("/proc/self/status")) -> None:
+def heading() -> None:
+    print("\n| after | resident | at most so far | of it mapped from files |\n|---|---|---|---|", flush=True)
+
+
+def say(label: str) -> None:
     """Prints what is resident now, at most so far, and of now what is mapped from files."""
-    text = status.read_text()
+    text = Path("/proc/self/status").read_text()
     resident, most, mapped = (
         int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024 for name in ("VmRSS", "VmHWM", "RssFile")
     )
@@ -74,9 +79,11 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.whole:
+        heading()
         return whole(arguments.bundle, arguments.prompts)
     weights = sum(f.stat().st_size for f in arguments.bundle.glob("*.data")) / 2**20
-    print(f"weights: {weights:.0f} MiB\n\n| after | resident | at most so far | of it mapped from files |\n|---|---|---|---|", flush=True)
+    print(f"weights: {weights:.0f} MiB")
+    heading()
     parts(arguments.bundle)
     subprocess.run([sys.executable, __file__, *sys.argv[1:], "--whole"], check=True)
     return None

@@ -30,13 +30,13 @@ TASKS = ("e2e", "wikisql")
 ANSWERS = ["--max-new-tokens", "96"]
 TASK_LORA = {"e2e": "--max-minutes 7", "wikisql": "--max-minutes 13"}
 # The streams were trained in two goes, the second from where the first ended.
-SHIPPED_RANK = "12"  # LoRAs are trained at rank 32, then cut
 STREAMS = {
     "e2e": ("--max-minutes 13", "--max-minutes 24 --epochs 6"),
     "wikisql": ("--max-minutes 25 --epochs 5 --regenerate-rows 3000", "--max-minutes 30 --regenerate-rows 0"),
 }
+SHIPPED_RANK = "12"  # LoRAs are trained at rank 32, then cut
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
-ARM = "--lr 1e-3 --max-minutes 40 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
+ARM = "--lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
 Command = list[str]
 Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
@@ -66,26 +66,26 @@ def arms(data: Path, work: Path) -> Part:
 
 def export(data: Path, work: Path) -> Part:
     for task in TASKS:
-        adapter = work / task if (work / task).exists() else HERE / "adapters" / task
+        adapter = work / task if finished(work / task) else HERE / "adapters" / task
         for precision in ("fp32", "int8", "int4"):
             out = work / f"{task}-{precision}"
             yield out, ["export", *BASE, "--adapter", f"{adapter}", "--out", f"{out}", "--precision", precision]
         target, lora = work / f"{task}-target", work / f"{task}-lora"
-        if not target.exists():
+        if not finished(target):
             copy_task_lora(adapter, target)
-        for plain in (target, lora) if lora.exists() else (target,):
+        for plain in (target, lora) if finished(lora) else (target,):
             out = plain.with_name(f"{plain.name}-int8")
             yield out, ["export", *BASE, "--adapter", f"{plain}", "--out", f"{out}"]
 
 
 def copy_task_lora(adapter: Path, out: Path) -> None:
     """The task LoRA of a staged adapter without its streams: the target as it is alone."""
-    out.mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        shutil.copyfile(adapter / name, out / name)
+    out.mkdir(exist_ok=True)
     config = json.loads((adapter / "streamspec_config.json").read_text())
     config |= {"method": "lora", "recipe": None, "streams": None}
     (out / "streamspec_config.json").write_text(json.dumps(config))
+    for name in ("adapter_config.json", "adapter_model.safetensors", "training.json"):
+        shutil.copyfile(adapter / name, out / name)
 
 
 def speed(data: Path, work: Path) -> Part:
@@ -123,6 +123,11 @@ def prompts(data: Path, task: str, limit: int) -> Command:
     return ["--prompts", f"{data}/{task}/test.jsonl", "--limit", f"{limit}", *ANSWERS, "--json"]
 
 
+def finished(result: Path) -> bool:
+    """A file that is there; an adapter or a bundle whose last file is."""
+    return result.is_file() or any((result / last).exists() for last in ("training.json", "manifest.json"))
+
+
 PARTS = {part.__name__: part for part in (train, arms, export, speed, identity, quality, profile, training)}
 
 
@@ -135,9 +140,11 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     for part in arguments.only:
         for result, command in PARTS[part](arguments.data, arguments.work):
-            if result is not None and result.exists():
+            if result is not None and finished(result):
                 print(f"# {result} is there already", flush=True)
                 continue
+            if command[0] == "train" and result is not None and result.exists():
+                command = [*command, "--resume"]
             script = command[0].endswith(".py")
             print("$ " + " ".join(["python" if script else "streamspec", *command]), flush=True)
             subprocess.run([sys.executable, *([] if script else ["-m", "streamspec"]), *command], check=True)

@@ -45,7 +45,7 @@ def prepare(engine: OrtEngine, context: int) -> None:
 
 
 def step(engine: OrtEngine, tree: DraftTree, context: int) -> tuple[float, float]:
-    """(whole step, graph call) in seconds: the same work as a step of the decoding loop."""
+    """(whole step, graph call) in seconds: verifying, accepting, compacting; without choosing what to draft."""
     before, started = engine.graph_seconds, time.perf_counter()
     tokens = np.arange(len(tree)) % engine.vocab_size
     result = engine.verify(tokens, tree, draft=len(tree) > 1)
@@ -102,7 +102,7 @@ def main() -> None:
     engine = OrtEngine(arguments.bundle / "model.onnx", manifest)
     times = measure(engine, trees, arguments.context, arguments.steps)
     del engine
-    print("| rows | step ms | " + " | ".join(PARTS) + " | host |")
+    print("| rows | step ms | " + " | ".join(PARTS) + " | call overhead |")
     print("|---" * (len(PARTS) + 3) + "|")
     for rows, (whole, graph) in times.items():
         found = shares(arguments.bundle, trees[rows], arguments.context, arguments.steps)

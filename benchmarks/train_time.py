@@ -35,10 +35,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--base", default="smollm2-135m")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="at least 30")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
+    if arguments.steps < 30:
+        parser.error("--steps: at least 30, or there is nothing to time after the warm-up")
     times: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"

@@ -125,7 +125,7 @@ def measure(
     engine.reset()
     engine.prefill([1 % engine.vocab_size] * context, draft=False)
     trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in _row_counts(len(nodes))}
-    trees = {n: t for n, t in trees.items() if context + t.depth + engine.gamma < engine.context_length}
+    trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + engine.gamma < engine.context_length}
     samples: dict[int, list[float]] = {rows: [] for rows in trees}
     for _ in range(rounds + 1):
         for rows, tree in trees.items():

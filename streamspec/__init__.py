@@ -17,7 +17,7 @@ __all__ = ["__version__", "bench", "export", "load", "train"]
 # name -> (module, attribute)
 _LAZY = {
     "load": ("streamspec.runtime", "load"),
-    "train": ("streamspec.adapters", "train"),
+    "train": ("streamspec.adapters.train", "train"),
     "export": ("streamspec.export", "export"),
     "bench": ("streamspec.bench", "bench"),
 }

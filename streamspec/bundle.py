@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from streamspec.atomic import new_folder, sha256_file, write_text
+from streamspec.atomic import new_folder, recover, sha256_file, write_text
 from streamspec.checks import MAX_JSON, Fields, parse_json
 from streamspec.errors import BundleError
 from streamspec.prompt_format import KINDS, PromptFormat
@@ -317,6 +317,7 @@ def bundle_folder(directory: str | Path, force: bool = False) -> Iterator[Path]:
     that is neither empty nor a bundle is never replaced.
     """
     target = Path(directory)
+    recover(Path(os.path.realpath(target)))
     _check_replaceable(target, force)
     with new_folder(target, check=_check_finished) as staging:
         yield staging

@@ -6,6 +6,7 @@ Knows nothing about what the fields mean.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -114,13 +115,20 @@ def parse_json(
     if len(data) > MAX_JSON:
         raise error(f"{where} has {len(data)} bytes", f"at most {MAX_JSON}", fix)
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as problem:
         raise error(f"{where}: {problem}", "JSON", fix) from None
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

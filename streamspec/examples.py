@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from streamspec.errors import DataError
 
 Message = dict[str, str]
+TEXT_OPENING = 400  # characters of a `text` row that serve as its prompt, at most half of it
 SHAPES = "`text`; `messages`; `prompt` + `completion` as strings; `prompt` + `completion` as message lists; `turns` (bench only)"
 
 
@@ -26,6 +27,15 @@ class Example:
     completion: str | list[Message] | None
     references: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+    where: str = "a row"  # file and line, for messages
+
+    @property
+    def opening(self) -> str | list[Message]:
+        """What a model is given to go on from: the prompt, or the beginning of a `text` row."""
+        if self.shape != "text":
+            return self.prompt
+        text = str(self.completion)
+        return text[: min(TEXT_OPENING, len(text) // 2)]
 
 
 def read_examples(path: str | Path, limit: int | None = None) -> list[Example]:
@@ -35,7 +45,7 @@ def read_examples(path: str | Path, limit: int | None = None) -> list[Example]:
     for example in _parse(path):
         if examples and example.shape != examples[0].shape:
             raise DataError(
-                f"{path}, row {len(examples) + 1} has the shape `{example.shape}` after rows of `{examples[0].shape}`",
+                f"{example.where} has the shape `{example.shape}` after rows of `{examples[0].shape}`",
                 "one shape in a file",
                 "split the file by shape",
             )
@@ -57,7 +67,8 @@ def _parse(path: Path) -> Iterator[Example]:
         try:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _example(_object(line, path, number), f"{path}, line {number}")
+                    where = f"{path}, line {number}"
+                    yield replace(_example(_object(line, path, number), where), where=where)
         except UnicodeDecodeError:
             raise DataError(f"{path}, after line {number}: not UTF-8", "UTF-8 text", "re-encode the file") from None
 
@@ -75,7 +86,9 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
 
 
 def _example(row: dict[str, Any], where: str) -> Example:
-    references = [str(r) for r in row.get("references") or []]
+    references = row.get("references") or []
+    if not isinstance(references, list) or not all(isinstance(r, str) for r in references):
+        raise DataError(f"{where}: references are no list of strings", "a list of accepted answers", "mend or drop the line")
     extra: dict[str, Any] = {k: row[k] for k in ("category", "question_id") if k in row}
     if isinstance(row.get("turns"), list) and row["turns"]:
         return Example(

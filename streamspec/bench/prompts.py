@@ -13,7 +13,6 @@ from streamspec.examples import Example, read_examples
 
 Message = dict[str, str]
 Prompt = str | list[Message]
-TEXT_PROMPT = 400  # characters of a `text` row that serve as its prompt, at most half of it
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,7 @@ def _case(example: Example) -> Case:
     if example.shape == "turns":
         return Case(list(example.extra["turns"]), list(example.references), category)
     if example.shape == "text":
-        text = str(example.completion)
-        cut = min(TEXT_PROMPT, len(text) // 2)
-        return Case([text[:cut]])
+        return Case([example.opening])
     references = list(example.references)
     if not references and example.completion is not None:
         answer = example.completion

@@ -43,6 +43,8 @@ def bench(
     prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
+    if save_outputs is not None and not Path(save_outputs).parent.is_dir():
+        raise ConfigError(f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs")
     cases = read_cases(prompts, limit)
     if sampling.random and sampling.seed is None:
         raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")

@@ -65,7 +65,7 @@ def command(
         print(json.dumps(report.to_json()))
     else:
         show(report)
-    if report.mismatches:
+    if report.mismatches or any(forced.mismatches for forced in report.rows):
         raise SystemExit(1)
 
 
@@ -80,7 +80,7 @@ def show(report: Report) -> None:
     """Tables for reading: the two sides, then what was asked for beside them."""
     from rich.console import Console
 
-    console = Console(width=max(Console().width, 112))
+    console = Console(width=max(Console().width, 112), markup=False)
     passes = f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass, {report.threads} threads"
     console.print(f"{report.bundle}: {passes}; speculation: {report.speculation}", highlight=False, soft_wrap=True)
     console.print(_speeds(report))

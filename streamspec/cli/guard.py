@@ -6,6 +6,7 @@ Knows nothing about what the commands do.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -25,7 +26,6 @@ EXTRA_OF = {
     "gguf": "train",
     "yaml": "train",
     "onnx": "export",
-    "onnx_ir": "export",
     "torch": "train",
     "transformers": "train",
     "safetensors": "train",
@@ -45,6 +45,12 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
             fail(str(error), error.exit_status)
         except KeyboardInterrupt:
             fail("interrupted", INTERRUPTED)
+        except BrokenPipeError:  # the reader has gone, as in `| head`: nobody is left to talk to
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            fail(f"{where}{error.strerror or error}", 2)
         except ModuleNotFoundError as error:
             module = (error.name or "").split(".")[0]
             if module not in EXTRA_OF:

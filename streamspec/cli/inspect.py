@@ -28,7 +28,7 @@ def command(
     table = Table(title=f"{title}  {path}", title_justify="left", show_header=False)
     for name, value in rows:
         table.add_row(name, value)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def describe(path: Path) -> tuple[str, Rows]:

@@ -62,7 +62,7 @@ def signature() -> inspect.Signature:
         if field.default not in (MISSING, None):
             help_text = f"{help_text} [default: {json.dumps(field.default)}]".strip()
         flag = "--" + field.name.replace("_", "-")
-        if field.default is True:
+        if kind is bool:
             flag += "/--no-" + flag[2:]
         option = typer.Option(None, flag, help=help_text, show_default=False)
         parameters.append(_keyword(field.name, kind | None, option))

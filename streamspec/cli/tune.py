@@ -35,7 +35,7 @@ def command(
 
     session: Any = load(bundle, threads=threads, tree="plain")
     found = tune(session.engine, session.manifest, context or [64, 512])
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     for tokens, calibration in found.items():
         console.print(table(tokens, calibration))
     chosen = next(iter(found.values()))

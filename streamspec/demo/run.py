@@ -24,6 +24,7 @@ from streamspec.bench.record import PLAIN, SPECULATIVE
 from streamspec.bench.report import Figures, figures, rounded
 from streamspec.demo.plot import draw
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION, sql_adapter
+from streamspec.errors import BundleError, ConfigError
 
 BASE = "smollm2-135m"
 MAX_NEW_TOKENS = 96
@@ -35,6 +36,8 @@ def demo(
 ) -> dict[str, Any]:
     """Runs the demo and returns its figures. With `train_minutes` it fine-tunes an adapter first, else the shipped one serves."""
     console = Console()
+    if not plot.parent.is_dir():
+        raise ConfigError(f"{plot.parent} is no folder", "a folder for the plot", "change --plot")
     adapter = sql_adapter() if train_minutes is None else _train(train_minutes, console)
     bundle = _bundle(adapter, console)
     pairs, right = _run(bundle, limit, console)
@@ -83,7 +86,6 @@ def _bundle(adapter: Path, console: Console) -> Path:
     from streamspec import __version__
     from streamspec.adapters.base import cache_dir
     from streamspec.bundle import verify_files
-    from streamspec.errors import BundleError
 
     parts = [
         __version__,

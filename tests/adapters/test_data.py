@@ -44,7 +44,7 @@ def test_shapes_are_detected_by_columns(tmp_path: Path, row: dict, shape: str) -
         ([], "holds no rows"),
         (['{"text": "a"}', "{broken"], "line 2"),
         ([{"question": "a"}], "line 1.*question.*`messages`"),
-        ([{"text": "a"}, {"prompt": "a", "completion": "b"}], "row 2.*`strings` after rows of `text`"),
+        ([{"text": "a"}, {"prompt": "a", "completion": "b"}], "line 2 .*`strings` after rows of `text`"),
         ([{"messages": [{"role": "user"}]}], "line 1.*messages"),
         (["[1]"], "line 1.*list"),
     ],

@@ -65,10 +65,12 @@ def test_a_shrunk_folder_is_an_adapter_like_any_other(adapter: Path, base: Path,
 
 def test_what_cannot_be_cut_is_refused_and_leaves_nothing(adapter: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
-    with pytest.raises(ConfigError, match="less than the LoRA's own 6"):
+    with pytest.raises(ConfigError, match="less than the rank of a LoRA"):
         shrink(adapter, out, 6)
+    with pytest.raises(AdapterError, match="inside the adapter"):
+        shrink(adapter, adapter / "small", 2)
     with pytest.raises(AdapterError, match=r"streamspec_config\.json"):
-        shrink(tmp_path, out, 2)
+        shrink(tmp_path, adapter.parent / "other", 2)
     dora = tmp_path / "dora"
     shutil.copytree(adapter, dora)
     config = json.loads((dora / "adapter_config.json").read_text())
@@ -78,14 +80,23 @@ def test_what_cannot_be_cut_is_refused_and_leaves_nothing(adapter: Path, tmp_pat
     (dora / "adapter_config.json").write_text("{}")
     with pytest.raises(AdapterError, match="a whole adapter"):
         shrink(dora, out, 2)
+    (dora / "adapter_config.json").write_text(json.dumps(config))
+    (dora / "adapter_model.safetensors").write_bytes(b"torn")
+    with pytest.raises(AdapterError, match="a safetensors file"):
+        shrink(dora, out, 2)
     (dora / "adapter_config.json").unlink()
     (dora / "adapter_model.safetensors").unlink()
     (dora / "streamspec_config.json").write_text(json.dumps({"streams": None}))
-    with pytest.raises(AdapterError, match="no LoRA"):
+    with pytest.raises(ConfigError, match="less than the rank of a LoRA"):
         shrink(dora, out, 2)
     assert not out.exists() and not list(tmp_path.glob(".small*"))
     with pytest.raises(AdapterError, match="there already"):
         shrink(adapter, dora, 2)
+
+
+def test_only_what_has_a_higher_rank_is_cut(adapter: Path, tmp_path: Path) -> None:
+    assert set(shrink(adapter, tmp_path / "o", 5)) == {"task LoRA"}
+    assert (tmp_path / "o" / "streamspec.safetensors").read_bytes() == (adapter / "streamspec.safetensors").read_bytes()
 
 
 def test_command_says_what_it_kept(adapter: Path, tmp_path: Path) -> None:

@@ -75,8 +75,14 @@ def test_adapter_of_another_base_is_refused(data: Path, task: Path, tmp_path: Pa
 
 
 def test_existing_output_and_too_long_rows_are_refused(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="finished adapter"):
+        train(options(base, data, task, method="lora", resume=True))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
     with pytest.raises(AdapterError, match="not empty"):
-        train(options(base, data, task, method="lora"))
+        train(options(base, data, tmp_path / "full", method="lora"))
+    with pytest.raises(AdapterError, match="is a file"):
+        train(options(base, data, tmp_path / "full" / "x", method="lora"))
     with pytest.raises(DataError, match="no row of at most 3 tokens"):
         train(options(base, data, tmp_path / "out", method="lora", max_length=3))
 
@@ -87,20 +93,59 @@ def test_more_msa_layers_than_the_base_has_are_refused_before_any_training(base:
     assert not (tmp_path / "out").exists()
 
 
+def test_prompts_that_leave_no_room_for_answers_are_refused_before_any_training(base: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="leaves room for 62 tokens within 64"):
+        train(options(base, data, tmp_path / "out", max_new_tokens=62))
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_text_rows_the_target_continues_the_beginning(base: Path, tmp_path: Path) -> None:
+    data = tmp_path / "text.jsonl"
+    rows = [""] + [c * 5 + d * 8 for c in "abcdefgh" for d in "ijkl"]  # the first has nothing to learn
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter="base", draft_vocab=5))
+    config = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert config["log"]["regenerated_train"]["completions"] >= 20
+    assert json.loads((tmp_path / "out" / "acceptance.json").read_text())["ranks"]
+
+
+def test_streams_start_only_from_streams_of_their_own_shape(base: Path, data: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    train(options(base, data, first, recipe="staged", target_adapter="base"))
+    again = {"recipe": "staged", "target_adapter": "base", "warm_start": first}
+    with pytest.raises(ConfigError, match=r"gamma = 2.*expected 3"):
+        train(options(base, data, tmp_path / "out", **again, gamma=3))
+    train(options(base, data, tmp_path / "out", **again))
+    scales = [json.loads((f / "streamspec_config.json").read_text())["streams"]["scale"] for f in (first, tmp_path / "out")]
+    assert scales[0] == scales[1]
+    with pytest.raises(AdapterError, match=r"no streamspec\.safetensors.*check --warm-start"):
+        train(options(base, data, tmp_path / "o2", **(again | {"warm_start": tmp_path})))
+
+
 SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from tests.adapters.test_train import options, train
-train(options(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), method="lora", resume=sys.argv[4] == "1"))
+train(options(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), resume=sys.argv[4] == "1", **{changes!r}))
 """
 
 
-def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(base: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "sign"),
+    [
+        ({"method": "lora"}, "checkpoints-task/checkpoint-*/complete"),
+        ({"recipe": "staged"}, "checkpoints-streams/checkpoint-*/complete"),
+        ({"recipe": "joint", "self_distill": True}, "answers-train.jsonl"),
+    ],
+)
+def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
+    base: Path, data: Path, tmp_path: Path, changes: dict[str, object], sign: str
+) -> None:
     root = str(Path(__file__).parents[2])
 
     def start(out: Path, resume: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", SCRIPT.format(root=root), str(base), str(data), str(out), resume]
+        command = [sys.executable, "-c", SCRIPT.format(root=root, changes=changes), str(base), str(data), str(out), resume]
         return subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
@@ -108,13 +153,16 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(base: Path, data:
     assert start(tmp_path / "whole", "0").wait(120) == 0
     victim = start(tmp_path / "cut", "0")
     deadline = time.monotonic() + 90
-    while (
-        not list((tmp_path / "cut").glob("run/checkpoints-task/checkpoint-*/complete")) and time.monotonic() < deadline
-    ):
+    while not list((tmp_path / "cut" / "run").glob(sign)) and time.monotonic() < deadline:
         time.sleep(0.01)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     assert not (tmp_path / "cut" / "training.json").exists(), "the run ended before it could be killed"
+    with pytest.raises(ConfigError, match=r"--seed 5; expected 0 as when the run began"):
+        train(options(base, data, tmp_path / "cut", resume=True, seed=5, **changes))
     assert start(tmp_path / "cut", "1").wait(120) == 0
-    whole, cut = (load_file(tmp_path / n / "adapter_model.safetensors") for n in ("whole", "cut"))
-    assert whole.keys() == cut.keys() and all(torch.equal(whole[k], cut[k]) for k in whole)
+    for name in sorted(file.name for file in (tmp_path / "whole").glob("*.safetensors")):
+        whole, cut = (load_file(tmp_path / n / name) for n in ("whole", "cut"))
+        assert whole.keys() == cut.keys() and all(torch.equal(whole[k], cut[k]) for k in whole)
+    logs = [json.loads((tmp_path / n / "training.json").read_text())["log"] for n in ("whole", "cut")]
+    assert logs[0].keys() == logs[1].keys()

@@ -84,8 +84,8 @@ def test_a_failed_swap_puts_the_old_state_back(tmp_path: Path, monkeypatch: pyte
 def test_a_power_cut_between_the_renames_is_mended_by_the_next_writer(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", FILES, manifest())
     os.rename(tmp_path / "b", tmp_path / ".b.previous")
-    with pytest.raises(RuntimeError), bundle_folder(tmp_path / "b"):
-        raise RuntimeError
+    with pytest.raises(BundleError, match="pass --force"), bundle_folder(tmp_path / "b"):
+        pass
     verify_files(tmp_path / "b")
 
 

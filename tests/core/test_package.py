@@ -20,6 +20,9 @@ def test_the_lazy_names_are_those_announced() -> None:
     from streamspec.runtime import load
 
     assert streamspec.load is load
+    for name in ("train", "export", "bench"):
+        pytest.importorskip("torch")
+        assert callable(getattr(streamspec, name)), name
     assert set(dir(streamspec)) == set(streamspec.__all__)
     with pytest.raises(AttributeError, match="swop"):
         _ = streamspec.swop

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +50,7 @@ def test_no_traceback_in_a_real_process(tmp_path: Path) -> None:
     [
         ("train", StreamspecError("found", "that", "do this"), 2, "found; expected that; do this"),
         ("train", KeyboardInterrupt(), 130, "interrupted"),
+        ("export", OSError(errno.ENOSPC, "No space left on device", "model.onnx"), 2, "model.onnx: No space left on device"),
         ("train", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[train]"'),
         ("export", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[export]"'),
         ("bench", ModuleNotFoundError("", name="rouge_score.x"), 2, 'pip install "streamspec[bench]"'),
@@ -108,12 +111,13 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path, trained: list[TrainConfig]) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("base: b\ndata: d.jsonl\ngamma: 2\nmax-minutes: 3\nroot_token: true\n")
-    result = run("train", "--config", file, "--out", "o", "--gamma", "3", "--no-root-token", "--json")
+    file.write_text("base: b\ndata: d.jsonl\ngamma: 2\nmax-minutes: 3\nroot_token: true\nlr: 1e-3\nresume: true\n")
+    result = run("train", "--config", file, "--out", "o", "--gamma", "3", "--no-root-token", "--no-resume", "--json")
     assert result.exit_code == 0, result.stderr
     (config,) = trained
     assert (config.base, config.gamma, config.max_minutes, config.root_token) == ("b", 3, 3, False)
-    assert config.lr == TrainConfig(base="b", data=Path("d"), out=Path("o")).lr
+    assert config.lr == 1e-3 and not config.resume  # YAML takes 1e-3 for text
+    assert config.stream_lr == TrainConfig(base="b", data=Path("d"), out=Path("o")).stream_lr
     assert json.loads(result.stdout.splitlines()[-1]) == {"val_loss": 0.5}
 
 
@@ -124,6 +128,10 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path,
         ("[1]", "holds a list"),
         ("a: [", "expected YAML"),
         ("gamma: 99", "gamma = 99"),
+        ("gamma: 2.5", "gamma = 2.5; expected a whole number"),
+        ("lr: fast", "lr = 'fast'; expected a number"),
+        ("resume: 1", "resume = 1; expected true or false"),
+        ("val-rows: 0", "val_rows = 0"),
     ],
 )
 def test_a_wrong_file_is_one_line(yaml: str, says: str, tmp_path: Path, trained: list[TrainConfig]) -> None:
@@ -146,16 +154,25 @@ def test_generate_refuses_an_empty_prompt(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "empty prompt" in one_line(result.stderr)
 
 
-def test_bench_exits_1_on_a_mismatch_and_ends_with_json(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("chosen", "forced", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 1)])
+def test_bench_exits_1_on_any_mismatch_and_ends_with_json(
+    chosen: int, forced: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Report:
-        mismatches = 1
+        mismatches = chosen
+        rows = (SimpleNamespace(mismatches=forced),)
 
         def to_json(self) -> dict[str, Any]:
-            return {"mismatches": 1}
+            return {"mismatches": chosen}
 
     monkeypatch.setattr(streamspec.bench, "bench", lambda *_, **__: Report())
     result = run("bench", "b", "--prompts", "p", "--json")
-    assert result.exit_code == 1 and json.loads(result.stdout.splitlines()[-1]) == {"mismatches": 1}
+    assert result.exit_code == code and json.loads(result.stdout.splitlines()[-1]) == {"mismatches": chosen}
+
+
+def test_outputs_for_a_folder_that_is_not_there_are_refused_before_measuring(tmp_path: Path) -> None:
+    result = run("bench", tmp_path, "--prompts", "p", "--save-outputs", tmp_path / "no" / "o.jsonl")
+    assert result.exit_code == 2 and "no is no folder" in one_line(result.stderr)
 
 
 def test_rows_are_whole_numbers_with_commas() -> None:

@@ -29,8 +29,7 @@ def engine_of(session: Session) -> OrtEngine:
 
 
 def assert_near_tie(session: Session, prompt: str, plain: list[int], spec: list[int]) -> None:
-    """One row and many rows take different attention kernels, 1e-7 apart; rounding activations to 8 bits can turn that into
-    a whole step. So quantised outputs may part where the two best tokens nearly tie, and only there."""
+    """int4 products of one row and of many take different kernels: outputs may part where the two best tokens nearly tie, and only there."""
     at = next(i for i, (a, b) in enumerate(zip(plain, spec, strict=False)) if a != b)
     ids = session.encode(prompt)
     logits = session.score(ids + plain[:at], start=len(ids) + at - 1)[0]
@@ -48,7 +47,7 @@ def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) ->
         for prompt in PROMPTS:
             plain = session.generate(prompt, max_new_tokens=40, speculate=False)
             spec = session.generate(prompt, max_new_tokens=40)
-            if precision == "fp32" or spec.token_ids == plain.token_ids:
+            if precision != "int4" or spec.token_ids == plain.token_ids:
                 assert (spec.token_ids, spec.text, spec.finish_reason) == (
                     plain.token_ids,
                     plain.text,

@@ -1,0 +1,96 @@
+"""Train, export, run: the runtime writes what transformers' own greedy `generate` writes with the same adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from streamspec import load
+from streamspec.adapters.base import resolve_base
+from streamspec.adapters.train import train
+from streamspec.bundle import verify_files
+from streamspec.export import export_bundle
+from tests.adapters.tiny import options
+
+SHIPPED = Path(__file__).parents[2] / "benchmarks" / "adapters"
+
+
+def greedy(model: Any, ids: list[int], new: int) -> list[int]:
+    """New tokens of transformers' generate, end-of-text included."""
+    with torch.no_grad():
+        out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                             max_new_tokens=new, do_sample=False, pad_token_id=model.config.eos_token_id or 0)  # fmt: skip
+    return [int(token) for token in out[0, len(ids) :]]
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "adapter"
+    train(options(base, data, out, recipe="staged", epochs=6.0))
+    return out
+
+
+def test_the_runtime_writes_what_transformers_writes(base: Path, adapter: Path, tmp_path: Path) -> None:
+    export_bundle(base, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload().eval()
+    model.generation_config.eos_token_id = AutoTokenizer.from_pretrained(base).eos_token_id
+    steps = tokens = 0
+    for prompt in ("ai", "bj", "hp", "el", "gm", "zz"):
+        expected = greedy(model, session.encode(prompt), 24)
+        for speculate in (False, True):
+            answer = session.generate(prompt, max_new_tokens=24, speculate=speculate)
+            assert answer.token_ids == expected, prompt
+        steps, tokens = steps + answer.stats.steps, tokens + answer.stats.step_tokens
+    assert tokens > steps  # some drafts came true
+
+
+@pytest.mark.base
+@pytest.mark.parametrize("task", ["wikisql", "e2e"])
+def test_on_the_reference_base_too(task: str, tmp_path: Path) -> None:
+    base = resolve_base("smollm2-135m")
+    prompts = {
+        "wikisql": "CREATE TABLE t (Player TEXT, Goals INT) -- How many goals did Smith score?",
+        "e2e": "name[The Punter], food[Italian], area[riverside]",
+    }
+    export_bundle("smollm2-135m", SHIPPED / task, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", cache_dir=tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, SHIPPED / task).merge_and_unload().eval()
+    ids = session.encode(prompts[task])
+    expected = greedy(model, ids, 48)
+    for speculate in (False, True):
+        answer = session.generate(prompts[task], max_new_tokens=48, speculate=speculate)
+        assert answer.token_ids == expected
+    assert answer.stats.step_tokens > 1.5 * answer.stats.steps
+
+
+EXPORT = "import sys; from streamspec.export import export_bundle; export_bundle(*sys.argv[1:4], sys.argv[4], force=True)"
+
+
+def test_a_killed_export_leaves_the_bundle_of_before_and_can_be_repeated(base: Path, adapter: Path, tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    export_bundle(base, adapter, out, "fp32", progress=lambda line: None)
+    before = (out / "manifest.json").read_bytes()
+    command = [sys.executable, "-c", EXPORT, str(base), str(adapter), str(out), "int8"]
+    victim = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob(".bundle.*.tmp/model.onnx*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert (out / "manifest.json").read_bytes() == before, "the export ended before it could be killed"
+    verify_files(out)
+    export_bundle(base, adapter, out, "int8", force=True, progress=lambda line: None)
+    assert json.loads((out / "manifest.json").read_text())["precision"] == "int8"
