@@ -19,6 +19,17 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from streamspec.acceptance import Acceptance
+from streamspec.adapter import (
+    ACCEPTANCE,
+    FORMAT_VERSION,
+    PROVENANCE,
+    RESTORE,
+    STREAM_CONFIG,
+    STREAM_WEIGHTS,
+    TASK_CONFIG,
+    TASK_WEIGHTS,
+    read_adapter,
+)
 from streamspec.adapters.base import Base
 from streamspec.adapters.evaluate import MAX_RANK
 from streamspec.adapters.streams import StreamingModel
@@ -28,12 +39,6 @@ from streamspec.errors import AdapterError
 
 if TYPE_CHECKING:
     from streamspec.adapters.train import Run
-
-FORMAT_VERSION = 1
-TASK_CONFIG, TASK_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-STREAM_WEIGHTS, STREAM_CONFIG = "streamspec.safetensors", "streamspec_config.json"
-ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
-RESTORE = "train the adapter again or restore the file"
 
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
@@ -57,24 +62,14 @@ def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None
     """Raises AdapterError if `adapter` has no file `needed` or was trained on other weights. A plain PEFT folder names none."""
     if not (adapter / needed).exists():
         raise AdapterError(f"{adapter} has no {needed}", "an adapter folder with it", f"check {option}")
-    known = adapter / STREAM_CONFIG
-    if known.exists():
-        try:
-            found = {key: str(read_json(known)["base"][key]) for key in ("id", "sha256")}
-        except (KeyError, TypeError) as error:
-            raise AdapterError(f"{known}: {type(error).__name__} {error}", "an adapter's configuration", RESTORE) from None
-        if found["sha256"] != base.sha256:
-            raise AdapterError(
-                f"{adapter} was trained on {found['id']} (weights {found['sha256'][:12]})",
-                f"{base.id} (weights {base.sha256[:12]})",
-                "use the base it was trained on",
-            )
+    if (adapter / STREAM_CONFIG).exists():
+        read_adapter(adapter).check_base(base.id, base.sha256)
 
 
 def streams_of(adapter: Path) -> dict[str, Any]:
     """The `streams` section of an adapter's configuration. Raises AdapterError where there is none."""
-    streams = read_json(adapter / STREAM_CONFIG).get("streams")
-    if not isinstance(streams, dict) or not isinstance(streams.get("scale"), float):
+    streams = read_adapter(adapter).streams
+    if streams is None or not isinstance(streams.get("scale"), float):
         raise AdapterError(f"{adapter / STREAM_CONFIG}: no streams", "an adapter with streams", RESTORE)
     return streams
 
@@ -213,17 +208,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes a configuration file of the adapter folder atomically."""
     write_text(path, json.dumps(value, indent=1))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A configuration file of the adapter folder. Raises AdapterError where it is missing or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AdapterError(f"{path}: {error}", "an adapter's configuration", RESTORE) from None
-    if not isinstance(value, dict):
-        raise AdapterError(f"{path}: {type(value).__name__}", "an adapter's configuration", RESTORE)
-    return value
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

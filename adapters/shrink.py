@@ -12,18 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from streamspec.adapters.folder import (
+from streamspec.adapter import (
     PROVENANCE,
     RESTORE,
     STREAM_CONFIG,
     STREAM_WEIGHTS,
     TASK_CONFIG,
     TASK_WEIGHTS,
+    read_adapter,
     read_json,
-    read_tensors,
-    save_tensors,
-    write_json,
 )
+from streamspec.adapters.folder import read_tensors, save_tensors, write_json
 from streamspec.atomic import new_folder
 from streamspec.errors import AdapterError, ConfigError
 
@@ -40,7 +39,7 @@ def shrink(adapter: Path, out: Path, rank: int) -> dict[str, float]:
     """
     if out.exists() or adapter.resolve() in out.resolve().parents:
         raise AdapterError(f"{out} is there already, or inside the adapter", "a new folder", "choose another --out")
-    read_json(adapter / STREAM_CONFIG)
+    read_adapter(adapter)
     with new_folder(out) as folder:
         shutil.copytree(adapter, folder, dirs_exist_ok=True)
         try:

@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 
 from streamspec.acceptance import node_order, per_stream_accuracy, simulated_tau
+from streamspec.adapter import PROVENANCE, RESTORE, STREAM_WEIGHTS, TASK_WEIGHTS
 from streamspec.adapters import folder
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.adapters.config import TrainConfig
@@ -136,7 +137,7 @@ def check_out(config: TrainConfig) -> None:
         return
     if not out.is_dir():
         raise AdapterError(f"{out} is a file", "a new folder", "choose another --out")
-    if (out / folder.PROVENANCE).exists():
+    if (out / PROVENANCE).exists():
         raise AdapterError(f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out")
     if any(out.iterdir()) and not config.resume:
         raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
@@ -145,9 +146,9 @@ def check_out(config: TrainConfig) -> None:
 def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
     """The adapters that a staged run starts from, before any work is spent on it."""
     if config.target_adapter is not None and str(config.target_adapter) != UNTOUCHED:
-        folder.check_same_base(config.target_adapter, base, "--target-adapter", folder.TASK_WEIGHTS)
+        folder.check_same_base(config.target_adapter, base, "--target-adapter", TASK_WEIGHTS)
     if config.warm_start is not None:
-        folder.check_same_base(config.warm_start, base, "--warm-start", folder.STREAM_WEIGHTS)
+        folder.check_same_base(config.warm_start, base, "--warm-start", STREAM_WEIGHTS)
         wanted = {"gamma": config.gamma, "ns": ns, "positions": config.positions, "root_token": config.root_token}
         saved = folder.streams_of(config.warm_start)
         for name, value in wanted.items():
@@ -293,8 +294,8 @@ def own_answers(
 ) -> list[TokenRow]:
     """Rows whose completions the model wrote itself; of `text` rows it continues the beginning."""
     config, part = run.config, f"regenerated_{name}"
-    chosen = examples[:: max(1, len(examples) // count)][:count]
-    prompts = [p for e in chosen if fits(p := run.formatter.opening_ids(e), config)]
+    prompts = [p for e in examples if fits(p := run.formatter.opening_ids(e), config)]
+    prompts = prompts[:: max(1, len(prompts) // count)][:count]
     if run.journal.finished(part):  # cut by time, perhaps: go on with the same answers
         prompts = prompts[: run.journal.log[part]["completions"]]
     began, attention, training = time.monotonic(), model.config._attn_implementation, model.training
@@ -370,7 +371,7 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
         try:
             model = PeftModel.from_pretrained(model, task).merge_and_unload()
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", folder.RESTORE) from None
+            raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None
     return model.to(run.dtype).requires_grad_(False)
 
 
@@ -405,7 +406,7 @@ def new_streams(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:
     """The tokens streams may propose, or None for all of them; those of the adapter that streams start from."""
     if run.config.warm_start is not None:
-        saved = folder.read_tensors(run.config.warm_start / folder.STREAM_WEIGHTS).get("draft_vocab")
+        saved = folder.read_tensors(run.config.warm_start / STREAM_WEIGHTS).get("draft_vocab")
         return None if saved is None else saved.to(run.device)
     kept = draft_vocabulary(rows, run.config.draft_vocab, len(run.tokenizer), [run.tokenizer.eos_token_id])
     return None if kept is None else torch.tensor(kept, device=run.device)

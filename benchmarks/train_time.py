@@ -14,8 +14,8 @@ import tempfile
 from itertools import islice
 from pathlib import Path
 
+from streamspec.adapter import PROVENANCE
 from streamspec.adapters.config import TrainConfig
-from streamspec.adapters.folder import PROVENANCE
 from streamspec.adapters.train import train
 
 RECIPES = {"lora": {"method": "lora"}, "joint": {"method": "streaming", "recipe": "joint"}}

@@ -18,6 +18,7 @@ import onnx
 from tokenizers import Tokenizer
 
 from streamspec import __version__
+from streamspec.adapter import Adapter, read_adapter
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.bundle import (
     BIGRAM_CANDIDATES,
@@ -44,7 +45,7 @@ from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_par
 from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
-from streamspec.export.source import Adapter, ModelSource, load_model, read_adapter, read_nodes, read_streams
+from streamspec.export.source import ModelSource, load_model, read_nodes, read_streams
 from streamspec.export.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
 from streamspec.prompt_format import PromptFormat
 
@@ -82,7 +83,9 @@ def export_bundle(
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
     found = resolve_base(base, say)
-    described = read_adapter(Path(adapter), found) if adapter is not None else None
+    described = read_adapter(Path(adapter)) if adapter is not None else None
+    if described is not None:
+        described.check_base(found.id, found.sha256)
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(found, described)

@@ -6,8 +6,6 @@ Knows nothing about graphs.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +15,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from streamspec.acceptance import MISSED, Acceptance, node_order
+from streamspec.acceptance import MAX_GAMMA, MISSED, Acceptance, node_order
+from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter
 from streamspec.adapters.base import Base
 from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.builder import Array
 from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV
 from streamspec.export.families import FAMILIES, DecoderSpec
 from streamspec.export.streams import StreamSpec
-from streamspec.prompt_format import PromptFormat
 
-FORMAT_VERSION = 1
-MAX_GAMMA = 64
-RETRAIN = "train the adapter again or restore the file"
 MODULES = (*QKV, *OUT, *GATE_UP, *DOWN)
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """`streamspec_config.json` of an adapter folder. `streams` is its section of that name, None for a plain fine-tune."""
-
-    path: Path
-    method: str
-    recipe: str | None
-    base_id: str
-    base_sha256: str
-    prompt_format: PromptFormat
-    streams: dict[str, Any] | None
-
-    @property
-    def has_task_lora(self) -> bool:
-        return (self.path / "adapter_config.json").exists()
 
 
 class ModelSource:
@@ -75,39 +53,8 @@ def load_model(base: Base, adapter: Adapter | None) -> Any:
         try:
             model = PeftModel.from_pretrained(model, str(adapter.path)).merge_and_unload(safe_merge=True)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RETRAIN) from None
+            raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RESTORE) from None
     return model.eval().requires_grad_(False)
-
-
-def read_adapter(path: Path, base: Base) -> Adapter:
-    """Reads and checks `streamspec_config.json`. Raises AdapterError, also for an adapter of another base."""
-    file = path / "streamspec_config.json"
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        found = Adapter(
-            path=path, method=str(raw["method"]), recipe=raw.get("recipe"), base_id=str(raw["base"]["id"]),
-            base_sha256=str(raw["base"]["sha256"]),
-            prompt_format=PromptFormat(str(raw["prompt_format"]["kind"]), raw["prompt_format"].get("separator", "\n")),
-            streams=raw["streams"],
-        )
-        version = raw["format_version"]
-    except FileNotFoundError:
-        raise AdapterError(f"{path} has no {file.name}", "an adapter folder of `streamspec train`", "check --adapter") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise AdapterError(f"{file}: {type(error).__name__} {error}", "an adapter's configuration", RETRAIN) from None
-    if version != FORMAT_VERSION:
-        raise AdapterError(f"{path}: adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
-    if found.base_sha256 != base.sha256:
-        raise AdapterError(
-            f"{path} was trained on {found.base_id} (weights {found.base_sha256[:12]})",
-            f"{base.id} (weights {base.sha256[:12]})", "name the base it was trained on with --base",
-        )
-    if (found.method, found.streams is None) not in (("streaming", False), ("lora", True)):
-        raise AdapterError(
-            f"{path}: method {found.method} with streams {'null' if found.streams is None else 'set'}",
-            "method streaming with streams, or lora without", RETRAIN,
-        )
-    return found
 
 
 def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
@@ -117,17 +64,17 @@ def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
     ns = _whole(adapter, config, "ns", 1, spec.layers)
     scale, lora = config.get("scale"), config.get("lora")
     if not isinstance(scale, (int, float)) or not 0 < scale < 1e6:
-        raise AdapterError(f"{adapter.path}: streams.scale is {scale!r}", "a positive number", RETRAIN)
+        raise AdapterError(f"{adapter.path}: streams.scale is {scale!r}", "a positive number", RESTORE)
     if config.get("positions") not in ("shifted", "same"):
-        raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", "shifted or same", RETRAIN)
-    tensors = _tensors(adapter.path / "streamspec.safetensors")
+        raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", "shifted or same", RESTORE)
+    tensors = _tensors(adapter.path / STREAM_WEIGHTS)
     root = bool(config.get("root_token"))
     rank = _whole(adapter, lora, "rank", 1, 4096) if lora else 0
     pair = _whole(adapter, config, "bigram", 1, 4096) if config.get("bigram") else 0
     _check_tensors(adapter, tensors, _expected(spec, gamma, ns, root, rank, config.get("draft_vocab"), pair))
     vocabulary = tensors.get("draft_vocab") if config.get("draft_vocab") else None
     if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
-        raise AdapterError(f"{adapter.path}: draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base", RETRAIN)
+        raise AdapterError(f"{adapter.path}: draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base", RESTORE)
     factor = np.float32(float(lora["alpha"]) / rank) if lora else np.float32(0)
     return StreamSpec(
         gamma=gamma, ns=ns, scale=float(scale), shifted=config["positions"] == "shifted",
@@ -141,9 +88,9 @@ def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
 
 def read_nodes(adapter: Adapter, gamma: int, candidates: int) -> tuple[tuple[int, int, float], ...]:
     """Draft tree nodes by falling probability, from the ranks recorded on validation data; ranks below `candidates` only."""
-    recorded = Acceptance.load(adapter.path / "acceptance.json")
+    recorded = Acceptance.load(adapter.path / ACCEPTANCE)
     if recorded.gamma != gamma:
-        raise AdapterError(f"{adapter.path}: acceptance.json has gamma {recorded.gamma}", f"{gamma} as in the configuration", RETRAIN)
+        raise AdapterError(f"{adapter.path}: acceptance.json has gamma {recorded.gamma}", f"{gamma} as in the configuration", RESTORE)
     offered = [[[rank if rank < candidates else MISSED for rank in row] for row in completion] for completion in recorded.ranks]
     return tuple(node_order(offered, gamma))
 
@@ -193,7 +140,7 @@ def _check_tensors(adapter: Adapter, tensors: dict[str, Array], expected: dict[s
         if names
     ]
     if faults:
-        raise AdapterError(f"{adapter.path}/streamspec.safetensors: {'; '.join(faults)}", "the tensors its configuration names", RETRAIN)
+        raise AdapterError(f"{adapter.path / STREAM_WEIGHTS}: {'; '.join(faults)}", "the tensors its configuration names", RESTORE)
 
 
 def _some(names: list[str], limit: int = 8) -> str:
@@ -205,11 +152,11 @@ def _tensors(file: Path) -> dict[str, Array]:
     try:
         return dict(load_file(file))
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise AdapterError(f"{file}: {error}", "a safetensors file", RETRAIN) from None
+        raise AdapterError(f"{file}: {error}", "a safetensors file", RESTORE) from None
 
 
 def _whole(adapter: Adapter, config: Any, name: str, low: int, high: int) -> int:
     value = config.get(name) if isinstance(config, dict) else None
     if type(value) is not int or not low <= value <= high:
-        raise AdapterError(f"{adapter.path}: streams.{name} is {value!r}", f"a whole number {low}..{high}", RETRAIN)
+        raise AdapterError(f"{adapter.path}: streams.{name} is {value!r}", f"a whole number {low}..{high}", RESTORE)
     return value

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from streamspec.acceptance import MAX_GAMMA
 from streamspec.atomic import new_folder, recover, sha256_file, write_text
 from streamspec.checks import MAX_JSON, Fields, parse_json
 from streamspec.errors import BundleError
@@ -31,7 +32,7 @@ DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings gues
 METHODS = ("streaming", "lora")
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
 POSITIONS = ("shifted", "same")
-MAX_NODES, MAX_GAMMA, MAX_CANDIDATES = 256, 64, 1024
+MAX_NODES, MAX_CANDIDATES = 256, 1024
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from streamspec.adapter import ACCEPTANCE, STREAM_CONFIG, TASK_CONFIG, TASK_WEIGHTS, read_adapter, read_json
 from streamspec.errors import StreamspecError
 
 Rows = list[tuple[str, str]]
@@ -35,12 +36,12 @@ def describe(path: Path) -> tuple[str, Rows]:
     """(what it is, rows of name and value). Raises StreamspecError on anything else or a damaged folder."""
     if (path / "manifest.json").is_file():
         return "bundle", _bundle(path)
-    if (path / "streamspec_config.json").is_file():
+    if (path / STREAM_CONFIG).is_file():
         return "adapter", _adapter(path)
     found = (
         f"{path} does not exist"
         if not path.exists()
-        else f"{path} holds neither manifest.json nor streamspec_config.json"
+        else f"{path} holds neither manifest.json nor {STREAM_CONFIG}"
     )
     raise StreamspecError(found, "a bundle or an adapter folder", "check the path")
 
@@ -81,38 +82,42 @@ def _bundle(path: Path) -> Rows:
 
 
 def _adapter(path: Path) -> Rows:
-    config = _read(path / "streamspec_config.json")
-    try:
-        base, form, streams = config["base"], config["prompt_format"], config["streams"]
-        rows: Rows = [
-            ("base", f"{base['id']} ({base['model_type']}, weights {base['sha256'][:12]})"),
-            ("method", " / ".join(str(x) for x in (config["method"], config["recipe"]) if x)),
-            ("prompt format", _format(form["kind"], form["separator"])),
-        ]
-        if streams:
-            lora, vocabulary = streams["lora"], streams["draft_vocab"]
-            rows += [
-                ("streams", f"{streams['gamma']} over the last {streams['ns']} layers, scale {streams['scale']:.3g}"),
-                ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
-                ("streams propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
-            ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path / "streamspec_config.json", f"{type(error).__name__} {error}") from None
+    adapter = read_adapter(path)
+    form = adapter.prompt_format
+    rows: Rows = [
+        ("base", f"{adapter.base_id} ({adapter.model_type}, weights {adapter.base_sha256[:12]})"),
+        ("method", " / ".join(x for x in (adapter.method, adapter.recipe) if x)),
+        ("prompt format", _format(form.kind, form.separator)),
+    ]
+    if adapter.streams is not None:
+        try:
+            rows += _streams(adapter.streams)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(path / STREAM_CONFIG, f"{type(error).__name__} {error}") from None
     rows.append(("task LoRA", _task_lora(path)))
-    if (path / "acceptance.json").is_file():
-        rows += _acceptance(path / "acceptance.json")
+    if (path / ACCEPTANCE).is_file():
+        rows += _acceptance(path / ACCEPTANCE)
     rows += [
         ("file: " + file.name, _megabytes(file.stat().st_size)) for file in sorted(path.iterdir()) if file.is_file()
     ]
     return rows
 
 
+def _streams(streams: dict[str, Any]) -> Rows:
+    lora, vocabulary = streams["lora"], streams["draft_vocab"]
+    return [
+        ("streams", f"{streams['gamma']} over the last {streams['ns']} layers, scale {streams['scale']:.3g}"),
+        ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
+        ("streams propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+    ]
+
+
 def _task_lora(path: Path) -> str:
-    if not (path / "adapter_model.safetensors").is_file():
+    if not (path / TASK_WEIGHTS).is_file():
         return "none: the target is the untouched base"
-    if not (path / "adapter_config.json").is_file():
-        return "rank unknown (adapter_config.json is missing)"
-    return f"rank {_read(path / 'adapter_config.json').get('r')}"
+    if not (path / TASK_CONFIG).is_file():
+        return f"rank unknown ({TASK_CONFIG} is missing)"
+    return f"rank {read_json(path / TASK_CONFIG).get('r')}"
 
 
 def _acceptance(file: Path) -> Rows:
@@ -127,16 +132,6 @@ def _acceptance(file: Path) -> Rows:
         ("first guesses right", shares),
         ("expected tokens per step, rows", expected),
     ]
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(file, str(error)) from None
-    if not isinstance(value, dict):
-        raise _damaged(file, type(value).__name__)
-    return value
 
 
 def _damaged(file: Path, found: str) -> StreamspecError:

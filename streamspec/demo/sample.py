@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from streamspec.adapter import STREAM_CONFIG
 from streamspec.errors import AdapterError
 
 HERE = Path(__file__).resolve().parent
@@ -17,7 +18,7 @@ ADAPTERS = (HERE / "sql_adapter", HERE.parents[1] / "benchmarks" / "adapters" / 
 def sql_adapter() -> Path:
     """Folder of the shipped adapter. Raises AdapterError where this installation came without it."""
     for folder in ADAPTERS:
-        if (folder / "streamspec_config.json").is_file():
+        if (folder / STREAM_CONFIG).is_file():
             return folder
     raise AdapterError(
         f"no SQL adapter in {ADAPTERS[1]}", "the adapter that the project ships", "run: streamspec demo --train"

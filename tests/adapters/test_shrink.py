@@ -86,7 +86,8 @@ def test_what_cannot_be_cut_is_refused_and_leaves_nothing(adapter: Path, tmp_pat
         shrink(dora, out, 2)
     (dora / "adapter_config.json").unlink()
     (dora / "adapter_model.safetensors").unlink()
-    (dora / "streamspec_config.json").write_text(json.dumps({"streams": None}))
+    described = json.loads((dora / "streamspec_config.json").read_text())
+    (dora / "streamspec_config.json").write_text(json.dumps(described | {"method": "lora", "streams": None}))
     with pytest.raises(ConfigError, match="less than the rank of a LoRA"):
         shrink(dora, out, 2)
     assert not out.exists() and not list(tmp_path.glob(".small*"))

@@ -1,0 +1,89 @@
+"""The adapter folder as a contract between training and export (docs/architecture.md): its file names and its configuration.
+
+Knows nothing about tensors; `streamspec.adapters.folder` writes them, `streamspec.export.source` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamspec.errors import AdapterError
+from streamspec.prompt_format import PromptFormat
+
+FORMAT_VERSION = 1
+TASK_CONFIG, TASK_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's own names
+STREAM_CONFIG, STREAM_WEIGHTS = "streamspec_config.json", "streamspec.safetensors"
+ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
+RESTORE = "train the adapter again or restore the file"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """`streamspec_config.json` of an adapter folder. `streams` is its section of that name, None for a plain fine-tune."""
+
+    path: Path
+    method: str
+    recipe: str | None
+    base_id: str
+    base_sha256: str
+    model_type: str
+    prompt_format: PromptFormat
+    streams: dict[str, Any] | None
+
+    @property
+    def has_task_lora(self) -> bool:
+        return (self.path / TASK_CONFIG).exists()
+
+    def check_base(self, id: str, sha256: str) -> None:
+        """Raises AdapterError unless the adapter was trained on the base with these weights."""
+        if self.base_sha256 != sha256:
+            raise AdapterError(
+                f"{self.path} was trained on {self.base_id} (weights {self.base_sha256[:12]})",
+                f"{id} (weights {sha256[:12]})",
+                "name the base it was trained on with --base",
+            )
+
+
+def read_adapter(path: Path) -> Adapter:
+    """Reads and checks the configuration of an adapter folder. Raises AdapterError."""
+    file = path / STREAM_CONFIG
+    if not file.exists():
+        raise AdapterError(f"{path} has no {file.name}", "an adapter folder of `streamspec train`", "check the path")
+    raw = read_json(file)
+    try:
+        found = Adapter(
+            path=path,
+            method=str(raw["method"]),
+            recipe=raw.get("recipe"),
+            base_id=str(raw["base"]["id"]),
+            base_sha256=str(raw["base"]["sha256"]),
+            model_type=str(raw["base"]["model_type"]),
+            prompt_format=PromptFormat(str(raw["prompt_format"]["kind"]), raw["prompt_format"].get("separator", "\n")),
+            streams=raw["streams"],
+        )
+        version = raw["format_version"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AdapterError(f"{file}: {type(error).__name__} {error}", "an adapter's configuration", RESTORE) from None
+    if version != FORMAT_VERSION:
+        raise AdapterError(f"{path}: adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
+    if (found.method, isinstance(found.streams, dict)) not in (("streaming", True), ("lora", False)):
+        raise AdapterError(
+            f"{path}: method {found.method} with streams {'null' if found.streams is None else 'set'}",
+            "method streaming with streams, or lora without",
+            RESTORE,
+        )
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A configuration file of the adapter folder. Raises AdapterError where it is missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{path}: {error}", "an adapter's configuration", RESTORE) from None
+    if not isinstance(value, dict):
+        raise AdapterError(f"{path}: {type(value).__name__}", "an adapter's configuration", RESTORE)
+    return value
