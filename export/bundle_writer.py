@@ -97,7 +97,7 @@ def export_bundle(
         session = open_session(folder / MODEL)
         tokens = page(tokenizer, PASSAGE, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
         parity = check_parity(session, parts.model, parts.streams, precision, tokens)
-        manifest = _manifest(parts, precision, (folder / DATA).stat().st_size)
+        manifest = _manifest(parts, precision, (folder / DATA).stat().st_size, tokenizer)
         manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens))
         write_card(folder, manifest)
         say("hashing the files")
@@ -138,20 +138,18 @@ def _copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
         raise BaseModelError(f"{base.path} holds no {TOKENIZER}", "a fast tokenizer", "save the tokenizer with transformers' AutoTokenizer")
     shutil.copyfile(source, folder / TOKENIZER)
     template = base.path / TEMPLATE
-    settings = base.path / "tokenizer_config.json"
+    written = _tokenizer_settings(base).get("chat_template")
     if template.is_file():
         shutil.copyfile(template, folder / TEMPLATE)
-    elif settings.is_file():
-        written = json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
-        if isinstance(written, str):
-            (folder / TEMPLATE).write_text(written, encoding="utf-8")
+    elif isinstance(written, str):
+        (folder / TEMPLATE).write_text(written, encoding="utf-8")
     try:
         return Tokenizer.from_file(str(source))
     except Exception as error:  # the library raises bare Exception
         raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
 
 
-def _manifest(parts: _Parts, precision: str, weights_bytes: int) -> Manifest:
+def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Tokenizer) -> Manifest:
     base, adapter, spec, streams = parts.base, parts.adapter, parts.spec, parts.streams
     info = None
     if streams is not None:
@@ -165,7 +163,8 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int) -> Manifest:
         precision=precision, opset=OPSET, ir_version=IR_VERSION,
         model=ModelInfo(
             layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab_size=spec.vocab, hidden_size=spec.hidden,
-            context_length=spec.context_length, eos_token_ids=spec.eos_token_ids, bos_token_id=spec.bos_token_id,
+            context_length=spec.context_length, bos_token_id=spec.bos_token_id,
+            eos_token_ids=_end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
         prompt_format=adapter.prompt_format if adapter else _default_format(base),
         streams=info, trees=parts.trees, weights_bytes=weights_bytes,
@@ -173,11 +172,22 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int) -> Manifest:
     )
 
 
+def _end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokenizer's own end first: training ends answers with it and templates mean it. Then what the generation config names."""
+    text = _tokenizer_settings(base).get("eos_token")
+    own = tokenizer.token_to_id(text["content"] if isinstance(text, dict) else text) if text else None
+    return named if own is None else (own, *(token for token in named if token != own))
+
+
 def _default_format(base: Base) -> PromptFormat:
     """An untouched base is used through its chat template where it has one."""
-    settings = base.path / "tokenizer_config.json"
-    chat = (base.path / TEMPLATE).is_file() or (settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8")))
+    chat = (base.path / TEMPLATE).is_file() or "chat_template" in _tokenizer_settings(base)
     return PromptFormat("chat" if chat else "raw")
+
+
+def _tokenizer_settings(base: Base) -> dict[str, Any]:
+    file = base.path / "tokenizer_config.json"
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def _to_stderr(line: str) -> None:

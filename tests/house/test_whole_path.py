@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,15 @@ def test_the_runtime_writes_what_transformers_writes(base: Path, adapter: Path, 
             assert answer.token_ids == expected, prompt
         steps, tokens = steps + answer.stats.steps, tokens + answer.stats.step_tokens
     assert tokens > steps  # some drafts came true
+
+
+def test_answers_end_where_training_ended_them_whatever_the_generation_config_says(base: Path, tmp_path: Path) -> None:
+    other = tmp_path / "base"
+    shutil.copytree(base, other)
+    settings = json.loads((other / "generation_config.json").read_text())
+    (other / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [7, 9]}))
+    manifest = export_bundle(other, None, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    assert manifest.model.eos_token_ids == (2, 7, 9)  # </s>, the tokenizer's own, comes first
 
 
 @pytest.mark.base
