@@ -111,6 +111,7 @@ def quality(data: Path, work: Path) -> Part:
 def profile(data: Path, work: Path) -> Part:
     for task in TASKS:
         yield None, [f"{HERE}/step_profile.py", f"{work / task}-int8"]
+        yield None, [f"{HERE}/plain_step.py", *(f"{work / task}-{kind}" for kind in ("int8", "target-int8"))]
         yield None, [f"{HERE}/memory.py", f"{work / task}-int8", "--prompts", f"{data}/{task}/test.jsonl"]
 
 
