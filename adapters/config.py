@@ -30,7 +30,7 @@ class TrainConfig:
     out: Path
     val: Path | None = None
     method: str = "streaming"
-    recipe: str = "staged"
+    recipe: str | None = None  # default: joint; staged with a target adapter or a warm start
     target_adapter: Path | None = None  # staged: the task LoRA under the streams; "base": none; default: trained first
     format: str = "raw"
     separator: str = "\n"
@@ -74,6 +74,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             setattr(self, name, _typed(name, getattr(self, name), hint))
+        if self.recipe is None:
+            self.recipe = "staged" if self.target_adapter or self.warm_start else "joint"
         self._check()
 
     def _check(self) -> None:
@@ -114,7 +116,7 @@ class TrainConfig:
             raise ConfigError(
                 "--self-distill with another recipe", "--method streaming --recipe joint", "drop one of the two"
             )
-        least = 0 if self.recipe == "staged" else 1
+        least = 1 if self.self_distill else 0
         _require(self.regenerate_rows >= least, "regenerate_rows", self.regenerate_rows, f"at least {least}")
         if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):
             raise ConfigError(

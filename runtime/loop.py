@@ -19,7 +19,6 @@ from streamspec.runtime.interface import ROOT_ONLY, Engine
 from streamspec.runtime.ngram import Continuation, NgramIndex, Rates
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
-from streamspec.trees import chain
 
 
 @dataclass
@@ -29,14 +28,12 @@ class Plan:
     `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
     (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens,
     `rates`: how often that has come true so far.
-    `wide`: plain steps run two rows, the second of which is thrown away.
     """
 
     limit: int
     eos: Collection[int] = ()
     rows: int = 1
     costs: np.ndarray | None = None
-    wide: bool = False
     governor: Governor | None = None
     ngram: bool = True
     rates: Rates | None = None
@@ -120,11 +117,9 @@ class Decoder:
         return done
 
     def _plain_step(self, remaining: int) -> Committed:
-        wide = self.plan.wide and self.engine.length + 1 < self.engine.context_length
-        tree = chain(1) if wide else ROOT_ONLY
         resume = self._governor.on or self._governor.about_to_resume
-        draft_next = not wide and resume and remaining > 1 and self._may_draft(self.engine.length)
-        result = self.engine.verify(np.full(len(tree), self._root, dtype=np.int64), tree, draft=draft_next)
+        draft_next = resume and remaining > 1 and self._may_draft(self.engine.length)
+        result = self.engine.verify(np.array([self._root], dtype=np.int64), ROOT_ONLY, draft=draft_next)
         self.engine.keep((0,))
         self._guesses = result.guesses
         self._governor.plain_step()

@@ -92,21 +92,18 @@ class Session:
         max_new_tokens: int = 256,
         stop: str | Sequence[str] = (),
         speculate: bool = True,
-        wide: bool = False,
         sampling: Sampling = GREEDY,
     ) -> Completion:
         """The answer to `prompt`: text, a list of messages, or token ids taken as they are.
 
         Greedy unless `sampling` has a temperature. `speculate=False` decodes plainly, with the same result, sampled or not
-        (given a seed); `wide` makes its calls two rows wide (see `loop.Plan`).
+        (given a seed).
         Raises ContextOverflow where the prompt leaves no room, DataError or ConfigError for prompts or options that make
         no sense, and ConfigError while another generation runs.
         """
         text, ids, drafted = [], [], []
         last: Chunk | None = None
-        for last in self.stream(
-            prompt, max_new_tokens=max_new_tokens, stop=stop, speculate=speculate, wide=wide, sampling=sampling
-        ):
+        for last in self.stream(prompt, max_new_tokens=max_new_tokens, stop=stop, speculate=speculate, sampling=sampling):
             text.append(last.text)
             ids += last.token_ids
             drafted += last.drafted
@@ -120,7 +117,6 @@ class Session:
         max_new_tokens: int = 256,
         stop: str | Sequence[str] = (),
         speculate: bool = True,
-        wide: bool = False,
         sampling: Sampling = GREEDY,
     ) -> Iterator[Chunk]:
         """As `generate`, one chunk per model call. The prompt is checked at once, not at the first chunk."""
@@ -138,7 +134,7 @@ class Session:
             )
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
-            costs=self.calibration.curve if self.calibration else None, wide=wide and not speculate,
+            costs=self.calibration.curve if self.calibration else None,
             governor=self._governor if self.calibration else None, ngram=self.ngram, rates=self._rates, sampling=sampling,
             plain=self.speculation if speculate else "off (asked for plain decoding)",
         )  # fmt: skip

@@ -73,9 +73,7 @@ def _train(minutes: float, console: Console) -> Path:
     console.rule(f"fine-tuning on {TRAIN.name} for {minutes:g} minutes")
     train(
         TrainConfig(
-            # joint: ahead of staged where there are minutes only (docs/benchmarks.md)
-            base=BASE, data=TRAIN, val=VALIDATION, out=out, recipe="joint", lr=1e-3, epochs=9, max_minutes=minutes, val_rows=24,
-            max_new_tokens=64,
+            base=BASE, data=TRAIN, val=VALIDATION, out=out, lr=1e-3, epochs=9, max_minutes=minutes, val_rows=24, max_new_tokens=64,
         )
     )
     return out

@@ -115,7 +115,7 @@ def test_draft_vocabulary_keeps_the_most_frequent_and_the_end() -> None:
         ({"ns": 0}, "ns = 0"),
         ({"method": "magic"}, "method = magic.*lora or streaming"),
         ({"lr": 0.0}, "lr"),
-        ({"self_distill": True}, "self-distill"),
+        ({"recipe": "staged", "self_distill": True}, "self-distill"),
         ({"recipe": "joint", "target_adapter": "x"}, "target-adapter"),
         ({"gama": 3}, "unknown option gama"),
     ],
@@ -123,3 +123,10 @@ def test_draft_vocabulary_keeps_the_most_frequent_and_the_end() -> None:
 def test_options_out_of_range_are_refused_by_name(change: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig.from_dict({"base": "b", "data": "d", "out": "o"} | change)
+
+
+def test_the_recipe_is_joint_unless_a_finished_target_is_given() -> None:
+    default = {"base": "b", "data": "d", "out": "o"}
+    assert TrainConfig.from_dict(default).recipe == "joint"
+    assert TrainConfig.from_dict(default | {"target_adapter": "base"}).recipe == "staged"
+    assert TrainConfig.from_dict(default | {"warm_start": "x"}).recipe == "staged"
