@@ -31,8 +31,19 @@ def command(**flags: Any) -> None:
     from streamspec.adapters.train import train
 
     result = train(config)
-    if as_json:
-        print(json.dumps(result))
+    print(json.dumps(result) if as_json else summary(result, config))
+
+
+def summary(result: dict[str, Any], config: TrainConfig) -> str:
+    """What came out of the run, for reading."""
+    found = [f"next-token loss {result['val_loss']:.3f}"]
+    if "tau" in result:
+        right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
+        found += [f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)", f"streams right at first guess: {right}"]
+    return (
+        f"wrote {config.out} in {result['minutes']:.0f} minutes; on validation data: {', '.join(found)}\n"
+        f"next: streamspec export --base {config.base} --adapter {config.out} --out BUNDLE"
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

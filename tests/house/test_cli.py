@@ -105,8 +105,17 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
     import streamspec.adapters.train as module
 
     seen: list[TrainConfig] = []
-    monkeypatch.setattr(module, "train", lambda config: seen.append(config) or {"val_loss": 0.5})
+    monkeypatch.setattr(module, "train", lambda config: seen.append(config) or {"val_loss": 0.5, "minutes": 3.2})
     return seen
+
+
+def test_training_ends_with_what_it_reached(tmp_path: Path, trained: list[TrainConfig]) -> None:
+    result = run("train", "--base", "b", "--data", "d", "--out", tmp_path / "o")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.split("\n")[0] == f"wrote {tmp_path / 'o'} in 3 minutes; on validation data: next-token loss 0.500"
+    streams = {"val_loss": 1.25, "minutes": 40.1, "tau": 3.456, "tau_rows": 16, "per_stream_accuracy": [0.9, 0.812]}
+    line = train.summary(streams, trained[0]).split("\n")[0]
+    assert "simulated tau 3.46 (tree of 16 rows)" in line and line.endswith("first guess: 0.90 0.81")
 
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path, trained: list[TrainConfig]) -> None:
@@ -118,7 +127,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path,
     assert (config.base, config.gamma, config.max_minutes, config.root_token) == ("b", 3, 3, False)
     assert config.lr == 1e-3 and not config.resume  # YAML takes 1e-3 for text
     assert config.stream_lr == TrainConfig(base="b", data=Path("d"), out=Path("o")).stream_lr
-    assert json.loads(result.stdout.splitlines()[-1]) == {"val_loss": 0.5}
+    assert json.loads(result.stdout.splitlines()[-1]) == {"val_loss": 0.5, "minutes": 3.2}
 
 
 @pytest.mark.parametrize(
