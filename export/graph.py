@@ -7,7 +7,7 @@ and follow true positions: a tree uses more slots than positions. Knows nothing 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -17,6 +17,7 @@ from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.decoder import OUT, Decoder, Residual, Source
 from streamspec.export.families import DecoderSpec
+from streamspec.export.pruning import EarlyExit, PruningSpec
 from streamspec.export.quantise import Precision, Rows
 from streamspec.export.sampling import Chooser
 from streamspec.export.streams import Accepted, StreamPass, StreamSpec, stream_outputs, window_out
@@ -36,10 +37,31 @@ class StepGraph:
     tree: DraftTree | None = None
     candidates: int = 10
     stream_weights: str = "merged"
+    pruning: PruningSpec | None = None  # rows are pruned where streams begin
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph."""
         return _Builder(self, store).build()
+
+
+@dataclass
+class _Batch:
+    """The rows of a group of layers: all of them, or above the early exit those that went on.
+
+    `logit_rows` [r]: which of the rows get logits; `places` [r]: where their choices belong among those asked for.
+    """
+
+    rows: Rows
+    tokens: str  # int64 [n]
+    positions: str  # int64 [n]
+    tree_mask: str  # [n, n]
+    parents: str  # int64 [r]
+    logit_rows: str
+    visible: str  # int64 [1]: slots of the cache in use after this call, L + n
+    attention: RowExactAttention
+    kept: str = ""  # int64 [n]: numbers of these rows among all, '' for all of them
+    places: str = ""
+    biases: dict[int | None, str] = field(default_factory=dict)
 
 
 class _Builder:
@@ -48,17 +70,21 @@ class _Builder:
         self.decoder = Decoder(parts.spec, parts.source, parts.precision)
         self.chooser = Chooser(parts.spec.vocab)
         self.g = Scope(store)
+        self.exit = EarlyExit(self.decoder, parts.pruning) if parts.pruning is not None else None
         self.presents: list[tuple[str, str]] = []
         self.entry = ""
-        self._biases: dict[int | None, str] = {}
 
     def build(self) -> onnx.ModelProto:
         g, streams = self.g, self.parts.streams
-        self._lengths()
+        self.batch = self._all_rows()
         logits = self._head(self._rows())
+        batch = self.batch
         with g.named("head"):
-            tokens = g.op("Squeeze", "input_ids", g.ints(0))
-            choices = self.chooser.add(g, logits, tokens, g.op("Gather", "tree_mask", "logit_rows", axis=0))
+            mask = g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0)
+            choices = self.chooser.add(g, logits, batch.tokens, mask, batch.places, out="chosen" if batch.kept else "choices")
+            if batch.kept:  # a pruned row chose nothing
+                none = g.op("Expand", self.store.constant(-1, np.int64), g.op("Shape", "logit_rows"))
+                g.op("ScatterElements", none, batch.places, choices, out="choices", axis=0)
         if streams is not None:
             stage = StreamPass(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
             stage.add(g, lambda branch: self._accept(branch, choices), self.presents[stage.first :], "stream_ids")
@@ -74,6 +100,8 @@ class _Builder:
             tensor("tree_mask", FLOAT, ["n", "n"]), tensor("past_length", INT64, [1]), tensor("logit_rows", INT64, ["r"]),
             *self.chooser.inputs(),
         ]
+        if self.exit is not None:
+            inputs += self.exit.inputs()
         if streams is not None:
             inputs += [tensor("parents", INT64, ["r"]), tensor("stream_ids", INT64, ["m"]), tensor("forced_node", INT64, [1])]
             if streams.uses_root:
@@ -81,7 +109,7 @@ class _Builder:
         return inputs + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
-        outputs = [tensor("choices", INT64, ["r"]), tensor("logits", FLOAT, ["r", self.spec.vocab])]
+        outputs = [tensor("choices", INT64, ["r"]), tensor("logits", FLOAT, ["s", self.spec.vocab])]
         if self.parts.streams is not None:
             outputs += [tensor(name, *form) for name, form in stream_outputs(self.parts.streams, self.parts.candidates).items()]
         return outputs + [tensor(f"present.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
@@ -102,38 +130,57 @@ class _Builder:
 
     # ---- main rows
 
-    def _lengths(self) -> None:
+    def _all_rows(self) -> _Batch:
         g = self.g
-        self.rows = Rows(g.op("Shape", "input_ids", start=1))
-        self.visible = g.op("Add", "past_length", self.rows.count)
-        self.attention = RowExactAttention(g, self.spec, self.visible)
-        self.positions = g.op("Squeeze", "position_ids", g.ints(0))
-        self.kept = Rows(g.op("Shape", "logit_rows"))
+        rows = Rows(g.op("Shape", "input_ids", start=1))
+        visible = g.op("Add", "past_length", rows.count)
+        return _Batch(
+            rows=rows, tokens=g.op("Squeeze", "input_ids", g.ints(0)), positions=g.op("Squeeze", "position_ids", g.ints(0)),
+            tree_mask="tree_mask", parents="parents", logit_rows="logit_rows", visible=visible,
+            attention=RowExactAttention(g, self.spec, visible),
+        )
+
+    def _surviving(self, entry: str) -> _Batch:
+        """The rows that go on after the early exit at entry [1, n, H]."""
+        assert self.exit is not None
+        g, below = self.g, self.batch
+        with g.named("prune"):
+            kept, logit_rows, parents, places = self.exit.add(g, entry, below.rows.count, below.tokens)
+            rows = Rows(g.op("Shape", kept))
+            visible = g.op("Add", "past_length", rows.count)
+            return _Batch(
+                rows=rows, tokens=g.op("Gather", below.tokens, kept, axis=0),
+                positions=g.op("Gather", below.positions, kept, axis=0),
+                tree_mask=g.op("Gather", g.op("Gather", "tree_mask", kept, axis=0), kept, axis=1),
+                parents=parents, logit_rows=logit_rows, visible=visible,
+                attention=RowExactAttention(g, self.spec, visible), kept=kept, places=places,
+            )
 
     def _bias(self, window: int | None) -> str:
         """[1, 1, n, L + n]"""
-        if window in self._biases:
-            return self._biases[window]
+        batch = self.batch
+        if window in batch.biases:
+            return batch.biases[window]
         g = self.g
         with g.named(f"bias.{window or 'full'}"):
             if window is None:
-                past = g.op("Concat", self.rows.count, "past_length", axis=0)
+                past = g.op("Concat", batch.rows.count, "past_length", axis=0)
                 zeros = g.op("Expand", self.store.constant(0, np.float32), past)
-                mask = g.op("Concat", zeros, "tree_mask", axis=1)
+                mask = g.op("Concat", zeros, batch.tree_mask, axis=1)
             else:
                 zero, one = self.store.constant(0, np.int64), self.store.constant(1, np.int64)
                 slots = g.op("Range", zero, g.op("Squeeze", "past_length"), one)
-                seen = g.op("Unsqueeze", g.op("Concat", slots, self.positions, axis=0), g.ints(0))
+                seen = g.op("Unsqueeze", g.op("Concat", slots, batch.positions, axis=0), g.ints(0))
                 full = g.op("Squeeze", self._bias(None), g.ints(0, 1))
-                mask = window_out(g, full, self.positions, seen, window)
-            self._biases[window] = g.op("Unsqueeze", mask, g.ints(0, 1))
-        return self._biases[window]
+                mask = window_out(g, full, batch.positions, seen, window)
+            batch.biases[window] = g.op("Unsqueeze", mask, g.ints(0, 1))
+        return batch.biases[window]
 
     def _rows(self) -> Residual:
         """All layers; the last one goes on with the rows of `logit_rows` as soon as its K/V is written."""
         g, spec = self.g, self.spec
         residual = Residual(self.decoder.embed(g, "input_ids"))
-        rotary = self.decoder.rotary(g, self.positions)
+        rotary = self.decoder.rotary(g, self.batch.positions)
         streams = self.parts.streams
         first = streams.first_layer(spec.layers) if streams else -1
         for layer in range(spec.layers):
@@ -141,57 +188,64 @@ class _Builder:
                 name = spec.weight_name(layer, "input_layernorm")
                 normed, residual = self.decoder.norm(g, residual, name)
                 if layer == first:
+                    if self.exit is not None:
+                        self.batch = self._surviving(residual.stream)
+                        normed, stream = (g.op("Gather", x, self.batch.kept, axis=1) for x in (normed, residual.stream))
+                        residual = Residual(stream)
+                        rotary = self.decoder.rotary(g, self.batch.positions)
                     self.entry = residual.stream
                 mixed = self._attention(normed, layer, rotary)
-                rows = self.rows
+                rows = self.batch.rows
                 if layer == spec.layers - 1:
-                    rows = self.kept
-                    mixed = g.op("Gather", mixed, "logit_rows", axis=1)
-                    residual = Residual(g.op("Gather", residual.stream, "logit_rows", axis=1))
+                    rows = self.answering = Rows(g.op("Shape", self.batch.logit_rows))
+                    mixed = g.op("Gather", mixed, self.batch.logit_rows, axis=1)
+                    residual = Residual(g.op("Gather", residual.stream, self.batch.logit_rows, axis=1))
                 residual.update = self.decoder.linear(g, mixed, rows, layer, OUT)
                 residual = self.decoder.mlp(g, residual, rows, layer, self.decoder.linear)
         return residual
 
     def _attention(self, normed: str, layer: int, rotary: tuple[str, str]) -> str:
-        q, k, v = self.decoder.queries_keys_values(self.g, normed, self.rows, layer, rotary, self.decoder.linear)
+        batch = self.batch
+        q, k, v = self.decoder.queries_keys_values(self.g, normed, batch.rows, layer, rotary, self.decoder.linear)
         bias = self._bias(self.spec.windows[layer])
         with self.g.named("attention"):
-            key, value = self.attention.append(k, layer, "key"), self.attention.append(v, layer, "value")
+            key, value = batch.attention.append(k, layer, "key"), batch.attention.append(v, layer, "value")
             self.presents.append((key, value))
-            return self.attention.mix(q, key, value, bias)
+            return batch.attention.mix(q, key, value, bias)
 
     def _head(self, residual: Residual) -> str:
         g = self.g
         with g.named("head"):
             normed, _ = self.decoder.norm(g, residual, "model.norm")
             flat = g.op("Squeeze", normed, g.ints(0))
-            logits = self.parts.precision.head(g, flat, self.kept, self.decoder.head_weight())
+            logits = self.parts.precision.head(g, flat, self.answering, self.decoder.head_weight())
             return g.op("Identity", logits, out="logits")
 
     # ---- acceptance
 
     def _accept(self, g: Scope, choices: str) -> Accepted:
         """A node stands if it and all its ancestors (root excluded) equal the choice of their parents. Nodes of scope `g`."""
-        store = self.store
+        store, batch = self.store, self.batch
         with g.named("accept"):
-            tokens = g.op("Gather", g.op("Squeeze", "input_ids", g.ints(0)), "logit_rows", axis=0)
-            expected = g.op("Gather", choices, "parents", axis=0)
+            tokens = g.op("Gather", batch.tokens, batch.logit_rows, axis=0)
+            expected = g.op("Gather", choices, batch.parents, axis=0)
             wrong = g.op("Not", g.op("Equal", tokens, expected))
             # The root is no guess; in a prompt chunk `forced_node` decides and none of this matters.
-            wrong = g.op("And", wrong, g.op("Greater", "logit_rows", store.constant(0, np.int64)))
-            seen = g.op("Gather", g.op("Gather", "tree_mask", "logit_rows", axis=0), "logit_rows", axis=1)
+            wrong = g.op("And", wrong, g.op("Greater", batch.logit_rows, store.constant(0, np.int64)))
+            seen = g.op("Gather", g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0), batch.logit_rows, axis=1)
             ancestors = g.op("Cast", g.op("Equal", seen, store.constant(0, np.float32)), to=FLOAT)
             column = g.op("Unsqueeze", g.op("Cast", wrong, to=FLOAT), g.ints(1))
             mistakes = g.op("Squeeze", g.op("MatMul", ancestors, column), g.ints(1))
             depth = g.op("ReduceSum", ancestors, g.ints(1), keepdims=0)
             stands = g.op("Equal", mistakes, store.constant(0, np.float32))
             deepest = g.op("ArgMax", g.op("Mul", depth, g.op("Cast", stands, to=FLOAT)), axis=0, keepdims=1)
-            found = g.op("Gather", "logit_rows", deepest, axis=0)
+            found = g.op("Gather", batch.logit_rows, deepest, axis=0)
             forced = g.op("GreaterOrEqual", "forced_node", store.constant(0, np.int64))
             node = g.op("Where", forced, "forced_node", found)
+            number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
             return Accepted(
-                node=node, root=self._root(g, node, choices), entry=self.entry, position_ids="position_ids",
-                tree_mask="tree_mask", visible=self.visible,
+                node=node, number=number, root=self._root(g, node, choices), entry=self.entry, positions=batch.positions,
+                tree_mask=batch.tree_mask, visible=batch.visible,
             )
 
     def _root(self, g: Scope, node: str, choices: str) -> str:
@@ -199,7 +253,7 @@ class _Builder:
         streams = self.parts.streams
         if streams is None or not streams.uses_root:
             return ""
-        at = g.op("ArgMax", g.op("Cast", g.op("Equal", "logit_rows", node), to=INT32), axis=0, keepdims=1)
+        at = g.op("ArgMax", g.op("Cast", g.op("Equal", self.batch.logit_rows, node), to=INT32), axis=0, keepdims=1)
         own = g.op("Gather", choices, at, axis=0)
         given = g.op("GreaterOrEqual", "forced_root", self.store.constant(0, np.int64))
         return g.op("Where", given, "forced_root", own)

@@ -36,8 +36,8 @@ class Chooser:
         scalars = [tensor(name, INT64 if name == "top_k" else FLOAT, [1]) for name in SCALARS]
         return [*scalars, tensor("uniforms", FLOAT, ["r"]), tensor("seen", BOOL, [self.vocab])]
 
-    def add(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
-        """int64 [r], named `choices`."""
+    def add(self, g: Scope, logits: str, tokens: str, mask: str, places: str = "", out: str | None = None) -> str:
+        """int64 [r]. `places` int64 [r]: which of `uniforms` belongs to each row, '' where they are in order."""
         for name, value in SCALARS.items():
             g.store.add_inline(name, np.asarray([value]))
         g.store.add_inline("uniforms", np.zeros(1, np.float32))
@@ -49,9 +49,10 @@ class Chooser:
         penalised = self._penalise(inner, logits, tokens, mask)
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
         calmest = calm.op("ArgMax", penalised, axis=-1, keepdims=0)
-        drawn = self._draw(drawing, penalised)
+        uniforms = drawing.op("Gather", "uniforms", places, axis=0) if places else "uniforms"
+        drawn = self._draw(drawing, penalised, uniforms)
         chosen = _if(inner, hot, (drawing, drawn), (calm, calmest), INT64)
-        return _if(g, processed, (inner, chosen), (greedy, best), INT64, out="choices")
+        return _if(g, processed, (inner, chosen), (greedy, best), INT64, out=out)
 
     def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
         """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if negative."""
@@ -67,7 +68,7 @@ class Chooser:
         milder, harder = g.op("Mul", logits, "repetition_penalty"), g.op("Div", logits, "repetition_penalty")
         return g.op("Where", seen, g.op("Where", g.op("Less", logits, _f32(g, 0)), milder, harder), logits)
 
-    def _draw(self, g: Scope, logits: str) -> str:
+    def _draw(self, g: Scope, logits: str, uniforms: str) -> str:
         scores = g.op("Div", logits, "temperature")
         top = g.op("ReduceMax", scores, g.ints(1), keepdims=1)
         weights = g.op("Exp", g.op("Sub", scores, top))
@@ -75,7 +76,7 @@ class Chooser:
             floor = self._floor(g, weights)
         kept = g.op("Where", g.op("Less", weights, floor), _f32(g, 0), weights)
         with g.named("inverse_cdf"):
-            return self._inverse_cdf(g, kept)
+            return self._inverse_cdf(g, kept, uniforms)
 
     def _floor(self, g: Scope, weights: str) -> str:
         """[r, 1]: the smallest weight that top-k, top-p and min-p keep; the largest weight is 1 and always stays."""
@@ -101,7 +102,7 @@ class Chooser:
         every, _ = wide.ops("TopK", weights, vocab, out=(None, None), axis=-1, largest=1, sorted=1)
         return _if(g, more, (wide, _nucleus(wide, every, enough)), (narrow, _nucleus(narrow, best, enough)), FLOAT)
 
-    def _inverse_cdf(self, g: Scope, weights: str) -> str:
+    def _inverse_cdf(self, g: Scope, weights: str, uniforms: str) -> str:
         """int64 [r]: the token at which the running sum of `weights` exceeds uniform * total; over blocks, then within one."""
         pad = -self.vocab % BLOCK
         if pad:
@@ -111,7 +112,7 @@ class Chooser:
         axis = g.store.constant(1, np.int64)
         ends = g.op("CumSum", g.op("ReduceSum", blocks, g.ints(2), keepdims=0), axis)
         total = g.op("Slice", ends, g.ints(-1), g.ints(count), g.ints(1))
-        target = g.op("Mul", total, g.op("Unsqueeze", "uniforms", g.ints(1)))
+        target = g.op("Mul", total, g.op("Unsqueeze", uniforms, g.ints(1)))
         block = g.op("ArgMax", g.op("Cast", g.op("Greater", ends, target), to=FLOAT), axis=1, keepdims=1)
         before = g.op("GatherElements", g.op("Pad", ends, g.ints(0, 1, 0, 0)), block, axis=1)
         inside = g.op("GatherND", blocks, block, batch_dims=1)

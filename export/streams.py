@@ -63,9 +63,10 @@ class Accepted:
     """Values the main graph hands over. `node`, `root`: int64 [1]."""
 
     node: str
+    number: str  # int64 [1]: of the node among all rows, pruned ones too
     root: str
-    entry: str  # [1, n, H]: residual stream of all rows at the input of layer N-Ns
-    position_ids: str
+    entry: str  # [1, n, H]: residual stream of the rows at the input of layer N-Ns
+    positions: str  # int64 [n]
     tree_mask: str
     visible: str  # int64 [1]: slots of the cache in use, L + n
 
@@ -177,7 +178,7 @@ class StreamPass:
                 residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
         with g.named("head"):
             guessed = self._guess(g, residual, rows, accepted.root)
-        return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.node, *guessed]))
+        return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.number, *guessed]))
 
     def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """S [1, m, H]"""
@@ -195,7 +196,7 @@ class StreamPass:
 
     def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """int64 [m]"""
-        own = g.op("Gather", g.op("Squeeze", accepted.position_ids, g.ints(0)), accepted.node, axis=0)
+        own = g.op("Gather", accepted.positions, accepted.node, axis=0)
         if not self.spec.shifted:
             return g.op("Expand", own, g.op("Shape", stream_ids))
         return g.op("Add", g.op("Add", own, stream_ids), g.ints(1))
@@ -307,8 +308,7 @@ class _StreamMasks:
         past = g.op("Sub", accepted.visible, g.op("Shape", accepted.tree_mask, start=1))
         zero, one = store.constant(0, np.int64), store.constant(1, np.int64)
         slots = g.op("Range", zero, g.op("Squeeze", past), one)
-        rows = g.op("Squeeze", accepted.position_ids, g.ints(0))
-        seen = g.op("Unsqueeze", g.op("Concat", slots, rows, self.positions, axis=0), g.ints(0))
+        seen = g.op("Unsqueeze", g.op("Concat", slots, accepted.positions, self.positions, axis=0), g.ints(0))
         return window_out(g, self._full(g), self.positions, seen, window)
 
 

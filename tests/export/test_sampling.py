@@ -22,7 +22,7 @@ GRID = 4096  # uniform numbers per distribution: a frequency may be off by 1 / G
 def session(vocab: int, folder: Path) -> Any:
     store = WeightStore(folder / "w.data")
     g, chooser = Scope(store), Chooser(vocab)
-    chooser.add(g, "logits", "tokens", "mask")
+    chooser.add(g, "logits", "tokens", "mask", out="choices")
     inputs = [
         tensor("logits", TensorProto.FLOAT, ["r", vocab]),
         tensor("tokens", TensorProto.INT64, ["n"]),

@@ -18,6 +18,7 @@ from streamspec.adapters.base import Base, resolve_base
 from streamspec.export.builder import WeightStore
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
+from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import precision
 from streamspec.export.session import Stepper, open_session
 from streamspec.export.source import MODULES, ModelSource
@@ -89,13 +90,13 @@ class Built:
 
 def build(
     folder: Path, model: Any, streams: bool | StreamSpec = True, kind: str = "fp32", mode: str = "merged", tree: DraftTree | None = None,
-    **session: str,
+    pruning: PruningSpec | None = None, **session: str,
 ) -> Built:
     """Exports `model` to `folder` and opens it on one thread."""
     spec = describe(model)
     drafter = tiny_streams(spec) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
-    graph = StepGraph(spec, ModelSource(model), precision(kind), drafter, tree, candidates, mode)
+    graph = StepGraph(spec, ModelSource(model), precision(kind), drafter, tree, candidates, mode, pruning)
     onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
     return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", threads=1, **session))
 

@@ -1,0 +1,109 @@
+"""Early exit as nodes: which rows of a draft tree go on through the upper layers (Speculative Streaming, section 3.2.3).
+
+The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, foretells the token after
+it. That gives every child of p a chance and every node the chance of its whole path; the likeliest nodes go on:
+
+    u = M / rms(M)        h = norm(u + B A u)        log P(c | p) = (h_p . E_c) - logsumexp over the tree's distinct tokens
+
+Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node never has a better
+chance than its parent, so whatever goes on is again a tree. Pruning depends on context alone and never changes the output.
+Where no row is to be pruned, nothing here runs. Knows nothing about layers or caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from streamspec.export.builder import Array, Scope, tensor
+from streamspec.export.decoder import Decoder, Residual
+from streamspec.trees import MASKED
+
+UNIT_RMS_EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class PruningSpec:
+    """The map of rank r: `down` A [r, hidden], `up` B [hidden, r]."""
+
+    down: Array
+    up: Array
+
+
+class EarlyExit:
+    """Nodes that choose the surviving rows. Inputs of the graph: `keep_rows` int64 [1], the most rows that go on."""
+
+    def __init__(self, decoder: Decoder, spec: PruningSpec) -> None:
+        self.decoder, self.spec = decoder, spec
+
+    def inputs(self) -> list[onnx.ValueInfoProto]:
+        """`keep_rows` int64 [1]; `priors` float [n]: what the drafter says of each node's path, as a log chance."""
+        return [tensor("keep_rows", TensorProto.INT64, [1]), tensor("priors", TensorProto.FLOAT, ["n"])]
+
+    def add(self, g: Scope, entry: str, count: str, tokens: str) -> tuple[str, ...]:
+        """The rows of entry [1, n, H] that go on, int64 [k] ascending; which of these get logits [r], their parents among
+        these [r], and their places among the choices [r]. `count` int64 [1] is n, `tokens` int64 [n].
+
+        Where rows are pruned, `logit_rows` must name them all.
+        """
+        g.store.add_inline("keep_rows", np.array([np.iinfo(np.int32).max], np.int64))
+        g.store.add_inline("priors", np.zeros(1, np.float32))
+        asked = g.op("Less", "keep_rows", count)
+        pruned, every = Scope(g.store, "prune"), Scope(g.store, "keep_all")
+        kept = self._likeliest(pruned, self._path_chances(pruned, entry, tokens, count))
+        some = pruned.op("Gather", "parents", kept, axis=0)
+        nowhere = pruned.op("Expand", g.store.constant(0, np.int64), count)
+        ranks = _range(pruned, pruned.op("Shape", kept))
+        parents = pruned.op("Gather", pruned.op("ScatterElements", nowhere, kept, ranks, axis=0), some, axis=0)
+        asis = [every.op("Identity", name) for name in ("logit_rows", "parents")]
+        results = {
+            "then_branch": (pruned, [kept, ranks, parents, pruned.op("Identity", kept)]),
+            "else_branch": (every, [_range(every, count), *asis, _range(every, every.op("Shape", "logit_rows"))]),
+        }
+        branches = {
+            name: helper.make_graph(scope.nodes, name, [], [tensor(value, TensorProto.INT64, None) for value in values])
+            for name, (scope, values) in results.items()
+        }
+        return g.ops("If", asked, out=(None,) * 4, **branches)
+
+    def _likeliest(self, g: Scope, chances: str) -> str:
+        _, rows = g.ops("TopK", chances, "keep_rows", out=(None, None), axis=0, largest=1, sorted=1)
+        ascending, _ = g.ops("TopK", rows, g.op("Shape", rows), out=(None, None), axis=0, largest=0, sorted=1)
+        return ascending
+
+    def _path_chances(self, g: Scope, entry: str, tokens: str, count: str) -> str:
+        """float [n]: log chance of each node's path, the drafter's and the early exit's added; 0 or more for the root alone."""
+        store = g.store
+        masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
+        columns = self.decoder.precision.embedding(g, g.op("Unsqueeze", tokens, g.ints(0)), self.decoder.head_weight())
+        scores = g.contrib("FusedMatMul", self._exit_states(g, entry), columns, transB=1)
+        scores = g.op("Squeeze", scores, g.ints(0))
+        # A token that several nodes share counts once, where it comes first.
+        same = g.op("Equal", g.op("Unsqueeze", tokens, g.ints(1)), g.op("Unsqueeze", tokens, g.ints(0)))
+        first = g.op("ArgMax", g.op("Cast", same, to=TensorProto.INT32), axis=1, keepdims=0)
+        numbers = _range(g, count)
+        distinct = g.op("Where", g.op("Equal", first, numbers), scores, masked)
+        total = g.op("ReduceLogSumExp", distinct, g.ints(1), keepdims=1)
+        logs = g.op("Gather", g.op("Sub", scores, total), "parents", axis=0)  # row c: what c's parent says of every node
+        own = g.op("GatherElements", logs, g.op("Unsqueeze", numbers, g.ints(1)), axis=1)
+        own = g.op("Where", g.op("Unsqueeze", g.op("Equal", numbers, store.constant(0, np.int64)), g.ints(1)), zero, own)
+        ancestors = g.op("Cast", g.op("Equal", "tree_mask", zero), to=TensorProto.FLOAT)
+        path = g.op("Squeeze", g.op("MatMul", ancestors, own), g.ints(1))
+        return g.op("Add", path, "priors")
+
+    def _exit_states(self, g: Scope, entry: str) -> str:
+        """h [1, n, H]"""
+        ones = g.store.add("prune.ones", np.ones(self.decoder.spec.hidden, np.float32))
+        unit = g.op("SimplifiedLayerNormalization", entry, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
+        down = g.store.add("prune.down", np.ascontiguousarray(self.spec.down.T, np.float32))
+        up = g.store.add("prune.up", np.ascontiguousarray(self.spec.up.T, np.float32))
+        moved = g.op("MatMul", g.op("MatMul", unit, down), up)
+        return self.decoder.norm(g, Residual(unit, moved), "model.norm")[0]
+
+
+def _range(g: Scope, count: str) -> str:
+    """int64 [count]: 0, 1, .. of an int64 [1]."""
+    return g.op("Range", g.store.constant(0, np.int64), g.op("Squeeze", count), g.store.constant(1, np.int64))

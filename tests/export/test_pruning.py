@@ -1,0 +1,104 @@
+"""Pruning inside the graph: what goes on is what the early exit likes best, and then all is as if only that had been drafted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamspec.export.families import describe
+from streamspec.export.oracle import Oracle, tree_rows
+from streamspec.export.parity import sample_tree
+from streamspec.export.pruning import PruningSpec
+from streamspec.trees import DraftTree
+from tests.export.tiny import FAMILIES, HIDDEN, LAYERS, VOCAB, Built, build, tiny_model
+
+RNG = np.random.default_rng(2)
+CONTEXT = RNG.integers(3, VOCAB, 11)
+TREE = sample_tree(12, gamma=3, seed=3)
+DRAFT = RNG.integers(3, 20, len(TREE))  # so few tokens that some occur twice
+PRIORS = -RNG.random(len(TREE)) * np.asarray(TREE.depths)
+FIRST = LAYERS - 2
+
+
+def pruned(folder: Path, family: str = "llama", tied: bool = True, kind: str = "fp32") -> Built:
+    rng = np.random.default_rng(0)
+    maps = PruningSpec(rng.standard_normal((4, HIDDEN)).astype(np.float32) * 0.2, rng.standard_normal((HIDDEN, 4)).astype(np.float32) * 0.2)
+    return build(folder, tiny_model(family, tied), kind=kind, pruning=maps)
+
+
+def run(built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np.ndarray, **options: int) -> tuple[dict, np.ndarray]:
+    """(outputs, cache) of a step over the tree behind CONTEXT."""
+    stepper = built.stepper()
+    stepper.prefill(CONTEXT, forced_node=len(CONTEXT) - 1)
+    out = stepper.step(
+        tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), keep_rows=keep, priors=priors, streams=3, **options
+    )
+    return out, stepper.cache
+
+
+def chances(built: Built, spec: PruningSpec) -> np.ndarray:
+    """The slow way: log chances of the paths, from the definition."""
+    oracle = Oracle(built.model, built.streams)
+    entry = oracle.main(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
+    unit = entry / np.sqrt((entry**2).mean(1, keepdims=True))
+    import torch
+
+    state = built.model.model.norm(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))
+    distinct = sorted(set(DRAFT.tolist()))
+    logits = built.model.lm_head(state)[:, distinct].log_softmax(-1).numpy()
+    out = np.zeros(len(TREE))
+    for node in range(1, len(TREE)):
+        parent = TREE.parents[node]
+        out[node] = out[parent] + logits[parent, distinct.index(int(DRAFT[node]))]
+    return out + PRIORS
+
+
+def branch(tree: DraftTree, kept: np.ndarray) -> DraftTree:
+    """The tree of the surviving rows alone."""
+    number = {int(node): i for i, node in enumerate(kept)}
+    return DraftTree(tuple(number[tree.parents[i]] for i in kept), tuple(tree.ranks[i] for i in kept))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("keep", [1, 5, 11])
+def test_the_likeliest_rows_go_on(family: str, tied: bool, keep: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    spec = PruningSpec(rng.standard_normal((4, HIDDEN)).astype(np.float32) * 0.2, rng.standard_normal((HIDDEN, 4)).astype(np.float32) * 0.2)
+    built = pruned(tmp_path, family, tied)
+    out, _ = run(built, TREE, DRAFT, keep, PRIORS)
+    expected = np.sort(np.argsort(-chances(built, spec), kind="stable")[:keep])
+    np.testing.assert_array_equal(np.flatnonzero(out["choices"] >= 0), expected)
+    assert len(out["logits"]) == keep
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+@pytest.mark.parametrize("keep", [1, 4, 7])
+def test_a_pruned_step_is_the_step_of_the_smaller_tree(kind: str, keep: int, tmp_path: Path) -> None:
+    built = pruned(tmp_path, kind=kind)
+    out, cache = run(built, TREE, DRAFT, keep, PRIORS)
+    kept = np.flatnonzero(out["choices"] >= 0)
+    small, its_cache = run(built, branch(TREE, kept), DRAFT[kept], len(kept), np.zeros(len(kept)))
+    np.testing.assert_array_equal(out["choices"][kept], small["choices"])
+    np.testing.assert_allclose(out["logits"], small["logits"], atol=1e-4 if kind == "fp32" else 0.2)
+    assert out["accepted_node"][0] == kept[small["accepted_node"][0]]
+    np.testing.assert_array_equal(out["candidates"], small["candidates"])
+    start, length = len(CONTEXT), len(CONTEXT) + len(kept)
+    close = 1e-5 if kind == "fp32" else 0.05
+    np.testing.assert_allclose(cache[FIRST:, ..., start:length, :], its_cache[FIRST:, ..., start:length, :], atol=close)
+    below = cache[:FIRST, ..., start + kept, :]
+    np.testing.assert_allclose(below, its_cache[:FIRST, ..., start:length, :], atol=close)
+
+
+def test_without_pruning_the_step_is_as_it_was(tmp_path: Path) -> None:
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+    plain = build(tmp_path / "without", tiny_model())
+    for keep in (len(TREE), 1000):
+        ours, cache = run(pruned(tmp_path / "with"), TREE, DRAFT, keep, PRIORS)
+        theirs, its_cache = run(plain, TREE, DRAFT, keep, PRIORS)
+        for name in ("choices", "logits", "accepted_node", "candidates", "candidate_logits"):
+            np.testing.assert_array_equal(ours[name], theirs[name])
+        np.testing.assert_array_equal(cache, its_cache)
