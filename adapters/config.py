@@ -43,6 +43,7 @@ class TrainConfig:
     stream_embedding: float = 0.5  # initial rms of P_j, in units of the hidden state's
     draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
     bigram_rank: int = 0  # rank of the bias that the token before gives to a stream's guesses; 0: none
+    prune_rank: int = 8  # rank of the early exit's map, which foretells rows of a draft that need no upper layers; 0: none
     stream_rank: int = 32  # staged: rank of the streams' own LoRA
     stream_rows: int = 32  # most main rows of a training sequence that carry streams
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
@@ -105,7 +106,8 @@ class TrainConfig:
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "0 to 1")
         for name in ("distill_share", "task_share"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
-        _require(self.bigram_rank >= 0, "bigram_rank", self.bigram_rank, "0 or more")
+        for name in ("bigram_rank", "prune_rank"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(
             self.draft_vocab >= 0 and self.alpha >= 0,
             "draft_vocab / alpha",

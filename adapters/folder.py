@@ -91,6 +91,8 @@ def stream_parameters(streams: StreamingModel) -> dict[str, Tensor]:
         tensors["root_map"] = streams.root_map
     if streams.bigram_in is not None and streams.bigram_out is not None:
         tensors |= {"bigram_in": streams.bigram_in, "bigram_out": streams.bigram_out}
+    if streams.prune_down is not None and streams.prune_up is not None:
+        tensors |= {"prune_down": streams.prune_down, "prune_up": streams.prune_up}
     if streams.own_lora:
         for index in range(streams.first, len(streams.decoder.layers)):
             for name, module in streams.decoder.layers[index].named_modules():
@@ -111,11 +113,11 @@ def stream_tensors(streams: StreamingModel, vocabulary: Tensor | None) -> dict[s
 def load_streams(adapter: Path, streams: StreamingModel) -> None:
     """Puts the drafter's tensors of `adapter` into `streams`; names every tensor that does not fit in one error.
 
-    A bigram may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts without effect.
+    A bigram and an early exit may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts without effect.
     """
     saved, current = read_tensors(adapter / STREAM_WEIGHTS), stream_parameters(streams)
-    if "bigram_in" not in saved:
-        current = {n: p for n, p in current.items() if not n.startswith("bigram_")}
+    new = tuple(part for part, sign in (("bigram_", "bigram_in"), ("prune_", "prune_up")) if sign not in saved)
+    current = {n: p for n, p in current.items() if not n.startswith(new)}
     wrong = sorted(n for n, p in current.items() if n not in saved or not _fits(n, saved[n], p))
     if wrong:
         raise AdapterError(
@@ -161,6 +163,7 @@ def finish_streaming(
         "lora": {"rank": config.stream_rank, "alpha": float(config.stream_rank)} if streams.own_lora else None,
         "draft_vocab": None if vocabulary is None else len(vocabulary),
         "bigram": None if streams.bigram_in is None else streams.bigram_in.shape[1],
+        "pruning": None if streams.prune_down is None else streams.prune_down.shape[0],
     }
     return _finish(run, described, metrics)
 

@@ -65,6 +65,16 @@ def stream_losses(
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
 
 
+def exit_loss(
+    model: StreamingModel, main: MainPass, picked: StreamRows, vocabulary: Tensor | None, lookup: Tensor | None
+) -> Tensor:
+    """Mean cross-entropy of the early exit's guess of the next token, where it is one that streams may propose."""
+    labels = number(picked.roots, lookup)
+    counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
+    entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
+    return cross_entropy(model.head(model.exit_states(entry), vocabulary).float(), labels[counts])
+
+
 def number(tokens: Tensor, lookup: Tensor | None) -> Tensor:
     """Numbers of `tokens` among those that streams may propose, negative for others."""
     return tokens if lookup is None else torch.where(tokens >= 0, lookup[tokens.clamp(min=0)], IGNORE)

@@ -11,6 +11,10 @@ A low-rank bigram makes a guess depend on the one before it:
 
     logits_j(v | u) = head(S_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
 
+For pruning (section 3.2.3) a map of low rank foretells the next token from M_t alone, through the model's own norm and head:
+
+    early(M_t) = head(norm(u + B A u))                    u = M_t over its rms
+
 Row (t, j) attends to main rows <= t and to streams <= j of the same t (equations 2 and 3); main rows never see streams.
 
 Knows nothing about data, optimisers or files.
@@ -84,8 +88,9 @@ class StreamingModel(nn.Module):
         own_lora: bool,
         embedding_rms: float = 0.5,
         bigram: tuple[int, int] | None = None,
+        prune_rank: int = 0,
     ) -> None:
-        """`bigram`: (tokens that streams may propose, rank)."""
+        """`bigram`: (tokens that streams may propose, rank); `prune_rank`: of the early exit's map, 0 for none."""
         super().__init__()
         self.model, self.config, self.own_lora = model, config, own_lora
         self.decoder = Decoder(model)
@@ -102,6 +107,8 @@ class StreamingModel(nn.Module):
         # One side starts at zero: the streams begin as if there were no bigram.
         self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
         self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
+        self.prune_down = nn.Parameter(torch.randn(prune_rank, hidden) * hidden**-0.5) if prune_rank else None
+        self.prune_up = nn.Parameter(torch.zeros(hidden, prune_rank)) if prune_rank else None
 
     def train(self, mode: bool = True) -> StreamingModel:
         """A target that streams must not change is never in training mode: its dropout would blur what they learn from."""
@@ -187,6 +194,13 @@ class StreamingModel(nn.Module):
                 shift + nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
             )
         return hidden + (self.config.scale * shift).to(hidden.dtype)
+
+    def exit_states(self, entry: Tensor) -> Tensor:
+        """Of rows M [.., H], ready for the head; learning stops here and leaves what made M alone."""
+        assert self.prune_down is not None and self.prune_up is not None
+        unit = unit_rms(entry.detach().float())
+        moved = nn.functional.linear(nn.functional.linear(unit, self.prune_down), self.prune_up)
+        return self.decoder.finish((unit + moved).to(entry.dtype))
 
     def head(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:
         """LM head over all tokens, or over the rows `vocabulary` [D] of it only."""

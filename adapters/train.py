@@ -33,7 +33,7 @@ from streamspec.adapters.data import Collator, Formatter, TokenRow, draft_vocabu
 from streamspec.adapters.evaluate import record_ranks, validation_loss
 from streamspec.adapters.families import Decoder
 from streamspec.adapters.journal import Journal
-from streamspec.adapters.losses import lookup_table, next_token_loss, pick_rows, stream_losses
+from streamspec.adapters.losses import exit_loss, lookup_table, next_token_loss, pick_rows, stream_losses
 from streamspec.adapters.regenerate import regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
 from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
@@ -272,14 +272,18 @@ def fit_streams(
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not streams.own_lora):
             main = streams.main_pass(batch["input_ids"], batch["attention_mask"])
-        per_stream = stream_losses(
-            streams, main, pick_rows(batch, config.gamma, config.stream_rows), vocabulary, lookup
-        )
+        picked = pick_rows(batch, config.gamma, config.stream_rows)
+        per_stream = stream_losses(streams, main, picked, vocabulary, lookup)
         parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
         if streams.own_lora:
-            return {"total": per_stream.mean(), **parts}
-        next_token = next_token_loss(streams, main, batch)
-        return {"total": next_token + config.alpha * per_stream.sum(), "next_token": next_token, **parts}
+            total = per_stream.mean()
+        else:
+            parts["next_token"] = next_token_loss(streams, main, batch)
+            total = parts["next_token"] + config.alpha * per_stream.sum()
+        if streams.prune_down is not None:  # its own parameters alone learn from it
+            parts["early_exit"] = exit_loss(streams, main, picked, vocabulary, lookup)
+            total = total + parts["early_exit"]
+        return {"total": total, **parts}
 
     if run.journal.finished(name):
         folder.load_stage(done, streams)
@@ -400,7 +404,7 @@ def new_streams(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own
     shape = StreamConfig(config.gamma, ns, scale, config.positions, config.root_token)
     size = len(vocabulary) if vocabulary is not None else model.get_input_embeddings().num_embeddings
     bigram = (size, config.bigram_rank) if config.bigram_rank else None
-    return StreamingModel(model, shape, own_lora, config.stream_embedding, bigram).to(run.device)
+    return StreamingModel(model, shape, own_lora, config.stream_embedding, bigram, config.prune_rank).to(run.device)
 
 
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:

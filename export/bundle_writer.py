@@ -154,7 +154,10 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Toke
     info = None
     if streams is not None:
         positions = "shifted" if streams.shifted else "same"
-        info = StreamsInfo(streams.gamma, streams.ns, parts.candidates, positions, streams.root_map is not None, streams.bigram is not None)
+        info = StreamsInfo(
+            streams.gamma, streams.ns, parts.candidates, positions,
+            root_token=streams.root_map is not None, bigram=streams.bigram is not None, pruning=streams.pruning is not None,
+        )  # fmt: skip
     return Manifest(
         base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
         method="streaming" if streams else "lora",

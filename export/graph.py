@@ -17,7 +17,7 @@ from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.decoder import OUT, Decoder, Residual, Source
 from streamspec.export.families import DecoderSpec
-from streamspec.export.pruning import EarlyExit, PruningSpec
+from streamspec.export.pruning import EarlyExit
 from streamspec.export.quantise import Precision, Rows
 from streamspec.export.sampling import Chooser
 from streamspec.export.streams import Accepted, StreamPass, StreamSpec, stream_outputs, window_out
@@ -37,7 +37,6 @@ class StepGraph:
     tree: DraftTree | None = None
     candidates: int = 10
     stream_weights: str = "merged"
-    pruning: PruningSpec | None = None  # rows are pruned where streams begin
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph."""
@@ -70,7 +69,8 @@ class _Builder:
         self.decoder = Decoder(parts.spec, parts.source, parts.precision)
         self.chooser = Chooser(parts.spec.vocab)
         self.g = Scope(store)
-        self.exit = EarlyExit(self.decoder, parts.pruning) if parts.pruning is not None else None
+        pruning = parts.streams.pruning if parts.streams is not None else None
+        self.exit = EarlyExit(self.decoder, pruning) if pruning is not None else None
         self.presents: list[tuple[str, str]] = []
         self.entry = ""
 

@@ -22,6 +22,7 @@ from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.builder import Array
 from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV
 from streamspec.export.families import FAMILIES, DecoderSpec
+from streamspec.export.pruning import PruningSpec
 from streamspec.export.streams import StreamSpec
 
 MODULES = (*QKV, *OUT, *GATE_UP, *DOWN)
@@ -71,7 +72,8 @@ def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
     root = bool(config.get("root_token"))
     rank = _whole(adapter, lora, "rank", 1, 4096) if lora else 0
     pair = _whole(adapter, config, "bigram", 1, 4096) if config.get("bigram") else 0
-    _check_tensors(adapter, tensors, _expected(spec, gamma, ns, root, rank, config.get("draft_vocab"), pair))
+    prune = _whole(adapter, config, "pruning", 1, 4096) if config.get("pruning") else 0
+    _check_tensors(adapter, tensors, _expected(spec, gamma, ns, root, rank, config.get("draft_vocab"), pair, prune))
     vocabulary = tensors.get("draft_vocab") if config.get("draft_vocab") else None
     if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
         raise AdapterError(f"{adapter.path}: draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base", RESTORE)
@@ -83,6 +85,7 @@ def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
         lora=_lora(tensors, spec, ns, factor) if lora else {},
         draft_vocab=None if vocabulary is None else vocabulary.astype(np.int64),
         bigram=(tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
+        pruning=PruningSpec(*(tensors[name].astype(np.float32) for name in ("prune_down", "prune_up"))) if prune else None,
     )
 
 
@@ -108,7 +111,7 @@ def _lora(
 
 
 def _expected(
-    spec: DecoderSpec, gamma: int, ns: int, root: bool, rank: int, draft_vocab: int | None, pair: int
+    spec: DecoderSpec, gamma: int, ns: int, root: bool, rank: int, draft_vocab: int | None, pair: int, prune: int
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors a configuration promises."""
     shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (gamma, spec.hidden)}
@@ -118,6 +121,8 @@ def _expected(
         shapes["draft_vocab"] = (draft_vocab,)
     if pair:
         shapes |= dict.fromkeys(("bigram_in", "bigram_out"), (draft_vocab or spec.vocab, pair))
+    if prune:
+        shapes |= {"prune_down": (prune, spec.hidden), "prune_up": (spec.hidden, prune)}
     if rank:
         for layer in range(spec.layers - ns, spec.layers):
             for module in MODULES:

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 from streamspec.export.builder import Array, Scope, tensor
 from streamspec.export.decoder import OUT, Decoder, Linear, Residual, Source
+from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import Rows, Weight
 from streamspec.trees import MASKED
 
@@ -39,6 +40,7 @@ class StreamSpec:
     lora: Mapping[tuple[int, str], tuple[Array, Array]] = field(default_factory=dict)
     draft_vocab: Array | None = None  # int64 [D]
     bigram: tuple[Array, Array] | None = None  # A, B [D, r]
+    pruning: PruningSpec | None = None
 
     @property
     def uses_root(self) -> bool:

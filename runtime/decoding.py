@@ -37,15 +37,15 @@ def accept(
 ) -> tuple[int, tuple[int, ...]]:
     """The deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
 
-    `tokens` and `choices` [n]. Returns the node and the path to it, root included. The first of several equals wins;
-    only equal candidates for one depth can make several.
+    `tokens` and `choices` [n]; a pruned node's choice is negative and it cannot be accepted. Returns the node and the path to
+    it, root included. The first of several equals wins; only equal candidates for one depth can make several.
     """
     token, choice = np.asarray(tokens).tolist(), np.asarray(choices).tolist()
     matched = [True] + [False] * (len(tree) - 1)
     best = 0
     for node in range(1, len(tree)):
         parent = tree.parents[node]
-        if matched[parent] and token[node] == choice[parent]:
+        if matched[parent] and token[node] == choice[parent] and choice[node] >= 0:
             matched[node] = True
             if tree.depths[node] > tree.depths[best]:
                 best = node

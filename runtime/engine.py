@@ -19,7 +19,7 @@ import numpy as np
 from streamspec.bundle import Manifest
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.drafting import Guesses
-from streamspec.runtime.interface import Cancelled, Verified
+from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.runtime.machine import physical_cores
 from streamspec.runtime.sampling import GREEDY, Sampling
@@ -78,6 +78,8 @@ class OrtEngine:
         self._sampling = GREEDY
         self._seen = np.zeros(self.vocab_size, np.bool_)  # tokens of the text so far, kept where they are penalised
         self._verified = np.empty(0, np.int64)  # tokens of the last `verify`
+        self._exit = shape.layers - manifest.streams.ns if manifest.streams and manifest.streams.pruning else None
+        self._kept: np.ndarray | None = None  # rows of the last `verify` that went on, None for all
 
     @property
     def length(self) -> int:
@@ -115,14 +117,22 @@ class OrtEngine:
             self.cache.length += n
         return result
 
-    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
+    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None) -> Verified:
         n = len(tree)
-        self._verified = tokens
+        self._verified, self._kept = tokens, None
         inputs = self._inputs(tokens, np.asarray(tree.depths), tree.mask(), np.asarray(tree.parents), np.arange(n))
-        return self._call(inputs, draft, forced_node=-1)
+        if self._exit is None or pruning is None or pruning.keep >= n:
+            return self._call(inputs, draft, forced_node=-1)
+        pruned = {"keep_rows": np.array([pruning.keep]), "priors": pruning.priors}
+        result = self._call(inputs | pruned, draft, forced_node=-1)
+        self._kept = np.flatnonzero(result.choices >= 0)
+        return result
 
     def keep(self, path: Sequence[int]) -> None:
-        self.cache.keep(path)
+        above = None
+        if self._kept is not None and self._exit is not None:
+            above = self._exit, np.searchsorted(self._kept, path).tolist()
+        self.cache.keep(path, above)
         if self._sampling.repetition_penalty != 1:
             self._seen[self._verified[list(path)]] = True
 
@@ -174,6 +184,7 @@ class OrtEngine:
             "parents": parents,
             "past_length": np.array([length]),
             "logit_rows": logit_rows,
+            "keep_rows": np.array([len(tokens)]),
         }
 
     def _bind_inputs(self, binding: _Binding, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,12 +21,19 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Verified:
-    """One call's results. `choices` int64 [n]: the target's token after each row. `accepted`: the node the graph found, and
+    """One call's results. `choices` int64 [n]: the target's token after each row, -1 where it was pruned. `accepted`: the node the graph found, and
     `guesses` of the streams behind it; both None where streams did not run."""
 
     choices: np.ndarray
     accepted: int | None = None
     guesses: Guesses | None = None
+
+
+class Pruning(NamedTuple):
+    """How many rows of a tree go on above the early exit, and `priors` float32 [n]: the drafter's log chance of every node."""
+
+    keep: int
+    priors: np.ndarray
 
 
 class Engine(Protocol):
@@ -45,7 +52,7 @@ class Engine(Protocol):
     def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
         """Commits `ids`; `choices` [1] is the token after the last of them, with guesses behind it where `draft`."""
 
-    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
+    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None) -> Verified:
         """Runs the tree's rows; commits nothing."""
 
     def keep(self, path: Sequence[int]) -> None:

@@ -43,12 +43,17 @@ class KeyValueCache:
         self.data = grown
         return True
 
-    def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows of an accepted path (nodes of the last call, root first) and forgets its other rows."""
-        moves = keep_rows(path, self.length)
-        if moves is not None:
-            sources, targets = moves
-            self.data[..., targets, :] = self.data[..., sources, :]  # the right side is copied first
+    def keep(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
+        """Commits the rows of an accepted path (nodes of the last call, root first) and forgets its other rows.
+
+        `above`: the first layer that saw fewer rows, and the path among those.
+        """
+        layer, upper = above or (len(self.data), ())
+        for data, nodes in ((self.data[:layer], path), (self.data[layer:], upper)):
+            moves = keep_rows(nodes, self.length)
+            if moves is not None:
+                sources, targets = moves
+                data[..., targets, :] = data[..., sources, :]  # the right side is copied first
         self.length += len(path)
 
     def views(self) -> list[tuple[np.ndarray, np.ndarray]]:

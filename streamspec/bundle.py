@@ -72,6 +72,7 @@ class StreamsInfo:
     positions: str = "shifted"
     root_token: bool = True
     bigram: bool = False
+    pruning: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
         positions=raw.choice("positions", POSITIONS),
         root_token=raw.flag("root_token"),
         bigram=raw.flag("bigram"),
+        pruning=raw.flag("pruning"),
     )
 
 

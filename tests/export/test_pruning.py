@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from streamspec.export.families import describe
 from streamspec.export.oracle import Oracle, tree_rows
 from streamspec.export.parity import sample_tree
-from streamspec.export.pruning import PruningSpec
 from streamspec.trees import DraftTree
-from tests.export.tiny import FAMILIES, HIDDEN, LAYERS, VOCAB, Built, build, tiny_model
+from tests.export.tiny import FAMILIES, LAYERS, VOCAB, Built, build, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(2)
 CONTEXT = RNG.integers(3, VOCAB, 11)
@@ -23,9 +23,8 @@ FIRST = LAYERS - 2
 
 
 def pruned(folder: Path, family: str = "llama", tied: bool = True, kind: str = "fp32") -> Built:
-    rng = np.random.default_rng(0)
-    maps = PruningSpec(rng.standard_normal((4, HIDDEN)).astype(np.float32) * 0.2, rng.standard_normal((HIDDEN, 4)).astype(np.float32) * 0.2)
-    return build(folder, tiny_model(family, tied), kind=kind, pruning=maps)
+    model = tiny_model(family, tied)
+    return build(folder, model, tiny_streams(describe(model), pruning=4), kind)
 
 
 def run(built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np.ndarray, **options: int) -> tuple[dict, np.ndarray]:
@@ -38,13 +37,12 @@ def run(built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np
     return out, stepper.cache
 
 
-def chances(built: Built, spec: PruningSpec) -> np.ndarray:
+def chances(built: Built) -> np.ndarray:
     """The slow way: log chances of the paths, from the definition."""
     oracle = Oracle(built.model, built.streams)
     entry = oracle.main(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
     unit = entry / np.sqrt((entry**2).mean(1, keepdims=True))
-    import torch
-
+    spec = built.streams.pruning
     state = built.model.model.norm(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))
     distinct = sorted(set(DRAFT.tolist()))
     logits = built.model.lm_head(state)[:, distinct].log_softmax(-1).numpy()
@@ -65,11 +63,9 @@ def branch(tree: DraftTree, kept: np.ndarray) -> DraftTree:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("keep", [1, 5, 11])
 def test_the_likeliest_rows_go_on(family: str, tied: bool, keep: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    spec = PruningSpec(rng.standard_normal((4, HIDDEN)).astype(np.float32) * 0.2, rng.standard_normal((HIDDEN, 4)).astype(np.float32) * 0.2)
     built = pruned(tmp_path, family, tied)
     out, _ = run(built, TREE, DRAFT, keep, PRIORS)
-    expected = np.sort(np.argsort(-chances(built, spec), kind="stable")[:keep])
+    expected = np.sort(np.argsort(-chances(built), kind="stable")[:keep])
     np.testing.assert_array_equal(np.flatnonzero(out["choices"] >= 0), expected)
     assert len(out["logits"]) == keep
 

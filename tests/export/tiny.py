@@ -54,7 +54,7 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
 
 def tiny_streams(
     spec: DecoderSpec, gamma: int = 3, ns: int = 2, lora: bool = True, root: bool = True, shifted: bool = True,
-    draft_vocab: np.ndarray | None = None, bigram: int = 0, seed: int = 0,
+    draft_vocab: np.ndarray | None = None, bigram: int = 0, pruning: int = 0, seed: int = 0,
 ) -> StreamSpec:
     """Random streams."""
     rng = np.random.default_rng(seed)
@@ -71,6 +71,7 @@ def tiny_streams(
         bigram=(draw(size, bigram), draw(size, bigram)) if bigram else None,
         gamma=gamma, ns=ns, scale=1.5, shifted=shifted, embeddings=draw(gamma, spec.hidden),
         root_map=draw(spec.hidden, spec.hidden) if root else None, lora=pairs if lora else {}, draft_vocab=draft_vocab,
+        pruning=PruningSpec(draw(pruning, spec.hidden), draw(spec.hidden, pruning)) if pruning else None,
     )
 
 
@@ -90,13 +91,13 @@ class Built:
 
 def build(
     folder: Path, model: Any, streams: bool | StreamSpec = True, kind: str = "fp32", mode: str = "merged", tree: DraftTree | None = None,
-    pruning: PruningSpec | None = None, **session: str,
+    **session: str,
 ) -> Built:
     """Exports `model` to `folder` and opens it on one thread."""
     spec = describe(model)
     drafter = tiny_streams(spec) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
-    graph = StepGraph(spec, ModelSource(model), precision(kind), drafter, tree, candidates, mode, pruning)
+    graph = StepGraph(spec, ModelSource(model), precision(kind), drafter, tree, candidates, mode)
     onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
     return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", threads=1, **session))
 
@@ -117,12 +118,15 @@ def save_adapter(folder: Path, base: Base, streams: StreamSpec, **changes: Any) 
     tensors = {"stream_embeddings": streams.embeddings}
     if streams.root_map is not None:
         tensors["root_map"] = streams.root_map
+    if streams.pruning is not None:
+        tensors |= {"prune_down": streams.pruning.down, "prune_up": streams.pruning.up}
     for (layer, module), (a, b) in streams.lora.items():
         tensors |= {f"layers.{layer}.{module}.lora_A": a, f"layers.{layer}.{module}.lora_B": b / 2}
     save_file(tensors, folder / "streamspec.safetensors")
     section = {
         "gamma": streams.gamma, "ns": streams.ns, "scale": streams.scale, "positions": "shifted" if streams.shifted else "same",
         "root_token": streams.root_map is not None, "lora": {"rank": 4, "alpha": 8.0} if streams.lora else None, "draft_vocab": None,
+        "pruning": None if streams.pruning is None else len(streams.pruning.down),
     }
     config = {
         "format_version": 1, "method": "streaming", "recipe": "staged",
