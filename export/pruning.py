@@ -5,8 +5,8 @@ it. That gives every child of p a chance and every node the chance of its whole 
 
     u = M / rms(M)        h = norm(u + B A u)        log P(c | p) = (h_p . E_c) - logsumexp over the tree's distinct tokens
 
-Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node never has a better
-chance than its parent, so whatever goes on is again a tree. Pruning depends on context alone and never changes the output.
+Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node's score is the mean of
+this and of the drafter's own log chance, 1 : 2 (docs/decisions.md). It is never above its parent's, so what goes on is a tree. Pruning depends on context alone and never changes the output.
 Where no row is to be pruned, nothing here runs. Knows nothing about layers or caches.
 """
 
@@ -23,6 +23,7 @@ from streamspec.export.decoder import Decoder, Residual
 from streamspec.trees import MASKED
 
 UNIT_RMS_EPS = 1e-12
+PRIOR_WEIGHT = 2  # of the drafter's log chance against the early exit's
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,17 @@ class PruningSpec:
 
 
 class EarlyExit:
-    """Nodes that choose the surviving rows. Inputs of the graph: `keep_rows` int64 [1], the most rows that go on."""
+    """Nodes that choose the surviving rows."""
 
     def __init__(self, decoder: Decoder, spec: PruningSpec) -> None:
         self.decoder, self.spec = decoder, spec
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
-        """`keep_rows` int64 [1]; `priors` float [n]: what the drafter says of each node's path, as a log chance."""
-        return [tensor("keep_rows", TensorProto.INT64, [1]), tensor("priors", TensorProto.FLOAT, ["n"])]
+        """`keep_rows` int64 [1]: most rows that go on; `keep_above` float [1]: least score of those that do; `priors` float [n]:
+        the drafter's log chance of each node's path."""
+        one, n = [1], ["n"]
+        forms = {"keep_rows": (TensorProto.INT64, one), "keep_above": (TensorProto.FLOAT, one), "priors": (TensorProto.FLOAT, n)}
+        return [tensor(name, *form) for name, form in forms.items()]
 
     def add(self, g: Scope, entry: str, count: str, tokens: str) -> tuple[str, ...]:
         """The rows of entry [1, n, H] that go on, int64 [k] ascending; which of these get logits [r], their parents among
@@ -50,10 +54,12 @@ class EarlyExit:
         Where rows are pruned, `logit_rows` must name them all.
         """
         g.store.add_inline("keep_rows", np.array([np.iinfo(np.int32).max], np.int64))
+        g.store.add_inline("keep_above", np.array([-np.inf], np.float32))
         g.store.add_inline("priors", np.zeros(1, np.float32))
-        asked = g.op("Less", "keep_rows", count)
+        limited = g.op("Greater", "keep_above", g.store.constant(np.finfo(np.float32).min, np.float32))
+        asked = g.op("Or", g.op("Less", "keep_rows", count), limited)
         pruned, every = Scope(g.store, "prune"), Scope(g.store, "keep_all")
-        kept = self._likeliest(pruned, self._path_chances(pruned, entry, tokens, count))
+        kept = self._best(pruned, self._scores(pruned, entry, tokens, count), count)
         some = pruned.op("Gather", "parents", kept, axis=0)
         nowhere = pruned.op("Expand", g.store.constant(0, np.int64), count)
         ranks = _range(pruned, pruned.op("Shape", kept))
@@ -69,13 +75,15 @@ class EarlyExit:
         }
         return g.ops("If", asked, out=(None,) * 4, **branches)
 
-    def _likeliest(self, g: Scope, chances: str) -> str:
-        _, rows = g.ops("TopK", chances, "keep_rows", out=(None, None), axis=0, largest=1, sorted=1)
+    def _best(self, g: Scope, scores: str, count: str) -> str:
+        most = g.op("Min", "keep_rows", count)
+        values, rows = g.ops("TopK", scores, most, out=(None, None), axis=0, largest=1, sorted=1)
+        rows = g.op("Compress", rows, g.op("GreaterOrEqual", values, "keep_above"), axis=0)
         ascending, _ = g.ops("TopK", rows, g.op("Shape", rows), out=(None, None), axis=0, largest=0, sorted=1)
         return ascending
 
-    def _path_chances(self, g: Scope, entry: str, tokens: str, count: str) -> str:
-        """float [n]: log chance of each node's path, the drafter's and the early exit's added; 0 or more for the root alone."""
+    def _scores(self, g: Scope, entry: str, tokens: str, count: str) -> str:
+        """float [n], 0 for the root."""
         store = g.store
         masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
         columns = self.decoder.precision.embedding(g, g.op("Unsqueeze", tokens, g.ints(0)), self.decoder.head_weight())
@@ -92,7 +100,8 @@ class EarlyExit:
         own = g.op("Where", g.op("Unsqueeze", g.op("Equal", numbers, store.constant(0, np.int64)), g.ints(1)), zero, own)
         ancestors = g.op("Cast", g.op("Equal", "tree_mask", zero), to=TensorProto.FLOAT)
         path = g.op("Squeeze", g.op("MatMul", ancestors, own), g.ints(1))
-        return g.op("Add", path, "priors")
+        both = g.op("Add", path, g.op("Mul", "priors", store.constant(PRIOR_WEIGHT, np.float32)))
+        return g.op("Div", both, store.constant(1 + PRIOR_WEIGHT, np.float32))
 
     def _exit_states(self, g: Scope, entry: str) -> str:
         """h [1, n, H]"""

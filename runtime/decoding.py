@@ -29,7 +29,7 @@ def off_borders(draft: Draft, length: int) -> Draft:
     path = 1
     while path < len(parents) and parents[path] == path - 1:
         path += 1
-    return Draft(chain(path - 1), draft.tokens[:path], draft.expected)
+    return Draft(chain(path - 1), draft.tokens[:path], draft.chances[:path], draft.expected)
 
 
 def accept(

@@ -44,10 +44,11 @@ class Guesses(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """`tokens` int64 [n] of the nodes of `tree`; `expected`: tokens that verifying it brings on average."""
+    """`tokens` int64 [n] of the nodes of `tree` and their `chances` [n]; `expected`: tokens that verifying it brings on average."""
 
     tree: DraftTree
     tokens: np.ndarray
+    chances: np.ndarray
     expected: float
 
 
@@ -66,7 +67,8 @@ def draft(
         size = 2 + int(np.argmax(expected[1:] / costs[1:size]))
     taken = taken[:size]
     tree, order = DraftTree(tuple(n.parent for n in taken), tuple(n.rank for n in taken)).depth_first()
-    return Draft(tree, np.array([taken[i].token for i in order], dtype=np.int64), float(expected[size - 1]))
+    tokens, chances = np.array([taken[i].token for i in order], dtype=np.int64), np.array([taken[i].chance for i in order])
+    return Draft(tree, tokens, chances, float(expected[size - 1]))
 
 
 class _Node(NamedTuple):

@@ -28,6 +28,7 @@ from streamspec.trees import MASKED, DraftTree
 
 CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
+NO_LIMIT = np.array([-np.inf], np.float32)
 SMALL = 64  # input buffers of up to this many rows are kept for reuse
 PROVIDERS = {"cpu": ["CPUExecutionProvider"]}
 _TYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_}
@@ -117,14 +118,18 @@ class OrtEngine:
             self.cache.length += n
         return result
 
-    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None) -> Verified:
+    def verify(
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+    ) -> Verified:
         n = len(tree)
         self._verified, self._kept = tokens, None
         inputs = self._inputs(tokens, np.asarray(tree.depths), tree.mask(), np.asarray(tree.parents), np.arange(n))
-        if self._exit is None or pruning is None or pruning.keep >= n:
+        if self._exit is None or pruning is None:
             return self._call(inputs, draft, forced_node=-1)
-        pruned = {"keep_rows": np.array([pruning.keep]), "priors": pruning.priors}
-        result = self._call(inputs | pruned, draft, forced_node=-1)
+        inputs["keep_rows"] = np.array([min(n, pruning.rows or n)])
+        inputs["keep_above"] = np.array([np.log(max(pruning.least, 1e-30))], np.float32)
+        inputs["priors"] = np.zeros(n, np.float32) if priors is None else priors
+        result = self._call(inputs, draft, forced_node=-1)
         self._kept = np.flatnonzero(result.choices >= 0)
         return result
 
@@ -185,6 +190,7 @@ class OrtEngine:
             "past_length": np.array([length]),
             "logit_rows": logit_rows,
             "keep_rows": np.array([len(tokens)]),
+            "keep_above": NO_LIMIT,
         }
 
     def _bind_inputs(self, binding: _Binding, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> None:

@@ -30,10 +30,11 @@ class Verified:
 
 
 class Pruning(NamedTuple):
-    """How many rows of a tree go on above the early exit, and `priors` float32 [n]: the drafter's log chance of every node."""
+    """Which rows of a tree go on above the early exit: at most `rows`, none whose chance is below `least`. `rows` None: any
+    number."""
 
-    keep: int
-    priors: np.ndarray
+    rows: int | None = None
+    least: float = 0.0
 
 
 class Engine(Protocol):
@@ -52,8 +53,10 @@ class Engine(Protocol):
     def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
         """Commits `ids`; `choices` [1] is the token after the last of them, with guesses behind it where `draft`."""
 
-    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None) -> Verified:
-        """Runs the tree's rows; commits nothing."""
+    def verify(
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+    ) -> Verified:
+        """Runs the tree's rows; commits nothing. `priors` float32 [n], for pruning: the drafter's log chance of every node."""
 
     def keep(self, path: Sequence[int]) -> None:
         """Commits the rows of `path` out of the last `verify`."""

@@ -15,10 +15,12 @@ from streamspec.errors import BundleError
 from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders
 from streamspec.runtime.drafting import Draft, Guesses, draft, observe
 from streamspec.runtime.governor import Governor
-from streamspec.runtime.interface import ROOT_ONLY, Engine
+from streamspec.runtime.interface import ROOT_ONLY, Engine, Pruning
 from streamspec.runtime.ngram import Continuation, NgramIndex, Rates
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
+
+TINY = 1e-30  # chances of which a logarithm is taken are at least this
 
 
 @dataclass
@@ -27,7 +29,7 @@ class Plan:
 
     `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
     (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens,
-    `rates`: how often that has come true so far.
+    `rates`: how often that has come true so far. `pruning`: which rows go on above the early exit, None for all.
     """
 
     limit: int
@@ -38,6 +40,7 @@ class Plan:
     ngram: bool = True
     rates: Rates | None = None
     sampling: Sampling = GREEDY
+    pruning: Pruning | None = None
     plain: str = "off"  # what to say of speculation where there is none
 
 
@@ -97,8 +100,11 @@ class Decoder:
         return off_borders(made, self.engine.length)
 
     def _tree_step(self, made: Draft, remaining: int) -> Committed:
-        tree, tokens, _ = made
-        result = self.engine.verify(tokens, tree, draft=self.engine.gamma > 0)
+        tree, tokens = made.tree, made.tokens
+        pruning, priors = self.plan.pruning, None
+        if pruning is not None:
+            priors = np.log(np.maximum(made.chances, TINY)).astype(np.float32)
+        result = self.engine.verify(tokens, tree, self.engine.gamma > 0, pruning, priors)
         node, path = accept(tree, tokens, result.choices)
         if result.accepted is not None and result.accepted != node:
             # The guesses would belong to another text, and a graph that errs here is not to be trusted elsewhere.

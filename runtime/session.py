@@ -18,7 +18,7 @@ from streamspec.bundle import TEMPLATE, TOKENIZER, Manifest, verify_files
 from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataError
 from streamspec.runtime.detokenize import TextStream
 from streamspec.runtime.governor import Governor
-from streamspec.runtime.interface import Cancelled, Engine
+from streamspec.runtime.interface import Cancelled, Engine, Pruning
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.runtime.ngram import Rates
 from streamspec.runtime.sampling import GREEDY, Sampling
@@ -68,10 +68,11 @@ class Session:
         rows: int = 1,
         calibration: Calibration | None = None,
         ngram: bool = True,
+        pruning: Pruning | None = None,
     ) -> None:
         """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay."""
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
-        self.rows, self.calibration, self.ngram = rows, calibration, ngram
+        self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
         self._busy = threading.Lock()
         self._cancelled = False
         self._governor, self._rates = Governor(), Rates()
@@ -135,7 +136,7 @@ class Session:
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
             costs=self.calibration.curve if self.calibration else None,
-            governor=self._governor if self.calibration else None, ngram=self.ngram, rates=self._rates, sampling=sampling,
+            governor=self._governor if self.calibration else None, ngram=self.ngram, rates=self._rates, sampling=sampling, pruning=self.pruning,
             plain=self.speculation if speculate else "off (asked for plain decoding)",
         )  # fmt: skip
         return self._chunks(ids, plan, stops)
@@ -257,13 +258,15 @@ def load(
     spin: bool = True,
     cache_dir: str | Path | None = None,
     ngram: bool = True,
+    pruning: Pruning | None = None,
 ) -> Session:
     """Opens the bundle in folder `bundle`.
 
     `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
     pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
     `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
-    lets idle worker threads wait busily: faster, warmer. Raises BundleError for anything wrong with the bundle, and where
+    lets idle worker threads wait busily: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
+    all; no output depends on it). Raises BundleError for anything wrong with the bundle, and where
     this machine computes it wrongly.
     """
     from streamspec.runtime.calibrate import calibrated, check_probe
@@ -273,6 +276,8 @@ def load(
     if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
         raise ConfigError(f"tree {tree!r}", '"auto", "plain" or a number of rows', "correct it")
     manifest = verify_files(folder, hashes=verify)
+    if pruning is not None and not (manifest.streams and manifest.streams.pruning):
+        raise ConfigError("pruning for a bundle without an early exit", "a bundle trained with --prune-rank", "leave pruning out")
     tokenizer, template = _tokenizer(folder), _template(folder, manifest)
     engine = OrtEngine(folder / "model.onnx", manifest, threads=threads, provider=provider, spin=spin)
     check_probe(engine, manifest)
@@ -283,7 +288,7 @@ def load(
         else:
             calibration = calibrated(engine, manifest, cache_dir)
             rows = max(calibration.costs) if calibration.rows > 1 else 1
-    return Session(engine, manifest, tokenizer, template, rows, calibration, ngram)
+    return Session(engine, manifest, tokenizer, template, rows, calibration, ngram, pruning)
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -27,7 +27,7 @@ def pruned(folder: Path, family: str = "llama", tied: bool = True, kind: str = "
     return build(folder, model, tiny_streams(describe(model), pruning=4), kind)
 
 
-def run(built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np.ndarray, **options: int) -> tuple[dict, np.ndarray]:
+def run(built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np.ndarray, **options: float) -> tuple[dict, np.ndarray]:
     """(outputs, cache) of a step over the tree behind CONTEXT."""
     stepper = built.stepper()
     stepper.prefill(CONTEXT, forced_node=len(CONTEXT) - 1)
@@ -38,7 +38,7 @@ def run(built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np
 
 
 def chances(built: Built) -> np.ndarray:
-    """The slow way: log chances of the paths, from the definition."""
+    """The slow way: scores of the nodes, from the definition."""
     oracle = Oracle(built.model, built.streams)
     entry = oracle.main(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
     unit = entry / np.sqrt((entry**2).mean(1, keepdims=True))
@@ -50,7 +50,7 @@ def chances(built: Built) -> np.ndarray:
     for node in range(1, len(TREE)):
         parent = TREE.parents[node]
         out[node] = out[parent] + logits[parent, distinct.index(int(DRAFT[node]))]
-    return out + PRIORS
+    return (out + 2 * PRIORS) / 3
 
 
 def branch(tree: DraftTree, kept: np.ndarray) -> DraftTree:
@@ -68,6 +68,16 @@ def test_the_likeliest_rows_go_on(family: str, tied: bool, keep: int, tmp_path: 
     expected = np.sort(np.argsort(-chances(built), kind="stable")[:keep])
     np.testing.assert_array_equal(np.flatnonzero(out["choices"] >= 0), expected)
     assert len(out["logits"]) == keep
+
+
+@pytest.mark.parametrize("rows", [3, 100])
+def test_rows_below_the_least_score_stay_behind(rows: int, tmp_path: Path) -> None:
+    built = pruned(tmp_path)
+    scores = chances(built)
+    least = float(np.sort(scores)[-6:-4].mean())  # five are above it
+    out, _ = run(built, TREE, DRAFT, rows, PRIORS, keep_above=least)
+    kept = np.flatnonzero(out["choices"] >= 0)
+    assert len(kept) == min(rows, 5) and (scores[kept] >= least).all()
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int8"])

@@ -96,7 +96,7 @@ def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:
-    draft = Draft(cartesian(2, 2), np.arange(7), 2.0)
+    draft = Draft(cartesian(2, 2), np.arange(7), np.ones(7), 2.0)
     for length in range(3 * SUM_BLOCK):
         kept = off_borders(draft, length)
         first, last = length // SUM_BLOCK, (length + 6) // SUM_BLOCK

@@ -12,7 +12,7 @@ import pytest
 from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.runtime import Session, load
 from streamspec.runtime.engine import OrtEngine, causal_mask
-from streamspec.runtime.interface import ROOT_ONLY, Cancelled
+from streamspec.runtime.interface import ROOT_ONLY, Cancelled, Pruning
 from streamspec.trees import DraftTree
 
 Bundles = Callable[[str], Path]
@@ -65,6 +65,34 @@ def test_two_rows_equal_one_bit_for_bit(bundles: Bundles) -> None:
     for prompt in PROMPTS:
         plain = session.generate(prompt, max_new_tokens=40, speculate=False)
         assert session.generate(prompt, max_new_tokens=40).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("pruning", [Pruning(2), Pruning(4), Pruning(least=0.02), Pruning(5, 0.01)])
+def test_pruning_changes_no_token(pruning: Pruning, bundles: Bundles) -> None:
+    session = open_session(bundles("int8"))
+    session.rows = 12
+    drafted = 0
+    for prompt in PROMPTS:
+        plain = session.generate(prompt, max_new_tokens=40, speculate=False)
+        session.pruning = pruning
+        answer = session.generate(prompt, max_new_tokens=40)
+        session.pruning = None
+        assert answer.token_ids == plain.token_ids
+        drafted += sum(answer.drafted)
+    assert drafted > 0
+
+
+@pytest.mark.parametrize("pruning", [Pruning(4), Pruning(least=0.05)])
+def test_a_pruned_step_does_no_more_than_it_was_asked(pruning: Pruning, bundles: Bundles) -> None:
+    engine = engine_of(open_session(bundles("fp32")))
+    engine.reset()
+    engine.prefill(list(range(5, 15)), draft=False)
+    tree = DraftTree((0, 0, 1, 0, 3, 0), (0, 0, 0, 1, 0, 2))
+    chances = np.array([1, 0.5, 0.04, 0.2, 0.001, 0.0001])
+    choices = engine.verify(np.arange(20, 26), tree, True, pruning, np.log(chances).astype(np.float32)).choices
+    kept = np.flatnonzero(choices >= 0)
+    assert 0 in kept and all(tree.parents[i] in kept for i in kept)
+    assert len(kept) <= (pruning.rows or 6) and len(kept) < 6
 
 
 def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamspec.errors import BundleError
 from streamspec.runtime.governor import Governor
-from streamspec.runtime.interface import Verified
+from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.trees import DraftTree
 from tests.runtime.toy import ToyEngine, hashed
@@ -25,15 +27,14 @@ def decode(engine: ToyEngine, plan: Plan, prompt: list[int]) -> tuple[list[int],
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(2, 20), st.integers(0, 1000), st.integers(1, 40), st.integers(2, 30), st.floats(0, 1))
-def test_speculative_equals_plain(rows: int, seed: int, limit: int, context: int, skill: float) -> None:
+@given(st.integers(2, 20), st.integers(0, 1000), st.integers(1, 40), st.integers(2, 30), st.floats(0, 1), st.booleans())
+def test_speculative_equals_plain(rows: int, seed: int, limit: int, context: int, skill: float, pruned: bool) -> None:
     prompt = [1, 2, 3][: context - 1]
     eos = (5,) if seed % 2 else ()
     rule = hashed(8, seed)
     plain, plain_reason, plain_run = decode(ToyEngine(rule, 8, context=context), Plan(limit, eos), prompt)
-    spec, reason, run = decode(
-        ToyEngine(rule, 8, context=context, skill=skill, seed=seed), Plan(limit, eos, rows), prompt
-    )
+    plan = Plan(limit, eos, rows, pruning=Pruning(3) if pruned else None)
+    spec, reason, run = decode(ToyEngine(rule, 8, context=context, skill=skill, seed=seed), plan, prompt)
     assert (spec, reason) == (plain, plain_reason)
     assert len(spec) <= min(limit, context - len(prompt))
     assert run.stats.new_tokens == len(spec) == 1 + run.stats.step_tokens + run.stats.plain_steps
@@ -62,7 +63,7 @@ def test_plain_decoding_never_asks_for_streams() -> None:
 
 def test_a_graph_that_accepts_another_node_is_refused() -> None:
     class Wrong(ToyEngine):
-        def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
+        def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool, *options: Any) -> Verified:
             right = super().verify(tokens, tree, draft)
             return Verified(right.choices, 99, right.guesses)
 

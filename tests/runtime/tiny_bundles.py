@@ -38,6 +38,7 @@ def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "ra
         "root_token": True,
         "lora": None,
         "draft_vocab": None,
+        "pruning": 4,
     }
     config = {
         "format_version": 1,
@@ -52,6 +53,8 @@ def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "ra
         tensors = {
             "stream_embeddings": random.normal(size=(GAMMA, HIDDEN)),
             "root_map": random.normal(size=(HIDDEN, HIDDEN)) * 0.2,
+            "prune_down": random.normal(size=(4, HIDDEN)) * 0.2,
+            "prune_up": random.normal(size=(HIDDEN, 4)) * 0.2,
         }
         save_file({k: v.astype(np.float16) for k, v in tensors.items()}, folder / "streamspec.safetensors")
         ranks = random.integers(0, 10, size=(200, GAMMA)).tolist()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from streamspec.runtime.drafting import Guesses
-from streamspec.runtime.interface import Cancelled, Verified
+from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.trees import DraftTree
 
@@ -70,17 +70,25 @@ class ToyEngine:
         root = self.rule(self.cache)
         return Verified(np.array([root]), 0 if draft else None, self._draft(self.cache, root) if draft else None)
 
-    def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool) -> Verified:
+    def verify(
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+    ) -> Verified:
+        """Where rows may be pruned, a fair coin decides."""
         self._begin(len(tree), draft)
         assert self.length + tree.depth + 1 + (self.gamma if draft else 0) <= self.context_length
         ids = [int(t) for t in tokens]
         contexts = [[*self.cache, *(ids[i] for i in tree.path(node))] for node in range(len(tree))]
         choices = np.array([self.rule(c) for c in contexts])
+        if pruning is not None:
+            assert priors is not None and len(priors) == len(tree) and priors[0] == 0 and (priors <= 0).all()
+            for node in range(1, len(tree)):
+                if choices[tree.parents[node]] < 0 or self.random.random() < 0.5:
+                    choices[node] = -1
         self._rows = ids, tree
         if not draft:
             return Verified(choices)
         node = max(
-            (n for n in range(len(tree)) if all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])),
+            (n for n in range(len(tree)) if choices[n] >= 0 and all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])),
             key=lambda n: (tree.depths[n], -n),
         )
         return Verified(choices, node, self._draft(contexts[node], int(choices[node])))
