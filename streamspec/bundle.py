@@ -202,7 +202,7 @@ def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
         positions=raw.choice("positions", POSITIONS),
         root_token=raw.flag("root_token"),
         bigram=raw.flag("bigram"),
-        pruning=raw.flag("pruning"),
+        pruning=raw.optional("pruning") and raw.flag("pruning"),
     )
 
 
