@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Prompts that no drafter has learnt: `python benchmarks/adversarial.py --data DIR --out adversarial`, then for each file
+`streamspec bench BUNDLE --prompts adversarial/random.jsonl --max-new-tokens 96`, and once more with `--temperature 1.5`.
+
+Writes random.jsonl (letters and digits drawn at random) and books.jsonl (passages of `DIR/books/train.jsonl.gz`). Speculation must
+notice that it does not pay: at least 0.97 of plain decoding's speed is asked. The same seed gives the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import string
+from pathlib import Path
+
+
+def noise(rng: random.Random) -> str:
+    words = ("".join(rng.choices(string.ascii_letters + string.digits + "#%&/()=?", k=rng.randrange(1, 9))) for _ in range(24))
+    return " ".join(words)
+
+
+def passage(books: list[str], rng: random.Random) -> str:
+    book = rng.choice(books)
+    start = rng.randrange(max(1, len(book) - 1000))
+    return " ".join(book[start : start + 400].split()[1:-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
+    with gzip.open(arguments.data / "books" / "train.jsonl.gz", "rt", encoding="utf-8") as file:
+        books = [json.loads(line)["text"] for line in file]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, prompts in (
+        ("random", [noise(rng) for _ in range(arguments.rows)]),
+        ("books", [passage(books, rng) for _ in range(arguments.rows)]),
+    ):
+        text = "".join(json.dumps({"prompt": prompt, "completion": ""}) + "\n" for prompt in prompts)
+        (arguments.out / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
