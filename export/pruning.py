@@ -43,9 +43,10 @@ class EarlyExit:
     def inputs(self) -> list[onnx.ValueInfoProto]:
         """`keep_rows` int64 [1]: most rows that go on; `keep_above` float [1]: least score of those that do; `priors` float [n]:
         the drafter's log chance of each node's path."""
-        one, n = [1], ["n"]
-        forms = {"keep_rows": (TensorProto.INT64, one), "keep_above": (TensorProto.FLOAT, one), "priors": (TensorProto.FLOAT, n)}
-        return [tensor(name, *form) for name, form in forms.items()]
+        return [
+            tensor("keep_rows", TensorProto.INT64, [1]), tensor("keep_above", TensorProto.FLOAT, [1]),
+            tensor("priors", TensorProto.FLOAT, ["n"]),
+        ]  # fmt: skip
 
     def add(self, g: Scope, entry: str, count: str, tokens: str) -> tuple[str, ...]:
         """The rows of entry [1, n, H] that go on, int64 [k] ascending; which of these get logits [r], their parents among
