@@ -26,6 +26,7 @@ from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.runtime.engine import OrtEngine, causal_mask
 from streamspec.runtime.interface import ROOT_ONLY
 from streamspec.runtime.machine import cpu_model
+from streamspec.runtime.ngram import CONTINUATION
 from streamspec.trees import MASKED, DraftTree
 
 ROWS = (8, 4, 16, 2, 6, 12, 24, 32)  # most telling first: a slow model gets no further
@@ -35,13 +36,15 @@ TUNING_ROUNDS = 40
 ROUNDS = 8
 ENOUGH = 3  # rounds that make a measurement worth keeping
 CONTEXT = 64  # tokens in the cache while measuring
+LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
 GAIN = 0.9  # of plain decoding: trees that grow step by step do better than promised, and the governor bounds the loss
 TOLERANCE = 0.05  # of the largest logit of the probe: instruction sets round differently, wrong ones are far off
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """`costs[rows]`: seconds of a step (host time included); rows 1 is a plain step. `rows`: the tree that pays most."""
+    """`costs[rows]`: seconds of a step (host time included); rows 1 is a plain step. `rows`: the tree that pays most; for a
+    bundle without streams, whose drafts are as long as the text makes them, the most rows measured."""
 
     costs: dict[int, float]
     expected: dict[int, float]  # tokens per step of a tree that is the same at every step, on validation data
@@ -71,15 +74,14 @@ class Calibration:
 
 def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
     """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is possible."""
-    assert manifest.trees is not None
-    nodes = manifest.trees.nodes
+    nodes = manifest.trees.nodes if manifest.trees is not None else LOOKUP
     file = _cache_file(engine, manifest, cache_dir)
     costs = _read(file, _row_counts(len(nodes)))
     if costs is None:
         costs, complete = measure(engine, nodes)
         if complete:  # a machine busy with something else must not fix the choice for good
             _write(file, costs)
-    return choose(costs, nodes)
+    return choose(costs, nodes) if manifest.trees is not None else Calibration(costs, {}, max(costs))
 
 
 def tune(

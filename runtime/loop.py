@@ -97,6 +97,8 @@ class Decoder:
         made = draft(self._root, self._guesses, self._found, self.plan.rows, self.plan.costs)
         if len(made.tree) == 1 or made.tree.depth > room:
             return None
+        if not self.engine.gamma and self.plan.costs is not None and made.expected < self.plan.costs[len(made.tree) - 1]:
+            return None  # without streams a plain step forgoes nothing
         return off_borders(made, self.engine.length)
 
     def _tree_step(self, made: Draft, remaining: int) -> Committed:

@@ -282,7 +282,7 @@ def load(
     engine = OrtEngine(folder / "model.onnx", manifest, threads=threads, provider=provider, spin=spin)
     check_probe(engine, manifest)
     rows, calibration = 1, None
-    if manifest.trees is not None and tree not in ("plain", 1):
+    if (manifest.trees is not None or ngram) and tree not in ("plain", 1):
         if isinstance(tree, int):
             rows = tree
         else:

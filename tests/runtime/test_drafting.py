@@ -134,6 +134,25 @@ def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: i
     assert decode(engine, Plan(limit, rows=rows), [1, 2, 3])[0] == plain
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.integers(2, 9), st.booleans())
+def test_output_is_plain_decoding_s_with_ngrams_alone(seed: int, limit: int, context: int, rows: int, costly: bool) -> None:
+    period = [1, 4, 2, 3, 1, 6, 2][: 1 + seed % 7]
+    rule = scripted(3, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
+    plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
+    costs = np.linspace(1, 4 if costly else 1.5, rows)
+    engine = ToyEngine(rule, 8, gamma=0, context=context)
+    assert decode(engine, Plan(limit, rows=rows, costs=costs), [1, 2, 3])[0] == plain
+    assert not any(drafted for _, drafted in engine.calls)
+
+
+def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
+    rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
+    runs = [decode(ToyEngine(rule, 50, gamma=0, context=200), Plan(90, rows=6, costs=np.r_[1, [cost] * 5]), [1, 2, 3])[2] for cost in (1.1, 99.0)]
+    assert runs[0].stats.tau > 3 and runs[0].stats.steps > 10
+    assert runs[1].stats.steps == 0
+
+
 def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
     engine = ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0)

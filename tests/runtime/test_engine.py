@@ -151,8 +151,19 @@ def test_a_row_sees_only_its_ancestors(bundles: Bundles) -> None:
     assert alone.tolist() == one[[0, 3, 4]].tolist()
 
 
-def test_a_plain_bundle_decodes_plainly(bundles: Bundles) -> None:
-    session = load(bundles("lora"), threads=1)
+def test_a_plain_bundle_drafts_from_its_text_and_says_the_same(bundles: Bundles) -> None:
+    session = load(bundles("lora"), threads=1, cache_dir=bundles("lora").parent / "cache")
+    assert session.rows > 1 and session.speculation.startswith("on")
+    steps = 0
+    for prompt in [*PROMPTS, "abcabcabcabc"]:
+        answer = session.generate(prompt, max_new_tokens=60)
+        assert answer.token_ids == session.generate(prompt, max_new_tokens=60, speculate=False).token_ids
+        steps += answer.stats.steps
+    assert steps > 0
+
+
+def test_a_plain_bundle_without_ngrams_decodes_plainly(bundles: Bundles) -> None:
+    session = load(bundles("lora"), threads=1, ngram=False)
     assert session.rows == 1 and session.speculation == "off (the bundle has no streams)"
     answer = session.generate("hello", max_new_tokens=12)
     assert answer.stats.steps == 0 and answer.stats.plain_steps == len(answer.token_ids) - 1
