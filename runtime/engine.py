@@ -22,6 +22,7 @@ from streamspec.runtime.drafting import Guesses
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.runtime.machine import physical_cores
+from streamspec.runtime.pages import huge_pages
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.saturation import products_saturate
 from streamspec.trees import MASKED, DraftTree
@@ -261,7 +262,8 @@ class OrtEngine:
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
         options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
         try:
-            return self._ort.InferenceSession(str(model), options, providers=PROVIDERS[self.provider])
+            with huge_pages():
+                return self._ort.InferenceSession(str(model), options, providers=PROVIDERS[self.provider])
         except Exception as error:
             raise BundleError(
                 f"ONNX Runtime {self._ort.__version__} cannot load {model.name}: {error}",

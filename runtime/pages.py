@@ -1,0 +1,72 @@
+"""Huge pages for a model's weights, where Linux gives them on request (docs/decisions.md).
+
+A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations. `MADV_COLLAPSE`
+(Linux 6.1) moves what is there into pages of 2 MiB, at once and without more memory. Elsewhere nothing happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HUGE = 2 << 20  # bytes
+MADV_COLLAPSE = 25
+FILLED = 0.9  # of a mapping that must be in memory: thread stacks and other reserves are not to be filled by this
+SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+Range = tuple[int, int]
+
+
+@contextmanager
+def huge_pages(wanted: bool = True) -> Iterator[None]:
+    """What the body allocates in large pieces, and has filled by its end, lies in huge pages from then on."""
+    if not wanted or not offered():
+        yield
+        return
+    before = [span for span, _ in anonymous()]
+    yield
+    filled = [span for span, share in anonymous() if share > FILLED]
+    for start, end in without(filled, before):
+        start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
+        if start < end:
+            # A refusal, for want of free huge pages or of support, leaves everything as it was.
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
+
+
+def offered() -> bool:
+    """Whether this system gives huge pages to those who ask."""
+    try:
+        return sys.platform == "linux" and "[never]" not in SWITCH.read_text()
+    except OSError:
+        return False
+
+
+def anonymous() -> list[tuple[Range, float]]:
+    """Writable private memory of this process that belongs to no file, in ascending order, and what share of it is in memory."""
+    out: list[tuple[Range, float]] = []
+    counted = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, *rest = line.split()
+        if "-" in key:
+            rights, _, _, inode, *name = rest
+            counted = rights == "rw-p" and inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
+            start, end = (int(x, 16) for x in key.split("-"))
+        elif counted and key == "Rss:":
+            out.append(((start, end), 1024 * int(rest[0]) / (end - start)))
+    return out
+
+
+def without(ranges: list[Range], taken: list[Range]) -> list[Range]:
+    """The parts of `ranges` that no range of `taken` covers; both ascend."""
+    out = []
+    for start, end in ranges:
+        for low, high in taken:
+            if low < end and start < high:
+                if start < low:
+                    out.append((start, low))
+                start = max(start, high)
+        if start < end:
+            out.append((start, end))
+    return out
