@@ -7,6 +7,7 @@ A decoding step reads all weights once: with pages of 4 KiB that is tens of thou
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ HUGE = 2 << 20  # bytes
 MADV_COLLAPSE = 25
 FILLED = 0.9  # of a mapping that must be in memory: thread stacks and other reserves are not to be filled by this
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MEMORY = Path("/proc/self/smaps")
 Range = tuple[int, int]
 
 
@@ -36,9 +38,9 @@ def huge_pages(wanted: bool = True) -> Iterator[None]:
 
 
 def offered() -> bool:
-    """Whether this system gives huge pages to those who ask."""
+    """Whether this system gives huge pages to those who ask, and lets a process look at its own memory."""
     try:
-        return sys.platform == "linux" and "[never]" not in SWITCH.read_text()
+        return sys.platform == "linux" and "[never]" not in SWITCH.read_text() and os.access(MEMORY, os.R_OK)
     except OSError:
         return False
 
@@ -47,7 +49,7 @@ def anonymous() -> list[tuple[Range, float]]:
     """Writable private memory of this process that belongs to no file, in ascending order, and what share of it is in memory."""
     out: list[tuple[Range, float]] = []
     counted = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in MEMORY.read_text().splitlines():
         key, *rest = line.split()
         if "-" in key:
             rights, _, _, inode, *name = rest
