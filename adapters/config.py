@@ -18,6 +18,7 @@ METHODS = ("lora", "streaming")
 RECIPES = ("joint", "staged")
 FORMATS = ("raw", "chat")
 POSITIONS = ("shifted", "same")
+LABELS = ("hard", "kl", "tv")
 MAX_GAMMA = 8
 
 
@@ -37,13 +38,15 @@ class TrainConfig:
     # streams
     gamma: int = 6  # number of streams, 1..8
     ns: int | None = None  # MSA layers; default: a third of the layers
-    alpha: float = 0.1  # weight of each stream's loss beside the next-token loss (joint)
+    alpha: float = 0.1  # weight of the first stream's loss beside the next-token loss (joint)
+    alpha_decay: float = 1.0  # the weight of each further stream's loss over that of the one before
     positions: str = "shifted"  # stream j sits at position t + j ("shifted") or t ("same")
     root_token: bool = True  # streams also see the embedding of the token that follows row t
     stream_embedding: float = 0.5  # initial rms of P_j, in units of the hidden state's
     draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
     bigram_rank: int = 0  # rank of the bias that the token before gives to a stream's guesses; 0: none
     prune_rank: int = 8  # rank of the early exit's map, which foretells rows of a draft that need no upper layers; 0: none
+    labels: str = "hard"  # streams learn the tokens that came ("hard") or what the main stream expects there ("kl", "tv")
     stream_rank: int = 32  # staged: rank of the streams' own LoRA
     stream_rows: int = 32  # most main rows of a training sequence that carry streams
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
@@ -80,7 +83,7 @@ class TrainConfig:
         self._check()
 
     def _check(self) -> None:
-        choices = {"method": METHODS, "recipe": RECIPES, "format": FORMATS, "positions": POSITIONS}
+        choices = {"method": METHODS, "recipe": RECIPES, "format": FORMATS, "positions": POSITIONS, "labels": LABELS}
         for name, allowed in choices.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
         _require(1 <= self.gamma <= MAX_GAMMA, "gamma", self.gamma, f"1..{MAX_GAMMA}")
@@ -99,7 +102,7 @@ class TrainConfig:
         ):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "at least 1")
-        for name in ("lr", "stream_lr", "epochs", "stream_embedding", "max_minutes", "lora_alpha"):
+        for name in ("lr", "stream_lr", "epochs", "stream_embedding", "max_minutes", "lora_alpha", "alpha_decay"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
         _require(self.seed >= 0, "seed", self.seed, "0 or more")

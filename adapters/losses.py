@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div
 
 from streamspec.adapters.streams import MainPass, StreamingModel
 
@@ -51,16 +51,36 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
 
 
 def stream_losses(
-    model: StreamingModel, main: MainPass, picked: StreamRows, vocabulary: Tensor | None, lookup: Tensor | None
+    model: StreamingModel,
+    main: MainPass,
+    picked: StreamRows,
+    vocabulary: Tensor | None,
+    lookup: Tensor | None,
+    kind: str = "hard",
 ) -> Tensor:
-    """Mean cross-entropy of each stream [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it."""
+    """Mean loss of each stream [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it.
+
+    `kind`: "hard", cross-entropy of the tokens that came; "kl" or "tv", Kullback-Leibler divergence or total variation from what
+    the main stream expects in the same place, over the tokens that streams may propose.
+    """
     labels, roots = number(picked.labels, lookup), number(picked.roots, lookup)
     before = torch.cat([roots[:, :, None], labels[:, :, :-1]], dim=2)
     counts = labels >= 0
     hidden = model.stream_pass(main, picked.rows, picked.roots)[counts]
     logits = model.with_bigram(model.head(hidden, vocabulary), before[counts])
-    losses = cross_entropy(logits, labels[counts], reduction="none")
     stream = torch.arange(labels.shape[2], device=labels.device).expand_as(labels)[counts]
+    if kind == "hard":
+        losses = cross_entropy(logits, labels[counts], reduction="none")
+    else:
+        row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + stream
+        text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
+        with torch.no_grad():
+            wanted = model.head(main.final[text, row], vocabulary).float().log_softmax(-1)
+        given = logits.log_softmax(-1)
+        if kind == "kl":
+            losses = kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
+        else:
+            losses = (given.exp() - wanted.exp()).abs().sum(-1) / 2
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, stream, losses)
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
 

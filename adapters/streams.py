@@ -60,7 +60,7 @@ class MainPass:
     lengths: Tensor  # [B] real tokens of each row (right-padded)
 
 
-class _AppendCache:
+class AppendCache:
     """The cache HF layers see in pass 2: main K/V (read-only) followed by the stream rows' own."""
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], first: int) -> None:
@@ -175,7 +175,7 @@ class StreamingModel(nn.Module):
         if limit and self.decoder.rotary is None:
             positions = positions.clamp(max=limit - 1)
         rotary = self.decoder.rotary_embeddings(hidden, positions)
-        cache = _AppendCache(main.keys, main.values, self.first)
+        cache = self.cache(main)
         length = main.entry.shape[1]
         masks: dict[int | None, Tensor] = {}
         for index in range(self.first, len(self.decoder.layers)):
@@ -184,6 +184,10 @@ class StreamingModel(nn.Module):
                 masks[window] = stream_mask(rows, length, gamma, positions, window, hidden.dtype)
             hidden = self.decoder.call_layer(index, hidden, masks[window], positions, rotary, cache)
         return self.decoder.finish(hidden).reshape(batch, count, gamma, -1)
+
+    def cache(self, main: MainPass) -> AppendCache:
+        """What stream rows find behind and among themselves."""
+        return AppendCache(main.keys, main.values, self.first)
 
     def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
         """S [B, P, gamma, H] at the input of layer N-Ns."""

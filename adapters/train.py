@@ -267,19 +267,20 @@ def fit_streams(
     """Trains streams on `rows`; with a LoRA of their own the main pass needs no gradient and no next-token loss."""
     config = run.config
     lookup = lookup_table(vocabulary, streams.decoder.embedding.num_embeddings)
+    weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
     done = run.work / f"{name}.safetensors"
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not streams.own_lora):
             main = streams.main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
-        per_stream = stream_losses(streams, main, picked, vocabulary, lookup)
+        per_stream = stream_losses(streams, main, picked, vocabulary, lookup, config.labels)
         parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
         if streams.own_lora:
-            total = per_stream.mean()
+            total = (weights * per_stream).sum() / weights.sum()
         else:
             parts["next_token"] = next_token_loss(streams, main, batch)
-            total = parts["next_token"] + config.alpha * per_stream.sum()
+            total = parts["next_token"] + config.alpha * (weights * per_stream).sum()
         if streams.prune_down is not None:  # its own parameters alone learn from it
             parts["early_exit"] = exit_loss(streams, main, picked, vocabulary, lookup)
             total = total + parts["early_exit"]
@@ -393,7 +394,9 @@ def inject_stream_lora(run: Run, model: PreTrainedModel) -> None:
             parameter.data = parameter.data.float()
 
 
-def new_streams(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own_lora: bool) -> StreamingModel:
+def new_streams(
+    run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own_lora: bool, kind: type[StreamingModel] = StreamingModel
+) -> StreamingModel:
     """Fresh streams at the measured scale of the hidden state they are added to, or at that of the streams they start from."""
     config, ns = run.config, run.ns
     if config.warm_start is not None:
@@ -404,7 +407,7 @@ def new_streams(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own
     shape = StreamConfig(config.gamma, ns, scale, config.positions, config.root_token)
     size = len(vocabulary) if vocabulary is not None else model.get_input_embeddings().num_embeddings
     bigram = (size, config.bigram_rank) if config.bigram_rank else None
-    return StreamingModel(model, shape, own_lora, config.stream_embedding, bigram, config.prune_rank).to(run.device)
+    return kind(model, shape, own_lora, config.stream_embedding, bigram, config.prune_rank).to(run.device)
 
 
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:

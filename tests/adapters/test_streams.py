@@ -182,6 +182,30 @@ def test_the_bigram_conditions_each_stream_on_the_true_token_before(trimmed: boo
     assert streams.bigram_in.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("kind", ["kl", "tv"])
+def test_soft_labels_are_what_the_main_stream_expects_in_the_same_place(kind: str) -> None:
+    model = tiny_model("llama").requires_grad_(False)
+    streams = streaming(model)
+    vocabulary = torch.arange(1, model.config.vocab_size)  # all but one, so that nothing is skipped for want of a number
+    lookup = lookup_table(vocabulary, model.config.vocab_size)
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool() & (torch.arange(9) > 2)}
+    picked = pick_rows(batch, 3, 32)
+    main = streams.main_pass(IDS, MASK)
+    found = stream_losses(streams, main, picked, vocabulary, lookup, kind)
+    given = streams.head(streams.stream_pass(main, picked.rows, picked.roots), vocabulary).softmax(-1)
+    expected = streams.head(main.final, vocabulary).softmax(-1)
+    for stream in range(3):
+        losses = []
+        for b in range(2):
+            for p in range(picked.rows.shape[1]):
+                if picked.labels[b, p, stream] > 0:
+                    row = int(picked.rows[b, p]) + stream + 1
+                    assert IDS[b, row + 1] == picked.labels[b, p, stream]
+                    want, have = expected[b, row], given[b, p, stream]
+                    losses.append((want * (want / have).log()).sum() if kind == "kl" else (want - have).abs().sum() / 2)
+        torch.testing.assert_close(found[stream], torch.stack(losses).mean())
+
+
 def test_picked_rows_are_followed_by_their_root_and_labels() -> None:
     loss_mask = MASK.bool() & (torch.arange(9) > 2)
     picked = pick_rows({"input_ids": IDS, "loss_mask": loss_mask}, 3, 32)

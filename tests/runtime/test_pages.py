@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,13 @@ from streamspec.runtime.pages import HUGE, huge_pages, offered, without
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=6).map(
     lambda some: [(a, a + n) for i, (a, n) in enumerate(sorted(some)) if all(a >= b + m for b, m in sorted(some)[:i])]
 )
+
+
+def mapped(size: int) -> np.ndarray:
+    """Filled memory fresh from the system: an allocator might hand out what the process held before."""
+    out = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    out[:] = 1
+    return out
 
 
 @given(spans, spans)
@@ -36,10 +44,10 @@ def test_what_the_body_allocates_is_asked_for_and_nothing_else(monkeypatch: pyte
             asked.append((start.value, start.value + size.value))  # type: ignore[attr-defined]
             return -1
 
-    earlier = np.ones(8 * HUGE, np.uint8)
+    earlier = mapped(8 * HUGE)
     monkeypatch.setattr(pages.ctypes, "CDLL", Library)
     with huge_pages():
-        new = np.ones(9 * HUGE, np.uint8)
+        new = mapped(9 * HUGE)
     monkeypatch.undo()
     inside = [(a, b) for a, b in asked if a < new.ctypes.data + new.nbytes and new.ctypes.data < b]
     assert sum(b - a for a, b in inside) >= 7 * HUGE

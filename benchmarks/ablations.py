@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""What each choice of the streams is worth: `python benchmarks/ablations.py --target-adapter DIR --data DIR/e2e --out OUT`.
+
+The target answers `--rows` training and `--val-rows` validation prompts once. Every variant then starts from the same seed, learns from
+the same answers for the same `--minutes`, and is judged by the tau that a tree of 16 rows would have on the same validation answers
+(`acceptance.simulated_tau`). One process per variant; `OUT/results.jsonl` gains a line for each, and a later call does what is
+missing. `--only NAME ...` picks groups; without `--data` the tables of what is there are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPORTED_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`options` of TrainConfig; `model`: the class of the streams."""
+
+    group: str
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    model: str = "StreamingModel"
+
+
+BASIS = Variant("basis", "gamma 6, Ns 10, embeddings and root token, t + j, hard labels, no bigram, rank 32")
+MOST_CHILDREN = (1, 2, 3, 4)  # k: guesses of a stream that a tree may use, tried on the basis
+VARIANTS = (
+    BASIS,
+    *(Variant("gamma", str(n), {"gamma": n}) for n in (2, 4, 8)),
+    *(Variant("Ns", str(n), {"ns": n}) for n in (2, 4, 6, 14, 20)),
+    Variant("start", "no root token", {"root_token": False}),
+    Variant("start", "value rotation, no embeddings", model="RotatedValues"),
+    Variant("start", "value rotation, no embeddings, no root token", {"root_token": False}, "RotatedValues"),
+    Variant("start", "f_eta of rank 8 instead of the identity", model="LowRankStart"),
+    Variant("position", "t", {"positions": "same"}),
+    *(Variant("alpha", f"{x} of the stream before", {"alpha_decay": x}) for x in (0.8, 0.6)),
+    *(Variant("labels", kind, {"labels": kind}) for kind in ("kl", "tv")),
+    *(Variant("bigram rank", str(r), {"bigram_rank": r}) for r in (8, 32, 128)),
+    *(Variant("stream LoRA rank", str(r), {"stream_rank": r}) for r in (4, 12, 64)),
+)
+
+
+def variants() -> dict[str, type]:
+    """Streams that the paper's appendix compares, by name."""
+    import torch
+    from torch import Tensor, nn
+
+    from streamspec.adapters.streams import AppendCache, MainPass, StreamingModel
+
+    class Rotating(AppendCache):
+        """Values of stream j turn by the angle eps * j, in pairs of channels."""
+
+        def __init__(self, keys: list[Tensor], values: list[Tensor], first: int, gamma: int) -> None:
+            super().__init__(keys, values, first)
+            self.gamma = gamma
+
+        def update(self, key: Tensor, value: Tensor, layer: int, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
+            angle = torch.arange(1, self.gamma + 1) * (math.pi / (self.gamma + 1))
+            angle = angle.repeat(value.shape[2] // self.gamma)[:, None]
+            real, imaginary = value.float().chunk(2, dim=-1)
+            turned = [real * angle.cos() - imaginary * angle.sin(), real * angle.sin() + imaginary * angle.cos()]
+            return super().update(key, torch.cat(turned, dim=-1).to(value.dtype), layer, *rest, **named)
+
+    class RotatedValues(StreamingModel):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            nn.init.zeros_(self.stream_embeddings).requires_grad_(False)
+
+        def cache(self, main: MainPass) -> AppendCache:
+            return Rotating(main.keys, main.values, self.first, self.config.gamma)
+
+    class LowRankStart(StreamingModel):
+        """f_eta(M) = M + U D M, D of rank 8."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            width = self.decoder.hidden_size
+            self.start_down = nn.Parameter(torch.randn(8, width) * width**-0.5)
+            self.start_up = nn.Parameter(torch.zeros(width, 8))
+
+        def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
+            moved = nn.functional.linear(nn.functional.linear(entry.float(), self.start_down), self.start_up)
+            return super().entry_states(entry + moved.to(entry.dtype), rows, roots)
+
+    return {kind.__name__: kind for kind in (StreamingModel, RotatedValues, LowRankStart)}
+
+
+def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Trains and judges one variant in this process; the basis also with smaller k."""
+    import torch
+
+    from streamspec.acceptance import MISSED, node_order, per_stream_accuracy, simulated_tau
+    from streamspec.adapters import train as stages
+    from streamspec.adapters.config import TrainConfig
+    from streamspec.adapters.evaluate import record_ranks
+    from streamspec.trees import DraftTree
+
+    shared = TrainConfig(
+        base=arguments.base, data=arguments.data / "train.jsonl", val=arguments.data / "dev.jsonl", out=arguments.out / "shared", recipe="staged",
+        target_adapter=arguments.target_adapter, regenerate_rows=arguments.rows, val_rows=arguments.val_rows, max_new_tokens=96,
+        threads=arguments.threads, epochs=50, prune_rank=0, resume=True,
+    )  # fmt: skip
+    run = stages.prepare(shared)
+    model = stages.load_target(run, shared.target_adapter)
+    rows, val_rows = (
+        stages.own_answers(run, model, some, count, name, None)
+        for some, count, name in ((run.examples, shared.regenerate_rows, "train"), (run.val_examples, shared.val_rows, "val"))
+    )
+    # From here on everything is the variant's.
+    own = arguments.out / "variants" / f"{variant.group}-{variant.name}".replace(" ", "-")
+    changes = {name: value for name, value in asdict(shared).items() if name not in variant.options and name != "out"}
+    run.config = TrainConfig(**changes, **variant.options, out=own)
+    run.ns, run.journal = run.config.ns or run.ns, stages.Journal(own / "run" / "journal.json", run.config)
+    vocabulary = stages.choose_vocabulary(run, rows)
+    stages.inject_stream_lora(run, model)
+    torch.manual_seed(shared.seed)
+    streams = stages.new_streams(run, model, vocabulary, True, variants()[variant.model])
+    stages.fit_streams(run, "streams", streams, rows, vocabulary, run.config.stream_lr, arguments.minutes)
+    streams.eval()
+    ranks = record_ranks(streams, val_rows, vocabulary)
+    shown = {
+        "accuracy": [round(float(x), 3) for x in per_stream_accuracy(ranks)], "steps": run.journal.log["streams"][-1]["step"],
+        "parameters": sum(p.numel() for p in streams.parameters() if p.requires_grad), "minutes": arguments.minutes,
+    }  # fmt: skip
+
+    def judged(group: str, name: str, ranks: list[list[list[int]]]) -> dict[str, Any]:
+        tree = DraftTree.from_nodes(node_order(ranks, streams.config.gamma), REPORTED_ROWS)
+        return {"group": group, "name": name, "tau": round(simulated_tau(ranks, tree), 3)} | shown
+
+    found = [judged(variant.group, variant.name, ranks)]
+    for most in MOST_CHILDREN if variant is BASIS else ():
+        found.append(judged("k", str(most), [[[r if r < most else MISSED for r in row] for row in answer] for answer in ranks]))
+    return found
+
+
+def table(results: Path) -> str:
+    found = [json.loads(line) for line in results.read_text().splitlines()]
+    basis = next((r["tau"] for r in found if r["group"] == BASIS.group), math.nan)
+    lines = ["| group | variant | tau, 16 rows | over basis | first guesses right, per stream | steps | parameters |", "|---|---|---|---|---|---|---|"]
+    order = [BASIS.group, "k", *(variant.group for variant in VARIANTS)]
+    for r in sorted(found, key=lambda r: order.index(r["group"])):
+        right = " ".join(f"{100 * x:.0f}" for x in r["accuracy"])
+        lines.append(
+            f"| {r['group']} | {r['name']} | {r['tau']:.2f} | {r['tau'] / basis - 1:+.1%} | {right} | {r['steps']} | {r['parameters'] / 1e6:.2f} M |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="smollm2-135m")
+    parser.add_argument("--target-adapter", type=Path)
+    parser.add_argument("--data", type=Path, help="folder with train.jsonl and dev.jsonl")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--val-rows", type=int, default=100)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    results = arguments.out / "results.jsonl"
+    wanted = [v for v in VARIANTS if not arguments.only or v.group in arguments.only]
+    if arguments.one:
+        found = measure(next(v for v in VARIANTS if f"{v.group} {v.name}" == arguments.one), arguments)
+        with results.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in found)
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for variant in wanted if arguments.data else ():
+        done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+        if not any((r["group"], r["name"]) == (variant.group, variant.name) for r in done):
+            print(f"{variant.group}: {variant.name}", file=sys.stderr, flush=True)
+            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", f"{variant.group} {variant.name}"], check=True)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
