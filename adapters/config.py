@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from streamspec.errors import ConfigError
 
-METHODS = ("lora", "streaming")
+METHODS = ("lora", "streaming", "medusa")
 RECIPES = ("joint", "staged")
 FORMATS = ("raw", "chat")
 POSITIONS = ("shifted", "same")
@@ -49,6 +49,8 @@ class TrainConfig:
     labels: str = "hard"  # streams learn the tokens that came ("hard") or what the main stream expects there ("kl", "tv")
     stream_rank: int = 32  # staged: rank of the streams' own LoRA
     stream_rows: int = 32  # most main rows of a training sequence that carry streams
+    own_heads: bool = False  # medusa: each head has a vocabulary matrix of its own; otherwise all share the LM head
+    heads_share: float = 0.25  # medusa, joint: share of max_minutes in which the heads learn alone
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
     rank: int = 32
@@ -107,7 +109,7 @@ class TrainConfig:
             _require(value is None or value > 0, name, value, "above 0")
         _require(self.seed >= 0, "seed", self.seed, "0 or more")
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "0 to 1")
-        for name in ("distill_share", "task_share"):
+        for name in ("distill_share", "task_share", "heads_share"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
         for name in ("bigram_rank", "prune_rank"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
@@ -117,20 +119,16 @@ class TrainConfig:
             (self.draft_vocab, self.alpha),
             "0 or more",
         )
-        if self.self_distill and (self.method, self.recipe) != ("streaming", "joint"):
-            raise ConfigError(
-                "--self-distill with another recipe", "--method streaming --recipe joint", "drop one of the two"
-            )
+        if self.self_distill and (self.method == "lora" or self.recipe != "joint"):
+            raise ConfigError("--self-distill with another recipe", "a drafter and --recipe joint", "drop one of the two")
         least = 1 if self.self_distill else 0
         _require(self.regenerate_rows >= least, "regenerate_rows", self.regenerate_rows, f"at least {least}")
         if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):
             raise ConfigError(
                 "--warm-start with another recipe", "--method streaming --recipe staged", "drop one of the two"
             )
-        if self.target_adapter and (self.method, self.recipe) != ("streaming", "staged"):
-            raise ConfigError(
-                "--target-adapter with another recipe", "--method streaming --recipe staged", "drop one of the two"
-            )
+        if self.target_adapter and (self.method == "lora" or self.recipe != "staged"):
+            raise ConfigError("--target-adapter with another recipe", "a drafter and --recipe staged", "drop one of the two")
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from streamspec.acceptance import ENDED, MISSED
 from streamspec.adapters.data import Collator, TokenRow
 from streamspec.adapters.losses import IGNORE, lookup_table, next_token_loss, number
-from streamspec.adapters.streams import StreamingModel
+from streamspec.adapters.target import DraftingModel, Target
 from streamspec.progress import track
 
 MAX_RANK = 10
@@ -19,15 +19,14 @@ MAX_RANK = 10
 
 @torch.no_grad()
 def record_ranks(
-    model: StreamingModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
+    model: DraftingModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
 ) -> list[list[list[int]]]:
-    """For each row: [positions][gamma] rank of the true token among each stream's guesses (see docs/architecture.md).
+    """For each row: [positions][gamma] rank of the true token among each place's guesses (see docs/architecture.md).
 
     A guess is ranked behind the true tokens before it. Positions are those whose root is a completion token: position t of a
     completion drafts tokens t+1 .. t+gamma after root t.
     """
-    gamma = model.config.gamma
-    device = model.stream_embeddings.device
+    gamma, device = model.gamma, model.device
     collate, lookup = Collator(device), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
     out: list[list[list[int]]] = []
     starts = range(0, len(rows), batch_size)
@@ -37,18 +36,13 @@ def record_ranks(
         for i, row in enumerate(rows[start : start + batch_size]):
             positions = [t for t in range(len(row.input_ids) - 1) if row.loss_mask[t + 1]]
             labels = _labels(row, positions, gamma).to(device)
-            one = type(main)(
-                main.entry[i : i + 1],
-                main.final[i : i + 1],
-                [k[i : i + 1] for k in main.keys],
-                [v[i : i + 1] for v in main.values],
-                main.lengths[i : i + 1],
-            )
             rows_ = torch.tensor([positions], device=device)
             roots = torch.tensor([[row.input_ids[t + 1] for t in positions]], device=device)
-            hidden = model.stream_pass(one, rows_, roots)[0]
+            states = model.draft_pass(main.of(i), rows_, roots)[0]
+            places = torch.arange(gamma, device=device).repeat(len(positions))
+            guessed = model.guess(states.flatten(0, 1), places, vocabulary).unflatten(0, (-1, gamma))
             before = number(torch.cat([roots[0][:, None], labels[:, :-1]], dim=1), lookup)
-            logits = model.with_bigram(model.head(hidden, vocabulary), before)
+            logits = model.with_bigram(guessed, before)
             guesses = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices
             guesses = guesses if vocabulary is None else vocabulary[guesses]
             hit = guesses == labels[:, :, None]
@@ -70,9 +64,9 @@ def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:
 
 
 @torch.no_grad()
-def validation_loss(model: StreamingModel, rows: list[TokenRow], batch_size: int = 8) -> float:
+def validation_loss(model: Target, rows: list[TokenRow], batch_size: int = 8) -> float:
     """Mean next-token loss per completion token."""
-    collate, total, count = Collator(model.stream_embeddings.device), 0.0, 0
+    collate, total, count = Collator(model.device), 0.0, 0
     for start in range(0, len(rows), batch_size):
         batch = collate(rows[start : start + batch_size])
         tokens = int(batch["loss_mask"][:, 1:].sum())

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -32,7 +31,7 @@ from streamspec.adapter import (
 )
 from streamspec.adapters.base import Base
 from streamspec.adapters.evaluate import MAX_RANK
-from streamspec.adapters.streams import StreamingModel
+from streamspec.adapters.target import DraftingModel
 from streamspec.adapters.trainer import load_trainable, trainable_state
 from streamspec.atomic import sha256_file, write_bytes, write_text
 from streamspec.errors import AdapterError
@@ -74,48 +73,30 @@ def streams_of(adapter: Path) -> dict[str, Any]:
     return streams
 
 
-def save_stage(path: Path, streams: StreamingModel) -> None:
+def save_stage(path: Path, drafter: DraftingModel) -> None:
     """Keeps a finished stage's tensors so that an interrupted run does not repeat it."""
-    save_tensors(trainable_state(streams), path)
+    save_tensors(trainable_state(drafter), path)
 
 
-def load_stage(path: Path, streams: StreamingModel) -> None:
+def load_stage(path: Path, drafter: DraftingModel) -> None:
     """Takes a finished stage's tensors back."""
-    load_trainable(streams, read_tensors(path))
+    load_trainable(drafter, read_tensors(path))
 
 
-def stream_parameters(streams: StreamingModel) -> dict[str, Tensor]:
-    """The drafter's parameters under the names of docs/architecture.md."""
-    tensors: dict[str, Tensor] = {"stream_embeddings": streams.stream_embeddings}
-    if streams.root_map is not None:
-        tensors["root_map"] = streams.root_map
-    if streams.bigram_in is not None and streams.bigram_out is not None:
-        tensors |= {"bigram_in": streams.bigram_in, "bigram_out": streams.bigram_out}
-    if streams.prune_down is not None and streams.prune_up is not None:
-        tensors |= {"prune_down": streams.prune_down, "prune_up": streams.prune_up}
-    if streams.own_lora:
-        for index in range(streams.first, len(streams.decoder.layers)):
-            for name, module in streams.decoder.layers[index].named_modules():
-                if isinstance(module, LoraLayer):
-                    tensors[f"layers.{index}.{name}.lora_A"] = module.lora_A["streams"].weight
-                    tensors[f"layers.{index}.{name}.lora_B"] = module.lora_B["streams"].weight
-    return tensors
-
-
-def stream_tensors(streams: StreamingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
+def drafter_tensors(drafter: DraftingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
     """What `streamspec.safetensors` holds: parameters as fp16, and the draft vocabulary."""
-    out = {k: v.detach().half().contiguous() for k, v in stream_parameters(streams).items()}
+    out = {k: v.detach().half().contiguous() for k, v in drafter.drafter_tensors().items()}
     if vocabulary is not None:
         out["draft_vocab"] = vocabulary.long().contiguous()
     return out
 
 
-def load_streams(adapter: Path, streams: StreamingModel) -> None:
-    """Puts the drafter's tensors of `adapter` into `streams`; names every tensor that does not fit in one error.
+def load_drafter(adapter: Path, drafter: DraftingModel) -> None:
+    """Puts the drafter's tensors of `adapter` into `drafter`; names every tensor that does not fit in one error.
 
     A bigram and an early exit may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts without effect.
     """
-    saved, current = read_tensors(adapter / STREAM_WEIGHTS), stream_parameters(streams)
+    saved, current = read_tensors(adapter / STREAM_WEIGHTS), drafter.drafter_tensors()
     new = tuple(part for part, sign in (("bigram_", "bigram_in"), ("prune_", "prune_up")) if sign not in saved)
     current = {n: p for n, p in current.items() if not n.startswith(new)}
     wrong = sorted(n for n, p in current.items() if n not in saved or not _fits(n, saved[n], p))
@@ -147,36 +128,26 @@ def finish_plain(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
     return _finish(run, None, metrics)
 
 
-def finish_streaming(
-    run: Run, streams: StreamingModel, vocabulary: Tensor | None, ranks: list[list[list[int]]], metrics: dict[str, Any]
+def finish_drafting(
+    run: Run, drafter: DraftingModel, vocabulary: Tensor | None, ranks: list[list[list[int]]], metrics: dict[str, Any]
 ) -> dict[str, Any]:
-    """Completes the folder of a streaming adapter."""
-    config, shape = run.config, streams.config
-    save_tensors(stream_tensors(streams, vocabulary), config.out / STREAM_WEIGHTS)
-    Acceptance(shape.gamma, MAX_RANK, ranks).save(config.out / ACCEPTANCE)
-    described = {
-        "gamma": shape.gamma,
-        "ns": shape.ns,
-        "scale": shape.scale,
-        "positions": shape.positions,
-        "root_token": shape.root_token,
-        "lora": {"rank": config.stream_rank, "alpha": float(config.stream_rank)} if streams.own_lora else None,
-        "draft_vocab": None if vocabulary is None else len(vocabulary),
-        "bigram": None if streams.bigram_in is None else streams.bigram_in.shape[1],
-        "pruning": None if streams.prune_down is None else streams.prune_down.shape[0],
-    }
+    """Completes the folder of an adapter with a drafter."""
+    config = run.config
+    save_tensors(drafter_tensors(drafter, vocabulary), config.out / STREAM_WEIGHTS)
+    Acceptance(drafter.gamma, MAX_RANK, ranks).save(config.out / ACCEPTANCE)
+    described = drafter.described() | {"draft_vocab": None if vocabulary is None else len(vocabulary)}
     return _finish(run, described, metrics)
 
 
-def _finish(run: Run, streams: dict[str, Any] | None, metrics: dict[str, Any]) -> dict[str, Any]:
+def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -> dict[str, Any]:
     config, base = run.config, run.base
     description = {
         "format_version": FORMAT_VERSION,
         "method": config.method,
-        "recipe": config.recipe if streams else None,
+        "recipe": config.recipe if drafter else None,
         "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
         "prompt_format": {"kind": config.format, "separator": config.separator},
-        "streams": streams,
+        "streams": drafter,
     }
     write_json(config.out / STREAM_CONFIG, description)
     minutes = round(sum(run.journal.minutes.values()), 1)

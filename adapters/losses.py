@@ -1,4 +1,4 @@
-"""Losses of a stage: next token on main rows, tokens further on for the streams (equation 5 of the paper).
+"""Losses of a stage: next token on main rows, tokens further on for the drafter (equation 5 of the paper).
 
 Batches come from `data.Collator`. Knows nothing about optimisers or recipes.
 """
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from streamspec.adapters.streams import MainPass, StreamingModel
+from streamspec.adapters.streams import StreamingModel
+from streamspec.adapters.target import DraftingModel, MainPass, Target
 
 IGNORE = -100
 
 
-def next_token_loss(model: StreamingModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
+def next_token_loss(model: Target, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
     """Mean cross-entropy of completion tokens; only their rows go through the head."""
     targets = batch["loss_mask"][:, 1:]
     hidden = main.final[:, :-1][targets]
@@ -24,15 +25,15 @@ def next_token_loss(model: StreamingModel, main: MainPass, batch: dict[str, Tens
 
 
 @dataclass(frozen=True)
-class StreamRows:
-    """Main rows that carry streams, and what follows them. -100 marks a label that does not count."""
+class DraftRows:
+    """Main rows that the drafter stands beside, and what follows them. -100 marks a label that does not count."""
 
     rows: Tensor  # int64 [B, P]
     roots: Tensor  # int64 [B, P], token t+1
     labels: Tensor  # int64 [B, P, gamma], tokens t+2 .. t+1+gamma
 
 
-def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.Generator | None = None) -> StreamRows:
+def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.Generator | None = None) -> DraftRows:
     """At most `most` main rows per sequence that predict a completion token; a random choice where there are more."""
     ids, is_target = batch["input_ids"], batch["loss_mask"]
     size, length = ids.shape
@@ -45,34 +46,34 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
     offsets = torch.arange(2, gamma + 2, device=ids.device)
     where = (rows[:, :, None] + offsets).reshape(size, -1)
     labels = padded.gather(1, where).masked_fill_(~counted.gather(1, where), IGNORE).reshape(size, count, gamma)
-    # A stream may be scored only while every token before its own is part of the completion.
+    # A place may be scored only while every token before its own is part of the completion.
     alive = torch.cumprod((labels != IGNORE).long(), dim=2).bool() & eligible.gather(1, rows)[:, :, None]
-    return StreamRows(rows, padded.gather(1, rows + 1), labels.masked_fill_(~alive, IGNORE))
+    return DraftRows(rows, padded.gather(1, rows + 1), labels.masked_fill_(~alive, IGNORE))
 
 
-def stream_losses(
-    model: StreamingModel,
+def draft_losses(
+    model: DraftingModel,
     main: MainPass,
-    picked: StreamRows,
+    picked: DraftRows,
     vocabulary: Tensor | None,
     lookup: Tensor | None,
     kind: str = "hard",
 ) -> Tensor:
-    """Mean loss of each stream [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it.
+    """Mean loss of each of the drafter's places [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it.
 
     `kind`: "hard", cross-entropy of the tokens that came; "kl" or "tv", Kullback-Leibler divergence or total variation from what
-    the main stream expects in the same place, over the tokens that streams may propose.
+    the main stream expects in the same place, over the tokens that may be proposed.
     """
     labels, roots = number(picked.labels, lookup), number(picked.roots, lookup)
     before = torch.cat([roots[:, :, None], labels[:, :, :-1]], dim=2)
     counts = labels >= 0
-    hidden = model.stream_pass(main, picked.rows, picked.roots)[counts]
-    logits = model.with_bigram(model.head(hidden, vocabulary), before[counts])
-    stream = torch.arange(labels.shape[2], device=labels.device).expand_as(labels)[counts]
+    place = torch.arange(labels.shape[2], device=labels.device).expand_as(labels)[counts]
+    states = model.draft_pass(main, picked.rows, picked.roots)[counts]
+    logits = model.with_bigram(model.guess(states, place, vocabulary), before[counts])
     if kind == "hard":
         losses = cross_entropy(logits, labels[counts], reduction="none")
     else:
-        row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + stream
+        row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + place
         text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
         with torch.no_grad():
             wanted = model.head(main.final[text, row], vocabulary).float().log_softmax(-1)
@@ -81,12 +82,12 @@ def stream_losses(
             losses = kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
         else:
             losses = (given.exp() - wanted.exp()).abs().sum(-1) / 2
-    total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, stream, losses)
+    total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, place, losses)
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
 
 
 def exit_loss(
-    model: StreamingModel, main: MainPass, picked: StreamRows, vocabulary: Tensor | None, lookup: Tensor | None
+    model: StreamingModel, main: MainPass, picked: DraftRows, vocabulary: Tensor | None, lookup: Tensor | None
 ) -> Tensor:
     """Mean cross-entropy of the early exit's guess of the next token, where it is one that streams may propose."""
     labels = number(picked.roots, lookup)

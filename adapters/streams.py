@@ -7,10 +7,6 @@ Pass 2 runs stream rows only, through the family's own last `Ns` decoder layers:
 
 M_t is the hidden state of row t at the input of layer N-Ns (equation 4 with the identity for f), e(y) the embedding of the
 token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known.
-A low-rank bigram makes a guess depend on the one before it:
-
-    logits_j(v | u) = head(S_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
-
 For pruning (section 3.2.3) a map of low rank foretells the next token from M_t alone, through the model's own norm and head:
 
     early(M_t) = head(norm(u + B A u))                    u = M_t over its rms
@@ -24,17 +20,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
-from streamspec.adapters.families import Decoder
+from streamspec.adapters.target import DraftingModel, MainPass, Target
 from streamspec.errors import ConfigError
 
 
@@ -47,17 +41,6 @@ class StreamConfig:
     scale: float = 1.0
     positions: str = "shifted"
     root_token: bool = True
-
-
-@dataclass
-class MainPass:
-    """What pass 1 leaves behind: M [B, T, H], the finished hidden states [B, T, H] and K/V of the MSA layers."""
-
-    entry: Tensor
-    final: Tensor
-    keys: list[Tensor]
-    values: list[Tensor]
-    lengths: Tensor  # [B] real tokens of each row (right-padded)
 
 
 class AppendCache:
@@ -75,95 +58,37 @@ class AppendCache:
         return int(self.keys[0].shape[2])
 
 
-class StreamingModel(nn.Module):
+class StreamingModel(DraftingModel):
     """A causal LM with `gamma` speculative streams. Trainable: P, W and whatever LoRA layers the caller attached.
 
-    `own_lora`: the LoRA layers inside `model` belong to the streams alone and are switched off in pass 1 (staged recipe).
+    `frozen`: the LoRA layers inside `model` belong to the streams alone and are switched off in pass 1 (staged recipe).
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         config: StreamConfig,
-        own_lora: bool,
+        frozen: bool,
         embedding_rms: float = 0.5,
         bigram: tuple[int, int] | None = None,
         prune_rank: int = 0,
     ) -> None:
         """`bigram`: (tokens that streams may propose, rank); `prune_rank`: of the early exit's map, 0 for none."""
-        super().__init__()
-        self.model, self.config, self.own_lora = model, config, own_lora
-        self.decoder = Decoder(model)
-        self.first = len(self.decoder.layers) - config.ns
-        if not 1 <= config.ns <= len(self.decoder.layers):
-            raise ConfigError(
-                f"ns = {config.ns}", f"1..{len(self.decoder.layers)}, the layers of this base", "change --ns"
-            )
+        layers = model.config.num_hidden_layers
+        if not 1 <= config.ns <= layers:
+            raise ConfigError(f"ns = {config.ns}", f"1..{layers}, the layers of this base", "change --ns")
+        super().__init__(model, config.gamma, layers - config.ns, frozen, bigram)
+        self.config = config
         hidden = self.decoder.hidden_size
         self.stream_embeddings = nn.Parameter(torch.randn(config.gamma, hidden) * embedding_rms)
         # The map starts as a scaled identity: a token's embedding already points where lower layers would carry it.
         width = self.decoder.embedding.weight.shape[1]
         self.root_map = nn.Parameter(torch.eye(hidden, width) * embedding_rms) if config.root_token else None
-        # One side starts at zero: the streams begin as if there were no bigram.
-        self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
-        self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
         self.prune_down = nn.Parameter(torch.randn(prune_rank, hidden) * hidden**-0.5) if prune_rank else None
         self.prune_up = nn.Parameter(torch.zeros(hidden, prune_rank)) if prune_rank else None
 
-    def train(self, mode: bool = True) -> StreamingModel:
-        """A target that streams must not change is never in training mode: its dropout would blur what they learn from."""
-        super().train(mode)
-        if self.own_lora:
-            self.model.eval()
-        return self
-
-    # ---- pass 1
-
-    def main_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
-        """The plain model over right-padded rows [B, T]; bit for bit what the model gives without streams."""
-        cache = DynamicCache()
-        with self.stream_lora(False):
-            inner = self.model.model if hasattr(self.model, "model") else self.model.transformer
-            caught: list[Tensor] = []
-            hook = self.decoder.layers[self.first].register_forward_pre_hook(
-                lambda _, args, kwargs: caught.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-            )
-            try:
-                out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
-            finally:
-                hook.remove()
-        layers = cache.layers[self.first :]
-        return MainPass(
-            entry=caught[0],
-            final=out.last_hidden_state,
-            keys=[layer.keys for layer in layers],
-            values=[layer.values for layer in layers],
-            lengths=attention_mask.sum(dim=1),
-        )
-
-    @contextmanager
-    def stream_lora(self, enabled: bool) -> Iterator[None]:
-        """Switches the streams' own LoRA; does nothing where the LoRA belongs to every row (joint recipe)."""
-        if self.own_lora:
-            for layer in self._lora_layers():
-                layer.enable_adapters(enabled)
-        try:
-            yield
-        finally:
-            if self.own_lora:
-                for layer in self._lora_layers():
-                    layer.enable_adapters(True)
-
-    def _lora_layers(self) -> list[BaseTunerLayer]:
-        return [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
-
-    # ---- pass 2
-
-    def stream_pass(self, main: MainPass, rows: Tensor, roots: Tensor) -> Tensor:
-        """Streams beside main rows `rows` [B, P] whose next tokens are `roots` [B, P].
-
-        Returns finished hidden states [B, P, gamma, E], ready for the head.
-        """
+    def draft_pass(self, main: MainPass, rows: Tensor, roots: Tensor) -> Tensor:
+        """Pass 2: finished hidden states [B, P, gamma, E] of the streams."""
         batch, count = rows.shape
         gamma = self.config.gamma
         hidden = self.entry_states(main.entry, rows, roots).reshape(batch, count * gamma, -1)
@@ -206,21 +131,34 @@ class StreamingModel(nn.Module):
         moved = nn.functional.linear(nn.functional.linear(unit, self.prune_down), self.prune_up)
         return self.decoder.finish((unit + moved).to(entry.dtype))
 
-    def head(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:
-        """LM head over all tokens, or over the rows `vocabulary` [D] of it only."""
-        if vocabulary is None:
-            return self.decoder.lm_head(hidden)
-        bias = self.decoder.lm_head.bias
-        return nn.functional.linear(
-            hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
-        )
+    def drafter_tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {"stream_embeddings": self.stream_embeddings}
+        if self.root_map is not None:
+            tensors["root_map"] = self.root_map
+        if self.prune_down is not None and self.prune_up is not None:
+            tensors |= {"prune_down": self.prune_down, "prune_up": self.prune_up}
+        for name, module in self._own_lora():
+            tensors |= {f"{name}.lora_{side}": getattr(module, f"lora_{side}")["streams"].weight for side in "AB"}
+        return tensors | super().drafter_tensors()
 
-    def with_bigram(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Float logits [.., D] given the token before each, as its number `before` [..] among the D, negative for others."""
-        if self.bigram_in is None or self.bigram_out is None:
-            return logits.float()
-        known = self.bigram_in[before.clamp(min=0)] * (before >= 0)[..., None]
-        return logits.float() + nn.functional.linear(known, self.bigram_out)
+    def _own_lora(self) -> Iterator[tuple[str, LoraLayer]]:
+        """The streams' own LoRA: `layers.I.MODULE`, layer."""
+        for index in range(self.first, len(self.decoder.layers)) if self.frozen else ():
+            for name, module in self.decoder.layers[index].named_modules():
+                if isinstance(module, LoraLayer):
+                    yield f"layers.{index}.{name}", module
+
+    def described(self) -> dict[str, Any]:
+        shape = self.config
+        rank = next((module.r["streams"] for _, module in self._own_lora()), 0)
+        return super().described() | {
+            "ns": shape.ns,
+            "scale": shape.scale,
+            "positions": shape.positions,
+            "root_token": shape.root_token,
+            "lora": {"rank": rank, "alpha": float(rank)} if rank else None,
+            "pruning": None if self.prune_down is None else self.prune_down.shape[0],
+        }
 
 
 def unit_rms(x: Tensor) -> Tensor:
@@ -254,7 +192,7 @@ def stream_mask(
 @torch.no_grad()
 def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, Tensor]]) -> float:
     """Median rms of the hidden state at the input of layer N-Ns over all real tokens: P_j must live at this scale."""
-    probe = StreamingModel(model, StreamConfig(gamma=1, ns=ns, root_token=False), own_lora=False)
+    probe = Target(model, model.config.num_hidden_layers - ns)
     values = []
     for input_ids, attention_mask in batches:
         entry = probe.main_pass(input_ids, attention_mask).entry.float()

@@ -33,9 +33,11 @@ from streamspec.adapters.data import Collator, Formatter, TokenRow, draft_vocabu
 from streamspec.adapters.evaluate import record_ranks, validation_loss
 from streamspec.adapters.families import Decoder
 from streamspec.adapters.journal import Journal
-from streamspec.adapters.losses import exit_loss, lookup_table, next_token_loss, pick_rows, stream_losses
+from streamspec.adapters.losses import draft_losses, exit_loss, lookup_table, next_token_loss, pick_rows
+from streamspec.adapters.medusa import MedusaModel
 from streamspec.adapters.regenerate import regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
+from streamspec.adapters.target import DraftingModel, Target
 from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
@@ -124,7 +126,7 @@ def prepare(config: TrainConfig) -> Run:
             f"{config.data} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
         )
     check_adapters(config, base, ns)
-    if config.method == "streaming":
+    if config.method != "lora":
         check_answers(config, formatter, examples, val_examples)
     journal = Journal(config.out / WORK / "journal.json", config)
     return Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows, ns, journal)
@@ -189,24 +191,30 @@ def within(rows: list[TokenRow], longest: int) -> list[TokenRow]:
 def train_lora(run: Run) -> dict[str, Any]:
     """The plain fine-tune: the baseline of every comparison."""
     model = task_stage(run, run.config.out, run.config.max_minutes).eval()
-    loss = validation_loss(StreamingModel(model, StreamConfig(1, 1, root_token=False), False), run.val_rows)
+    loss = validation_loss(Target(model), run.val_rows)
     return folder.finish_plain(run, {"val_loss": round(loss, 4)})
 
 
 def train_joint(run: Run) -> dict[str, Any]:
-    """The paper's recipe (section 3.2.4): one LoRA for main and stream rows."""
+    """The paper's recipe (section 3.2.4): one LoRA for main and stream rows. Medusa's heads learn alone first (Medusa-2)."""
     config = run.config
     peft, model = with_task_lora(run)
     vocabulary = choose_vocabulary(run, run.rows)
-    streams = new_streams(run, model, vocabulary, own_lora=False)
+    drafter = new_drafter(run, model, vocabulary, frozen=False)
+    minutes = config.max_minutes
+    if config.method == "medusa":
+        drafter.frozen = True  # the task LoRA is nothing yet: switched off or on, the target is the base
+        fit_drafter(run, "heads", drafter, run.rows, vocabulary, config.stream_lr, minutes and minutes * config.heads_share)
+        drafter.frozen = False
+        minutes = run.journal.left(minutes)
     share = 1 - config.distill_share if config.self_distill else 1.0
-    fit_streams(run, "joint", streams, run.rows, vocabulary, config.lr, config.max_minutes and config.max_minutes * share)
+    fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, minutes and minutes * share)
     if config.self_distill:
         left = run.journal.left(config.max_minutes)
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left / 2)
-        fit_streams(run, "distill", streams, rows, vocabulary, config.lr / 2, run.journal.left(config.max_minutes))
+        fit_drafter(run, "distill", drafter, rows, vocabulary, config.lr / 2, run.journal.left(config.max_minutes))
     folder.write_task_lora(peft, run.base, config.out)
-    return finish_streams(run, streams, model, vocabulary)
+    return finish_drafter(run, drafter, model, vocabulary)
 
 
 def train_staged(run: Run) -> dict[str, Any]:
@@ -225,14 +233,15 @@ def train_staged(run: Run) -> dict[str, Any]:
         left = journal.left(config.max_minutes)
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left * 0.4)
     vocabulary = choose_vocabulary(run, run.rows + rows)
-    inject_stream_lora(run, model)
-    streams = new_streams(run, model, vocabulary, own_lora=True)
+    if config.method == "streaming":
+        inject_stream_lora(run, model)
+    drafter = new_drafter(run, model, vocabulary, frozen=True)
     if config.warm_start is not None:
-        folder.load_streams(config.warm_start, streams)
-    fit_streams(run, "streams", streams, rows, vocabulary, config.stream_lr, journal.left(config.max_minutes))
+        folder.load_drafter(config.warm_start, drafter)
+    fit_drafter(run, "streams", drafter, rows, vocabulary, config.stream_lr, journal.left(config.max_minutes))
     if task is not None:
         folder.copy_task_lora(task, config.out)
-    return finish_streams(run, streams, model, vocabulary)
+    return finish_drafter(run, drafter, model, vocabulary)
 
 
 # ---- stages
@@ -241,8 +250,7 @@ def train_staged(run: Run) -> dict[str, Any]:
 def task_stage(run: Run, out: Path, minutes: float | None) -> PreTrainedModel:
     """Trains the task LoRA on references and writes it to `out` in PEFT's format."""
     peft, model = with_task_lora(run)
-    plain = StreamingModel(model, StreamConfig(1, 1, root_token=False), own_lora=False)
-    plain.stream_embeddings.requires_grad_(False)
+    plain = Target(model)
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
@@ -255,42 +263,42 @@ def task_stage(run: Run, out: Path, minutes: float | None) -> PreTrainedModel:
     return model
 
 
-def fit_streams(
+def fit_drafter(
     run: Run,
     name: str,
-    streams: StreamingModel,
+    drafter: DraftingModel,
     rows: list[TokenRow],
     vocabulary: Tensor | None,
     lr: float,
     minutes: float | None,
 ) -> None:
-    """Trains streams on `rows`; with a LoRA of their own the main pass needs no gradient and no next-token loss."""
+    """Trains a drafter on `rows`; beside a frozen target the main pass needs no gradient and no next-token loss."""
     config = run.config
-    lookup = lookup_table(vocabulary, streams.decoder.embedding.num_embeddings)
+    lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
     done = run.work / f"{name}.safetensors"
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        with torch.set_grad_enabled(not streams.own_lora):
-            main = streams.main_pass(batch["input_ids"], batch["attention_mask"])
+        with torch.set_grad_enabled(not drafter.frozen):
+            main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
-        per_stream = stream_losses(streams, main, picked, vocabulary, lookup, config.labels)
+        per_stream = draft_losses(drafter, main, picked, vocabulary, lookup, config.labels)
         parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
-        if streams.own_lora:
+        if drafter.frozen:
             total = (weights * per_stream).sum() / weights.sum()
         else:
-            parts["next_token"] = next_token_loss(streams, main, batch)
+            parts["next_token"] = next_token_loss(drafter, main, batch)
             total = parts["next_token"] + config.alpha * (weights * per_stream).sum()
-        if streams.prune_down is not None:  # its own parameters alone learn from it
-            parts["early_exit"] = exit_loss(streams, main, picked, vocabulary, lookup)
+        if isinstance(drafter, StreamingModel) and drafter.prune_down is not None:  # its own parameters alone learn from it
+            parts["early_exit"] = exit_loss(drafter, main, picked, vocabulary, lookup)
             total = total + parts["early_exit"]
         return {"total": total, **parts}
 
     if run.journal.finished(name):
-        folder.load_stage(done, streams)
+        folder.load_stage(done, drafter)
         return
-    log, used = run_stage(Stage(name, streams, loss, rows, lr, minutes), config, run.work / f"checkpoints-{name}")
-    folder.save_stage(done, streams)
+    log, used = run_stage(Stage(name, drafter, loss, rows, lr, minutes), config, run.work / f"checkpoints-{name}")
+    folder.save_stage(done, drafter)
     run.journal.finish(name, used, log)
 
 
@@ -325,24 +333,23 @@ def own_answers(
     return [joined(p, a) for p, a in zip(prompts, answers, strict=False)]
 
 
-def finish_streams(
-    run: Run, streams: StreamingModel, model: PreTrainedModel, vocabulary: Tensor | None
+def finish_drafter(
+    run: Run, drafter: DraftingModel, model: PreTrainedModel, vocabulary: Tensor | None
 ) -> dict[str, Any]:
     """Measures drafts on the target's own validation answers and writes the adapter folder."""
-    streams.eval()
-    loss = validation_loss(streams, run.val_rows)
-    with streams.stream_lora(False):
+    drafter.eval()
+    loss = validation_loss(drafter, run.val_rows)
+    with drafter.drafter_lora(False):
         rows = own_answers(run, model, run.val_examples, run.config.val_rows, "val", None)
-    ranks = record_ranks(streams, rows, vocabulary)
-    gamma = streams.config.gamma
-    tree = DraftTree.from_nodes(node_order(ranks, gamma), REPORTED_ROWS)
+    ranks = record_ranks(drafter, rows, vocabulary)
+    tree = DraftTree.from_nodes(node_order(ranks, drafter.gamma), REPORTED_ROWS)
     metrics = {
         "tau": round(simulated_tau(ranks, tree), 3),
         "tau_rows": REPORTED_ROWS,
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
         "val_loss": round(loss, 4),
     }
-    return folder.finish_streaming(run, streams, vocabulary, ranks, metrics)
+    return folder.finish_drafting(run, drafter, vocabulary, ranks, metrics)
 
 
 # ---- models
@@ -394,8 +401,17 @@ def inject_stream_lora(run: Run, model: PreTrainedModel) -> None:
             parameter.data = parameter.data.float()
 
 
+def new_drafter(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> DraftingModel:
+    """A fresh drafter of the chosen method."""
+    config = run.config
+    if config.method == "streaming":
+        return new_streams(run, model, vocabulary, frozen)
+    bigram = bigram_shape(run, model, vocabulary)
+    return MedusaModel(model, config.gamma, frozen, vocabulary, config.own_heads, bigram).to(run.device)
+
+
 def new_streams(
-    run: Run, model: PreTrainedModel, vocabulary: Tensor | None, own_lora: bool, kind: type[StreamingModel] = StreamingModel
+    run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool, kind: type[StreamingModel] = StreamingModel
 ) -> StreamingModel:
     """Fresh streams at the measured scale of the hidden state they are added to, or at that of the streams they start from."""
     config, ns = run.config, run.ns
@@ -405,9 +421,14 @@ def new_streams(
         batch = Collator(run.device)(run.rows[: 2 * config.batch_size])
         scale = measure_scale(model, ns, [(batch["input_ids"], batch["attention_mask"])])
     shape = StreamConfig(config.gamma, ns, scale, config.positions, config.root_token)
+    bigram = bigram_shape(run, model, vocabulary)
+    return kind(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank).to(run.device)
+
+
+def bigram_shape(run: Run, model: PreTrainedModel, vocabulary: Tensor | None) -> tuple[int, int] | None:
+    """(tokens that may be proposed, rank), None for no bigram."""
     size = len(vocabulary) if vocabulary is not None else model.get_input_embeddings().num_embeddings
-    bigram = (size, config.bigram_rank) if config.bigram_rank else None
-    return kind(model, shape, own_lora, config.stream_embedding, bigram, config.prune_rank).to(run.device)
+    return (size, run.config.bigram_rank) if run.config.bigram_rank else None
 
 
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:

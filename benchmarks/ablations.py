@@ -54,7 +54,8 @@ def variants() -> dict[str, type]:
     import torch
     from torch import Tensor, nn
 
-    from streamspec.adapters.streams import AppendCache, MainPass, StreamingModel
+    from streamspec.adapters.streams import AppendCache, StreamingModel
+    from streamspec.adapters.target import MainPass
 
     class Rotating(AppendCache):
         """Values of stream j turn by the angle eps * j, in pairs of channels."""
@@ -121,10 +122,10 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     run.config = TrainConfig(**changes, **variant.options, out=own)
     run.ns, run.journal = run.config.ns or run.ns, stages.Journal(own / "run" / "journal.json", run.config)
     vocabulary = stages.choose_vocabulary(run, rows)
-    stages.inject_stream_lora(run, model)
+    stages.inject_drafter_lora(run, model)
     torch.manual_seed(shared.seed)
     streams = stages.new_streams(run, model, vocabulary, True, variants()[variant.model])
-    stages.fit_streams(run, "streams", streams, rows, vocabulary, run.config.stream_lr, arguments.minutes)
+    stages.fit_drafter(run, "streams", streams, rows, vocabulary, run.config.stream_lr, arguments.minutes)
     streams.eval()
     ranks = record_ranks(streams, val_rows, vocabulary)
     shown = {
@@ -133,7 +134,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     }  # fmt: skip
 
     def judged(group: str, name: str, ranks: list[list[list[int]]]) -> dict[str, Any]:
-        tree = DraftTree.from_nodes(node_order(ranks, streams.config.gamma), REPORTED_ROWS)
+        tree = DraftTree.from_nodes(node_order(ranks, streams.gamma), REPORTED_ROWS)
         return {"group": group, "name": name, "tau": round(simulated_tau(ranks, tree), 3)} | shown
 
     found = [judged(variant.group, variant.name, ranks)]

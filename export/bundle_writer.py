@@ -39,13 +39,14 @@ from streamspec.export import smooth
 from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
 from streamspec.export.card import write_card
 from streamspec.export.decoder import Source
+from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
 from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_parity, make_probe, page
 from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
-from streamspec.export.source import ModelSource, load_model, read_nodes, read_streams
+from streamspec.export.source import ModelSource, load_model, read_drafter, read_nodes
 from streamspec.export.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
 from streamspec.prompt_format import PromptFormat
 
@@ -63,7 +64,7 @@ class _Parts:
     adapter: Adapter | None
     model: Any
     spec: DecoderSpec
-    streams: StreamSpec | None
+    streams: DraftSpec | None
     trees: TreesInfo | None
     candidates: int
 
@@ -110,7 +111,7 @@ def _load(base: Base, adapter: Adapter | None) -> _Parts:
     candidates = min(DRAFT_CANDIDATES, spec.vocab)
     if adapter is None or adapter.streams is None:
         return _Parts(base, adapter, model, spec, None, None, candidates)
-    streams = read_streams(adapter, spec)
+    streams = read_drafter(adapter, spec)
     if streams.bigram is not None:
         candidates = min(BIGRAM_CANDIDATES, spec.vocab)
     if streams.draft_vocab is not None:
@@ -126,7 +127,7 @@ def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_wei
         say(f"smoothing for {precision.name}")
         tokens = page(tokenizer, smooth.TEXT, parts.spec.vocab, min(smooth.ROWS, parts.spec.context_length))
         scaled = smooth.smooth(parts.model, parts.spec, source, tokens, precision.simulation)
-        source, streams = scaled, scaled.streams(streams, parts.spec) if streams else None
+        source, streams = scaled, scaled.streams(streams, parts.spec) if isinstance(streams, StreamSpec) else streams
     tree = parts.trees.tree() if parts.trees else None
     return StepGraph(parts.spec, source, precision, streams, tree, parts.candidates, stream_weights)
 
@@ -150,19 +151,13 @@ def _copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
 
 
 def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Tokenizer) -> Manifest:
-    base, adapter, spec, streams = parts.base, parts.adapter, parts.spec, parts.streams
-    info = None
-    if streams is not None:
-        positions = "shifted" if streams.shifted else "same"
-        info = StreamsInfo(
-            streams.gamma, streams.ns, parts.candidates, positions,
-            root_token=streams.root_map is not None, bigram=streams.bigram is not None, pruning=streams.pruning is not None,
-        )  # fmt: skip
+    base, adapter, spec = parts.base, parts.adapter, parts.spec
+    method = adapter.method if adapter else "lora"
     return Manifest(
         base=BaseInfo(base.id, base.sha256, base.model_type, base.revision),
-        method="streaming" if streams else "lora",
+        method=method,
         recipe=adapter.recipe if adapter else None,
-        drafter="streaming" if streams else None,
+        drafter=method if parts.streams else None,
         precision=precision, opset=OPSET, ir_version=IR_VERSION,
         model=ModelInfo(
             layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab_size=spec.vocab, hidden_size=spec.hidden,
@@ -170,9 +165,20 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Toke
             eos_token_ids=_end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
         prompt_format=adapter.prompt_format if adapter else _default_format(base),
-        streams=info, trees=parts.trees, weights_bytes=weights_bytes,
+        streams=_drafter(parts), trees=parts.trees, weights_bytes=weights_bytes,
         tools={"streamspec": __version__} | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
     )
+
+
+def _drafter(parts: _Parts) -> StreamsInfo | None:
+    spec = parts.streams
+    if spec is None:
+        return None
+    shared = {"bigram": spec.bigram is not None, "pruning": spec.pruning is not None}
+    if not isinstance(spec, StreamSpec):
+        return StreamsInfo(spec.gamma, 0, parts.candidates, "same", root_token=False, **shared)
+    positions = "shifted" if spec.shifted else "same"
+    return StreamsInfo(spec.gamma, spec.ns, parts.candidates, positions, root_token=spec.root_map is not None, **shared)
 
 
 def _end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tuple[int, ...]:

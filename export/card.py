@@ -16,7 +16,10 @@ def write_card(folder: Path, manifest: Manifest) -> None:
 def card(manifest: Manifest) -> str:
     """Markdown: what the bundle is, how to run it, how close it is to PyTorch."""
     streams, model = manifest.streams, manifest.model
-    drafter = f"{streams.gamma} speculative streams over the last {streams.ns} of {model.layers} layers" if streams else "none"
+    drafter = "none"
+    if streams:
+        over = f"speculative streams over the last {streams.ns} of {model.layers} layers" if streams.ns else f"{manifest.drafter} heads"
+        drafter = f"{streams.gamma} {over}"
     facts = [
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
         ("method", manifest.method + (f", {manifest.recipe} recipe" if manifest.recipe else "")),

@@ -16,11 +16,13 @@ from onnx import TensorProto
 from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.decoder import OUT, Decoder, Residual, Source
+from streamspec.export.drafting import Accepted, DraftPass, DraftSpec, draft_outputs
 from streamspec.export.families import DecoderSpec
+from streamspec.export.medusa import MedusaPass, MedusaSpec
 from streamspec.export.pruning import EarlyExit
 from streamspec.export.quantise import Precision, Rows
 from streamspec.export.sampling import Chooser
-from streamspec.export.streams import Accepted, StreamPass, StreamSpec, stream_outputs, window_out
+from streamspec.export.streams import StreamPass, StreamSpec, window_out
 from streamspec.trees import DraftTree
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -33,7 +35,7 @@ class StepGraph:
     spec: DecoderSpec
     source: Source
     precision: Precision
-    streams: StreamSpec | None = None
+    streams: DraftSpec | None = None
     tree: DraftTree | None = None
     candidates: int = 10
     stream_weights: str = "merged"
@@ -72,7 +74,7 @@ class _Builder:
         pruning = parts.streams.pruning if parts.streams is not None else None
         self.exit = EarlyExit(self.decoder, pruning) if pruning is not None else None
         self.presents: list[tuple[str, str]] = []
-        self.entry = ""
+        self.entry = self.final = ""
 
     def build(self) -> onnx.ModelProto:
         g, streams = self.g, self.parts.streams
@@ -86,10 +88,16 @@ class _Builder:
                 none = g.op("Expand", self.store.constant(-1, np.int64), g.op("Shape", "logit_rows"))
                 g.op("ScatterElements", none, batch.places, choices, out="choices", axis=0)
         if streams is not None:
-            stage = StreamPass(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
-            stage.add(g, lambda branch: self._accept(branch, choices), self.presents[stage.first :], "stream_ids")
+            first = streams.first_layer(self.spec.layers)
+            self._drafter(streams).add(g, lambda branch: self._accept(branch, choices), self.presents[first:], "stream_ids")
         self._defaults()
         return finish(g, self._inputs(), self._outputs(), "streamspec")
+
+    def _drafter(self, spec: DraftSpec) -> DraftPass:
+        if isinstance(spec, StreamSpec):
+            return StreamPass(self.decoder, spec, self.parts.candidates, self.parts.stream_weights)
+        assert isinstance(spec, MedusaSpec)
+        return MedusaPass(self.decoder, spec, self.parts.candidates)
 
     # ---- interface
 
@@ -111,7 +119,7 @@ class _Builder:
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         outputs = [tensor("choices", INT64, ["r"]), tensor("logits", FLOAT, ["s", self.spec.vocab])]
         if self.parts.streams is not None:
-            outputs += [tensor(name, *form) for name, form in stream_outputs(self.parts.streams, self.parts.candidates).items()]
+            outputs += [tensor(name, *form) for name, form in draft_outputs(self.parts.streams, self.parts.candidates).items()]
         return outputs + [tensor(f"present.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _cache(self) -> list[int | str]:
@@ -217,7 +225,7 @@ class _Builder:
         g = self.g
         with g.named("head"):
             normed, _ = self.decoder.norm(g, residual, "model.norm")
-            flat = g.op("Squeeze", normed, g.ints(0))
+            self.final = flat = g.op("Squeeze", normed, g.ints(0))
             logits = self.parts.precision.head(g, flat, self.answering, self.decoder.head_weight())
             return g.op("Identity", logits, out="logits")
 
@@ -243,17 +251,18 @@ class _Builder:
             forced = g.op("GreaterOrEqual", "forced_node", store.constant(0, np.int64))
             node = g.op("Where", forced, "forced_node", found)
             number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
+            at = g.op("ArgMax", g.op("Cast", g.op("Equal", batch.logit_rows, node), to=INT32), axis=0, keepdims=1)
             return Accepted(
-                node=node, number=number, root=self._root(g, node, choices), entry=self.entry, positions=batch.positions,
-                tree_mask=batch.tree_mask, visible=batch.visible,
+                node=node, number=number, root=self._root(g, at, choices), entry=self.entry,
+                final=g.op("Gather", self.final, at, axis=0), positions=batch.positions, tree_mask=batch.tree_mask,
+                visible=batch.visible,
             )
 
-    def _root(self, g: Scope, node: str, choices: str) -> str:
-        """int64 [1]: the token after the accepted node."""
+    def _root(self, g: Scope, at: str, choices: str) -> str:
+        """int64 [1]: the token after the accepted node, number `at` of those with logits."""
         streams = self.parts.streams
         if streams is None or not streams.uses_root:
             return ""
-        at = g.op("ArgMax", g.op("Cast", g.op("Equal", self.batch.logit_rows, node), to=INT32), axis=0, keepdims=1)
         own = g.op("Gather", choices, at, axis=0)
         given = g.op("GreaterOrEqual", "forced_root", self.store.constant(0, np.int64))
         return g.op("Where", given, "forced_root", own)

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from streamspec.adapters.families import Decoder
 from streamspec.export.builder import Array
+from streamspec.export.drafting import DraftSpec
+from streamspec.export.medusa import MedusaSpec
 from streamspec.export.streams import StreamSpec
 from streamspec.trees import MASKED, DraftTree
 
@@ -24,6 +26,7 @@ class Answer:
     """Of a pass over `T` rows: `logits` [T, V], and what streams need."""
 
     logits: Tensor
+    final: Tensor  # [1, T, H] finished hidden states
     entry: Tensor  # [1, T, H] input of layer N-Ns
     keys: dict[int, Tensor]  # layer -> [1, Hkv, T, D]
     values: dict[int, Tensor]
@@ -32,7 +35,7 @@ class Answer:
 class Oracle:
     """HF's layers of `model`, called one by one in float32."""
 
-    def __init__(self, model: Any, streams: StreamSpec | None = None) -> None:
+    def __init__(self, model: Any, streams: DraftSpec | None = None) -> None:
         self.model, self.streams, self.decoder = model, streams, Decoder(model)
         self.layers = len(self.decoder.layers)
         self.first = streams.first_layer(self.layers) if streams else self.layers
@@ -50,14 +53,31 @@ class Oracle:
                 entry = hidden
             mask = self._mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
             hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache)
-        logits = self.decoder.lm_head(self.decoder.finish(hidden))[0]
-        return Answer(logits, entry, cache.keys, cache.values)
+        final = self.decoder.finish(hidden)
+        return Answer(self.decoder.lm_head(final)[0], final, entry, cache.keys, cache.values)
 
     @torch.no_grad()
-    def stream_logits(self, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:
-        """[gamma, V]: streams beside `row`, whose next token is `root`; they see the main rows `row` sees."""
-        spec = self.streams
-        assert spec is not None
+    def draft_logits(self, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+        """[gamma, V]: the drafter beside `row`, whose next token is `root`; without a bigram's share."""
+        if isinstance(self.streams, MedusaSpec):
+            return self._medusa_logits(main.final[0, row], self.streams)
+        assert isinstance(self.streams, StreamSpec)
+        return self._stream_logits(self.streams, main, positions, sees, row, root)
+
+    def _medusa_logits(self, hidden: Tensor, spec: MedusaSpec) -> Tensor:
+        """Heads of their own know draft tokens only: elsewhere their logits are minus infinity."""
+        moved = torch.as_tensor(spec.block_weights) @ hidden + torch.as_tensor(spec.block_biases)
+        states = hidden + torch.nn.functional.silu(moved)
+        logits: Tensor = self.decoder.lm_head(states)
+        if spec.heads is not None:
+            own = torch.einsum("jdh,jh->jd", torch.as_tensor(spec.heads).float(), states)
+            chosen = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
+            logits = torch.full_like(logits, -torch.inf)
+            logits[:, chosen] = own
+        return logits
+
+    def _stream_logits(self, spec: StreamSpec, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+        """Streams see the main rows that `row` sees."""
         shift = torch.as_tensor(spec.embeddings)
         if spec.root_map is not None:
             embedded = self.decoder.embed(torch.tensor([root]))

@@ -15,9 +15,9 @@ import numpy as np
 from streamspec.bundle import ProbeInfo
 from streamspec.errors import StreamspecError
 from streamspec.export.builder import Array
+from streamspec.export.drafting import DraftSpec
 from streamspec.export.oracle import Oracle, tree_rows
 from streamspec.export.session import Stepper
-from streamspec.export.streams import StreamSpec
 from streamspec.trees import DraftTree
 
 FP32_LIMIT = 1e-3  # of the logits' standard deviation, root mean square
@@ -68,7 +68,7 @@ def sample_tree(rows: int, gamma: int, seed: int = 0) -> DraftTree:
     return DraftTree(tuple(parents), tuple(ranks))
 
 
-def check_parity(session: Any, model: Any, streams: StreamSpec | None, precision: str, tokens: Array) -> dict[str, Any]:
+def check_parity(session: Any, model: Any, streams: DraftSpec | None, precision: str, tokens: Array) -> dict[str, Any]:
     """The manifest's parity report. Raises StreamspecError where a float32 graph differs or any graph gives no numbers."""
     oracle = Oracle(model, streams)
     context, drafted = tokens[:-TREE_ROWS], tokens[-TREE_ROWS:]
@@ -91,9 +91,9 @@ def check_parity(session: Any, model: Any, streams: StreamSpec | None, precision
 
 
 def _streams(
-    stepper: Stepper, oracle: Oracle, spec: StreamSpec, tree_tokens: tuple[DraftTree, Array], truth: Any, where: tuple[Array, Array]
+    stepper: Stepper, oracle: Oracle, spec: DraftSpec, tree_tokens: tuple[DraftTree, Array], truth: Any, where: tuple[Array, Array]
 ) -> dict[str, float | int]:
-    """Streams beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
+    """The drafter beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
     tree, tokens = tree_tokens
     difference = _Difference([], [])
     agreed = []
@@ -103,9 +103,7 @@ def _streams(
             tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=spec.gamma,
             forced_node=int(node), forced_root=root,
         )
-        if spec.root_map is None:
-            root = 0
-        expected = oracle.stream_logits(truth, *where, row=stepper.length + int(node), root=root).numpy()
+        expected = oracle.draft_logits(truth, *where, row=stepper.length + int(node), root=root).numpy()
         difference.ours.append(out["candidate_logits"])
         difference.theirs.append(np.take_along_axis(expected, out["candidates"], axis=1))
         if spec.draft_vocab is not None:

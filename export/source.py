@@ -21,7 +21,9 @@ from streamspec.adapters.base import Base
 from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.builder import Array
 from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV
+from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import FAMILIES, DecoderSpec
+from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.streams import StreamSpec
 
@@ -58,34 +60,40 @@ def load_model(base: Base, adapter: Adapter | None) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def read_streams(adapter: Adapter, spec: DecoderSpec) -> StreamSpec:
+def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     """The drafter's tensors, checked against its configuration. All wrong or missing tensors are named in one error."""
     config = adapter.streams or {}
     gamma = _whole(adapter, config, "gamma", 1, MAX_GAMMA)
-    ns = _whole(adapter, config, "ns", 1, spec.layers)
-    scale, lora = config.get("scale"), config.get("lora")
-    if not isinstance(scale, (int, float)) or not 0 < scale < 1e6:
-        raise AdapterError(f"{adapter.path}: streams.scale is {scale!r}", "a positive number", RESTORE)
-    if config.get("positions") not in ("shifted", "same"):
-        raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", "shifted or same", RESTORE)
     tensors = _tensors(adapter.path / STREAM_WEIGHTS)
-    root = bool(config.get("root_token"))
-    rank = _whole(adapter, lora, "rank", 1, 4096) if lora else 0
     pair = _whole(adapter, config, "bigram", 1, 4096) if config.get("bigram") else 0
-    prune = _whole(adapter, config, "pruning", 1, 4096) if config.get("pruning") else 0
-    _check_tensors(adapter, tensors, _expected(spec, gamma, ns, root, rank, config.get("draft_vocab"), pair, prune))
-    vocabulary = tensors.get("draft_vocab") if config.get("draft_vocab") else None
+    shapes: dict[str, tuple[int, ...]] = {}
+    proposable = spec.vocab
+    if config.get("draft_vocab"):
+        proposable = _whole(adapter, config, "draft_vocab", 1, spec.vocab)
+        shapes["draft_vocab"] = (proposable,)
+    if pair:
+        shapes |= dict.fromkeys(("bigram_in", "bigram_out"), (proposable, pair))
+    own = _medusa_shapes(config, spec, gamma, proposable) if adapter.method == "medusa" else _stream_shapes(adapter, config, spec, gamma)
+    _check_tensors(adapter, tensors, shapes | own)
+    vocabulary = tensors.get("draft_vocab")
     if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
         raise AdapterError(f"{adapter.path}: draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base", RESTORE)
-    factor = np.float32(float(lora["alpha"]) / rank) if lora else np.float32(0)
+    shared: dict[str, Any] = {
+        "gamma": gamma, "draft_vocab": None if vocabulary is None else vocabulary.astype(np.int64),
+        "bigram": (tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
+    }  # fmt: skip
+    if adapter.method == "medusa":
+        blocks = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
+        return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))
+    pruning = [tensors[name].astype(np.float32) for name in ("prune_down", "prune_up") if name in tensors]
+    lora = config.get("lora")
+    factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)
     return StreamSpec(
-        gamma=gamma, ns=ns, scale=float(scale), shifted=config["positions"] == "shifted",
+        **shared, ns=config["ns"], scale=float(config["scale"]), shifted=config["positions"] == "shifted",
         embeddings=tensors["stream_embeddings"].astype(np.float32),
-        root_map=tensors["root_map"].astype(np.float32) if root else None,
-        lora=_lora(tensors, spec, ns, factor) if lora else {},
-        draft_vocab=None if vocabulary is None else vocabulary.astype(np.int64),
-        bigram=(tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
-        pruning=PruningSpec(*(tensors[name].astype(np.float32) for name in ("prune_down", "prune_up"))) if prune else None,
+        root_map=tensors["root_map"].astype(np.float32) if "root_map" in tensors else None,
+        lora=_lora(tensors, spec, config["ns"], factor) if lora else {},
+        pruning=PruningSpec(*pruning) if pruning else None,
     )
 
 
@@ -110,25 +118,32 @@ def _lora(
     return out
 
 
-def _expected(
-    spec: DecoderSpec, gamma: int, ns: int, root: bool, rank: int, draft_vocab: int | None, pair: int, prune: int
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors a configuration promises."""
+def _stream_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, gamma: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that a configuration of streams promises; checks the rest of it."""
+    ns = _whole(adapter, config, "ns", 1, spec.layers)
+    scale, lora = config.get("scale"), config.get("lora")
+    if not isinstance(scale, (int, float)) or not 0 < scale < 1e6:
+        raise AdapterError(f"{adapter.path}: streams.scale is {scale!r}", "a positive number", RESTORE)
+    if config.get("positions") not in ("shifted", "same"):
+        raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", "shifted or same", RESTORE)
     shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (gamma, spec.hidden)}
-    if root:
+    if config.get("root_token"):
         shapes["root_map"] = (spec.hidden, spec.hidden)
-    if draft_vocab:
-        shapes["draft_vocab"] = (draft_vocab,)
-    if pair:
-        shapes |= dict.fromkeys(("bigram_in", "bigram_out"), (draft_vocab or spec.vocab, pair))
-    if prune:
+    if config.get("pruning"):
+        prune = _whole(adapter, config, "pruning", 1, 4096)
         shapes |= {"prune_down": (prune, spec.hidden), "prune_up": (spec.hidden, prune)}
-    if rank:
+    if lora:
+        rank = _whole(adapter, lora, "rank", 1, 4096)
         for layer in range(spec.layers - ns, spec.layers):
             for module in MODULES:
                 shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.in_width(module))
                 shapes[f"layers.{layer}.{module}.lora_B"] = (spec.out_width(module), rank)
     return shapes
+
+
+def _medusa_shapes(config: dict[str, Any], spec: DecoderSpec, gamma: int, proposable: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"block_weights": (gamma, spec.hidden, spec.hidden), "block_biases": (gamma, spec.hidden)}
+    return shapes | {"heads": (gamma, proposable, spec.hidden)} if config.get("own_heads") else shapes
 
 
 def _check_tensors(adapter: Adapter, tensors: dict[str, Array], expected: dict[str, tuple[int, ...]]) -> None:

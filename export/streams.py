@@ -2,24 +2,21 @@
 
     S_j = M + scale * (P_j + W e(root))           (docs/architecture.md)
 
-Everything lives in one branch of an `If`: where no stream rows are asked for, nothing here runs. Inside, attention is written
-in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the streams' own, whose scores
-meet in one softmax: nothing is concatenated or repeated per query head. Knows nothing about how nodes are accepted.
+Attention is written in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the streams' own,
+whose scores meet in one softmax: nothing is concatenated or repeated per query head. Knows nothing about how nodes are accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
 
-from streamspec.export.builder import Array, Scope, tensor
+from streamspec.export.builder import Array, Scope
 from streamspec.export.decoder import OUT, Decoder, Linear, Residual, Source
-from streamspec.export.pruning import PruningSpec
-from streamspec.export.quantise import Rows, Weight
+from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
+from streamspec.export.quantise import Rows
 from streamspec.trees import MASKED
 
 UNIT_RMS_EPS = 1e-12
@@ -27,50 +24,23 @@ STREAM_WEIGHTS = ("merged", "delta")
 DEFAULT_STREAM_WEIGHTS = "merged"
 
 
-@dataclass(frozen=True)
-class StreamSpec:
+@dataclass(frozen=True, kw_only=True)
+class StreamSpec(DraftSpec):
     """Streams of one adapter. `lora`: (A [r, in], B [out, r] with alpha/r folded in) per (layer, module)."""
 
-    gamma: int
     ns: int
     scale: float
     shifted: bool
     embeddings: Array  # P [gamma, hidden]
     root_map: Array | None = None  # W [hidden, hidden]
     lora: Mapping[tuple[int, str], tuple[Array, Array]] = field(default_factory=dict)
-    draft_vocab: Array | None = None  # int64 [D]
-    bigram: tuple[Array, Array] | None = None  # A, B [D, r]
-    pruning: PruningSpec | None = None
 
     @property
     def uses_root(self) -> bool:
-        """Whether streams need to know the token behind the accepted node."""
-        return self.root_map is not None or self.bigram is not None
+        return self.root_map is not None or super().uses_root
 
     def first_layer(self, layers: int) -> int:
         return layers - self.ns
-
-
-def stream_outputs(spec: StreamSpec, candidates: int) -> dict[str, tuple[int, list[int | str]]]:
-    """Name -> type and shape of what the branch gives."""
-    out: dict[str, tuple[int, list[int | str]]] = {
-        "accepted_node": (TensorProto.INT64, [1]),
-        "candidates": (TensorProto.INT64, ["m", candidates]), "candidate_logits": (TensorProto.FLOAT, ["m", candidates]),
-    }  # fmt: skip
-    return out | {"pair_logits": (TensorProto.FLOAT, ["m", candidates, candidates])} if spec.bigram is not None else out
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """Values the main graph hands over. `node`, `root`: int64 [1]."""
-
-    node: str
-    number: str  # int64 [1]: of the node among all rows, pruned ones too
-    root: str
-    entry: str  # [1, n, H]: residual stream of the rows at the input of layer N-Ns
-    positions: str  # int64 [n]
-    tree_mask: str
-    visible: str  # int64 [1]: slots of the cache in use, L + n
 
 
 class MergedSource:
@@ -132,43 +102,17 @@ def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, mod
     return g.op("MatMul", g.op("MatMul", x, f"{label}.A"), f"{label}.B")
 
 
-class StreamPass:
-    """Builds the branch. `outputs`: accepted_node int64 [1] (-1 without streams), candidates int64 [m, C], candidate_logits [m, C], with a bigram pair_logits [m, C, C]."""
+class StreamPass(DraftPass):
+    """Streams as a branch."""
+
+    spec: StreamSpec
 
     def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
-        self.decoder, self.spec, self.candidates = decoder, spec, candidates
+        super().__init__(decoder, spec, candidates)
         self.linear = stream_linear(decoder, spec, mode)
         self.first = spec.first_layer(decoder.spec.layers)
 
-    def add(
-        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
-    ) -> None:
-        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without streams nobody asks for it.
-        `presents` are the MSA layers' cache outputs, first layer first."""
-        asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
-        g.ops(
-            "If", asked, out=tuple(self._shapes()),
-            then_branch=self._streams(Scope(g.store, "streams"), accept, presents, stream_ids), else_branch=self._nothing(),
-        )
-
-    def _nothing(self) -> onnx.GraphProto:
-        none = helper.make_tensor("no_node", TensorProto.INT64, [1], [-1])
-        shapes = list(self._shapes().items())[1:]
-        empty = [none, *(helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in shapes)]
-        nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
-        return helper.make_graph(nodes, "without_streams", [], self._outputs([value.name for value in empty]))
-
-    def _shapes(self) -> dict[str, tuple[int, list[int | str]]]:
-        """Type and shape of the outputs."""
-        return stream_outputs(self.spec, self.candidates)
-
-    def _outputs(self, values: Sequence[str]) -> list[onnx.ValueInfoProto]:
-        return [tensor(value, *form) for value, form in zip(values, self._shapes().values(), strict=True)]
-
-    def _streams(
-        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
-    ) -> onnx.GraphProto:
-        accepted = accept(g)
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
         rows = Rows(g.op("Shape", stream_ids))
         residual = Residual(self._start(g, accepted, stream_ids))
         positions = self._positions(g, accepted, stream_ids)
@@ -179,8 +123,8 @@ class StreamPass:
             with g.named(f"layers.{layer}"):
                 residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
         with g.named("head"):
-            guessed = self._guess(g, residual, rows, accepted.root)
-        return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.number, *guessed]))
+            normed, _ = self.decoder.norm(g, residual, "model.norm")
+            return self.head(g, g.op("Squeeze", normed, g.ints(0)), rows)
 
     def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """S [1, m, H]"""
@@ -239,40 +183,6 @@ class StreamPass:
         mixed = g.op("Add", g.op("MatMul", main_weights, values), g.op("MatMul", own_weights, own_values))
         unfolded = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
         return g.op("Reshape", unfolded, g.ints(1, -1, kv * group * width))
-
-    def _guess(self, g: Scope, residual: Residual, rows: Rows, root: str) -> list[str]:
-        """Final norm, head and the best `candidates` tokens of each row; with a bigram what each makes of each before it."""
-        decoder, spec = self.decoder, self.spec
-        normed, _ = decoder.norm(g, residual, "model.norm")
-        flat = g.op("Squeeze", normed, g.ints(0))
-        if spec.draft_vocab is None:
-            logits = decoder.precision.head(g, flat, rows, decoder.head_weight())
-        else:
-            chosen, head = spec.draft_vocab, decoder.head_weight()
-            trimmed = Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen])
-            logits = decoder.precision.head(g, flat, rows, trimmed)
-        values, tokens = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
-        numbers = tokens
-        if spec.draft_vocab is not None:
-            tokens = g.op("Gather", g.store.add("streams.draft_vocab", spec.draft_vocab), numbers, axis=0)
-        if spec.bigram is None:
-            return [tokens, values]
-        return [tokens, values, self._pairs(g, spec.bigram, numbers, root)]
-
-    def _pairs(self, g: Scope, bigram: tuple[Array, Array], numbers: str, root: str) -> str:
-        """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to candidate v."""
-        before = g.store.add("streams.bigram.in", bigram[0].astype(np.float32))
-        after = g.store.add("streams.bigram.out", bigram[1].astype(np.float32))
-        rank = bigram[0].shape[1]
-        if self.spec.draft_vocab is None:
-            first = g.op("Gather", before, root, axis=0)
-        else:  # zero where the root is no draft token
-            same = g.op("Equal", g.op("Unsqueeze", "streams.draft_vocab", g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
-            first = g.op("MatMul", g.op("Cast", same, to=TensorProto.FLOAT), before)
-        spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, rank))
-        earlier = g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0))
-        parents = g.op("Concat", spread, g.op("Gather", before, earlier, axis=0), axis=0)
-        return g.contrib("FusedMatMul", parents, g.op("Gather", after, numbers, axis=0), transB=1)
 
 
 class _StreamMasks:

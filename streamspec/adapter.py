@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamspec.bundle import METHODS
 from streamspec.errors import AdapterError
 from streamspec.prompt_format import PromptFormat
 
@@ -69,10 +70,10 @@ def read_adapter(path: Path) -> Adapter:
         raise AdapterError(f"{file}: {type(error).__name__} {error}", "an adapter's configuration", RESTORE) from None
     if version != FORMAT_VERSION:
         raise AdapterError(f"{path}: adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
-    if (found.method, isinstance(found.streams, dict)) not in (("streaming", True), ("lora", False)):
+    if found.method not in METHODS or (found.method == "lora") == isinstance(found.streams, dict):
         raise AdapterError(
             f"{path}: method {found.method} with streams {'null' if found.streams is None else 'set'}",
-            "method streaming with streams, or lora without",
+            f"one of {', '.join(METHODS)}; streams for all but lora",
             RESTORE,
         )
     return found

@@ -29,7 +29,7 @@ MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down
 
-METHODS = ("streaming", "lora")
+METHODS = ("streaming", "medusa", "lora")
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
 POSITIONS = ("shifted", "same")
 MAX_NODES, MAX_CANDIDATES = 256, 1024
@@ -64,7 +64,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class StreamsInfo:
-    """The drafter: `gamma` streams over the last `ns` layers, `candidates` guesses each."""
+    """The drafter: `gamma` streams over the last `ns` layers, or heads (`ns` 0), `candidates` guesses each."""
 
     gamma: int
     ns: int
@@ -142,10 +142,10 @@ class Manifest:
         model = _model(raw.nested("model"))
         streams = _streams(raw.nested("streams"), model) if raw.optional("streams") else None
         trees = _trees(raw.nested("trees"), streams) if raw.optional("trees") else None
-        if (method == "streaming") != (streams is not None) or (streams is None) != (trees is None):
+        if (method == "lora") != (streams is None) or (streams is None) != (trees is None):
             raise BundleError(
                 f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
-                "streams and trees exactly for method streaming",
+                "streams and trees for every method but lora",
                 "export the bundle again",
             )
         prompt = raw.nested("prompt_format")
@@ -197,7 +197,7 @@ def _model(raw: Fields) -> ModelInfo:
 def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
     return StreamsInfo(
         gamma=raw.integer("gamma", 1, MAX_GAMMA),
-        ns=raw.integer("ns", 1, model.layers),
+        ns=raw.integer("ns", 0, model.layers),
         candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
         positions=raw.choice("positions", POSITIONS),
         root_token=raw.flag("root_token"),

@@ -67,7 +67,7 @@ def _bundle(path: Path) -> Rows:
         tree: DraftTree = manifest.trees.tree()
         expected = sum(probability for _, _, probability in nodes[: len(tree)])
         rows += [
-            ("streams", f"{streams.gamma} over the last {streams.ns} layers, {streams.candidates} candidates each"),
+            (manifest.drafter or "streams", f"{streams.gamma} {_where(streams.ns)}, {streams.candidates} candidates each"),
             ("trees", f"1..{len(nodes)} rows, default {manifest.trees.default_rows} (depth {tree.depth})"),
             ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, on validation data"),
         ]
@@ -105,11 +105,20 @@ def _adapter(path: Path) -> Rows:
 
 def _streams(streams: dict[str, Any]) -> Rows:
     lora, vocabulary = streams["lora"], streams["draft_vocab"]
+    rows: Rows = [("heads", f"{streams['gamma']}, {'a matrix each' if streams['own_heads'] else 'sharing the LM head'}")]
+    if "ns" in streams:
+        rows = [
+            ("streams", f"{streams['gamma']} {_where(streams['ns'])}, scale {streams['scale']:.3g}"),
+            ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
+        ]
     return [
-        ("streams", f"{streams['gamma']} over the last {streams['ns']} layers, scale {streams['scale']:.3g}"),
-        ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
-        ("streams propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+        *rows,
+        ("guesses come from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]
+
+
+def _where(ns: int) -> str:
+    return f"over the last {ns} layers" if ns else "heads"
 
 
 def _task_lora(path: Path) -> str:

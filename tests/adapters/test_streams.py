@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.families import FAMILIES, Decoder
-from streamspec.adapters.losses import IGNORE, lookup_table, pick_rows, stream_losses
+from streamspec.adapters.losses import IGNORE, draft_losses, lookup_table, pick_rows
 from streamspec.adapters.streams import StreamConfig, StreamingModel, stream_mask, unit_rms
 from streamspec.errors import BaseModelError, ConfigError
 from tests.adapters.tiny import tiny_model
@@ -19,10 +19,10 @@ MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
 
 
 def streaming(
-    model: PreTrainedModel, gamma: int = 3, ns: int = 2, own_lora: bool = False, **options: object
+    model: PreTrainedModel, gamma: int = 3, ns: int = 2, frozen: bool = False, **options: object
 ) -> StreamingModel:
     torch.manual_seed(1)
-    return StreamingModel(model, StreamConfig(gamma, ns, scale=0.7, **options), own_lora).eval()
+    return StreamingModel(model, StreamConfig(gamma, ns, scale=0.7, **options), frozen).eval()
 
 
 class RowByRow:
@@ -50,7 +50,7 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
     hook = decoder.layers[streams.first].register_forward_pre_hook(
         lambda _, args, kwargs: entry.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
     )
-    with streams.stream_lora(False):
+    with streams.drafter_lora(False):
         past = model(input_ids=ids[None, : t + 1], past_key_values=DynamicCache(), use_cache=True).past_key_values
     hook.remove()
     layers = past.layers[streams.first :]
@@ -80,7 +80,7 @@ def test_streams_equal_the_row_by_row_reference(family: str, root_token: bool) -
     streams = streaming(tiny_model(family), root_token=root_token)
     rows, roots = torch.tensor([[2, 4], [1, 3]]), torch.tensor([[12, 41], [21, 11]])
     with torch.no_grad():
-        logits = streams.head(streams.stream_pass(streams.main_pass(IDS, MASK), rows, roots))
+        logits = streams.head(streams.draft_pass(streams.main_pass(IDS, MASK), rows, roots))
     for b in range(2):
         length = int(MASK[b].sum())
         for p in range(2):
@@ -93,7 +93,7 @@ def test_same_positions_option_moves_rotary_models_only() -> None:
     for family, differs in (("llama", True), ("gpt2", False)):
         shifted, same = (streaming(tiny_model(family), positions=p) for p in ("shifted", "same"))
         with torch.no_grad():
-            outputs = [s.stream_pass(s.main_pass(IDS, MASK), rows, roots) for s in (shifted, same)]
+            outputs = [s.draft_pass(s.main_pass(IDS, MASK), rows, roots) for s in (shifted, same)]
         assert torch.allclose(*outputs, atol=1e-5) != differs
         expected = reference(same, IDS[0], 4, 41)
         torch.testing.assert_close(same.head(outputs[1])[0, 0], expected, atol=2e-4, rtol=2e-4)
@@ -110,14 +110,14 @@ def test_main_rows_are_bit_for_bit_those_of_the_plain_model_with_a_stream_lora_a
     inject_adapter_in_model(
         LoraConfig(r=4, target_modules=names, init_lora_weights=False), model, adapter_name="streams"
     )
-    streams = streaming(model, own_lora=True)
+    streams = streaming(model, frozen=True)
     rows, roots = torch.tensor([[2], [1]]), torch.tensor([[12], [21]])
     with torch.no_grad():
         main = streams.main_pass(IDS, MASK)
         assert torch.equal(streams.head(main.final), before)
-        with_lora = streams.stream_pass(main, rows, roots)
-        with streams.stream_lora(False):
-            without = streams.stream_pass(main, rows, roots)
+        with_lora = streams.draft_pass(main, rows, roots)
+        with streams.drafter_lora(False):
+            without = streams.draft_pass(main, rows, roots)
     assert not torch.allclose(with_lora, without, atol=1e-3), "the stream LoRA must act on stream rows"
 
 
@@ -145,7 +145,7 @@ def test_gradients_reach_streams_and_not_the_target() -> None:
     streams = streaming(tiny_model("llama").requires_grad_(False))
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool() & (torch.arange(9) > 2)}
     picked = pick_rows(batch, 3, 32)
-    losses = stream_losses(streams, streams.main_pass(IDS, MASK), picked, None, None)
+    losses = draft_losses(streams, streams.main_pass(IDS, MASK), picked, None, None)
     losses.sum().backward()
     assert streams.stream_embeddings.grad.abs().sum() > 0 and streams.root_map.grad.abs().sum() > 0
     assert all(p.grad is None for p in streams.model.parameters())
@@ -163,9 +163,9 @@ def test_the_bigram_conditions_each_stream_on_the_true_token_before(trimmed: boo
     picked = pick_rows(batch, 3, 32)
     lookup = lookup_table(vocabulary, model.config.vocab_size)
     main = streams.main_pass(IDS, MASK)
-    found = stream_losses(streams, main, picked, vocabulary, lookup)
+    found = draft_losses(streams, main, picked, vocabulary, lookup)
     names = list(range(size)) if vocabulary is None else vocabulary.tolist()
-    logits = streams.head(streams.stream_pass(main, picked.rows, picked.roots), vocabulary)
+    logits = streams.head(streams.draft_pass(main, picked.rows, picked.roots), vocabulary)
     for stream in range(3):
         losses = []
         for b in range(2):
@@ -191,8 +191,8 @@ def test_soft_labels_are_what_the_main_stream_expects_in_the_same_place(kind: st
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool() & (torch.arange(9) > 2)}
     picked = pick_rows(batch, 3, 32)
     main = streams.main_pass(IDS, MASK)
-    found = stream_losses(streams, main, picked, vocabulary, lookup, kind)
-    given = streams.head(streams.stream_pass(main, picked.rows, picked.roots), vocabulary).softmax(-1)
+    found = draft_losses(streams, main, picked, vocabulary, lookup, kind)
+    given = streams.head(streams.draft_pass(main, picked.rows, picked.roots), vocabulary).softmax(-1)
     expected = streams.head(main.final, vocabulary).softmax(-1)
     for stream in range(3):
         losses = []

@@ -54,6 +54,20 @@ def test_streaming_recipes_write_a_complete_folder(base: Path, data: Path, tmp_p
     assert 1 <= summary["tau"] <= 3 and len(summary["per_stream_accuracy"]) == 2
 
 
+@pytest.mark.parametrize("own_heads", [True, False])
+@pytest.mark.parametrize("recipe", ["joint", "staged"])
+def test_medusa_recipes_write_a_complete_folder(base: Path, data: Path, tmp_path: Path, recipe: str, own_heads: bool) -> None:
+    summary = train(options(base, data, tmp_path / "out", method="medusa", recipe=recipe, own_heads=own_heads))
+    tensors = load_file(tmp_path / "out" / "streamspec.safetensors")
+    config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
+    assert config["method"] == "medusa" and config["streams"]["own_heads"] == own_heads
+    assert tensors["block_weights"].shape == (2, 32, 32) and bool(tensors["block_weights"].any())
+    assert own_heads == ("heads" in tensors) and not any("lora" in name for name in tensors)
+    log = json.loads((tmp_path / "out" / "training.json").read_text())["log"]
+    assert ("heads" in log, "joint" in log) == (recipe == "joint",) * 2  # Medusa-2 warms its heads up
+    assert 1 <= summary["tau"] <= 3
+
+
 def test_staged_copies_the_given_target_untouched(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task))
     assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == (

@@ -14,7 +14,7 @@ from streamspec.export.oracle import Oracle, tree_rows
 from streamspec.export.parity import sample_tree
 from streamspec.export.sampling import SCALARS
 from streamspec.trees import MASKED, DraftTree, chain
-from tests.export.tiny import FAMILIES, LAYERS, VOCAB, Built, build, tiny_model, tiny_streams
+from tests.export.tiny import FAMILIES, LAYERS, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(1)
 CONTEXT = RNG.integers(3, VOCAB, 11)
@@ -46,7 +46,7 @@ def check_against_oracle(built: Built) -> None:
     tree = run_tree(stepper, streams=3, forced_node=node, forced_root=root)
     assert off(tree["logits"], logits[len(CONTEXT) :]) < CLOSE
     for out, row, token in ((prompt, last, int(prompt["choices"][last])), (tree, len(CONTEXT) + node, root)):
-        expected = oracle.stream_logits(truth, positions, sees, row, token).numpy()
+        expected = oracle.draft_logits(truth, positions, sees, row, token).numpy()
         at = np.take_along_axis(expected, out["candidates"], axis=1)
         assert off(out["candidate_logits"], at) < 10 * CLOSE  # candidates lie close together: their spread is small
         np.testing.assert_array_equal(out["candidates"][:, 0], expected.argmax(1))
@@ -74,6 +74,27 @@ def test_variants_of_streams_agree_with_pytorch(options: dict[str, Any], tmp_pat
     check_against_oracle(build(tmp_path, model, tiny_streams(describe(model), **options)))
 
 
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_medusa_heads_agree_with_pytorch(own: bool, trimmed: bool, tmp_path: Path) -> None:
+    model = tiny_model()
+    vocabulary = RNG.permutation(VOCAB)[:30] if trimmed else None
+    built = build(tmp_path, model, tiny_heads(describe(model), own=own, draft_vocab=vocabulary))
+    oracle = Oracle(model, built.streams)
+    tokens, positions, sees = tree_rows(CONTEXT, DRAFT, TREE)
+    truth = oracle.main(tokens, positions, sees)
+    stepper = built.stepper()
+    prompt = stepper.prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1)
+    tree = run_tree(stepper, streams=3, forced_node=5)
+    for out, row in ((prompt, len(CONTEXT) - 1), (tree, len(CONTEXT) + 5)):
+        expected = oracle.draft_logits(truth, positions, sees, row, 0).numpy()
+        if vocabulary is not None:
+            expected[:, np.setdiff1d(np.arange(VOCAB), vocabulary)] = -np.inf
+        best = np.sort(expected, axis=1)[:, ::-1][:, :10]
+        assert off(out["candidate_logits"], best) < 10 * CLOSE
+        np.testing.assert_array_equal(out["candidates"], np.argsort(-expected, axis=1)[:, :10])
+
+
 def test_low_rank_products_equal_merged_weights(tmp_path: Path) -> None:
     check_against_oracle(build(tmp_path, tiny_model("qwen3"), mode="delta"))
 
@@ -87,7 +108,7 @@ def test_trimmed_head_proposes_only_its_tokens(tmp_path: Path) -> None:
     oracle = Oracle(model, built.streams)
     n = len(CONTEXT)
     truth = oracle.main(CONTEXT, np.arange(n), np.tri(n, dtype=bool))
-    expected = oracle.stream_logits(truth, np.arange(n), np.tri(n, dtype=bool), n - 1, int(out["choices"][-1])).numpy()
+    expected = oracle.draft_logits(truth, np.arange(n), np.tri(n, dtype=bool), n - 1, int(out["choices"][-1])).numpy()
     np.testing.assert_array_equal(out["candidates"], vocabulary[np.argsort(-expected[:, vocabulary], axis=1)])
 
 

@@ -16,8 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.export.builder import WeightStore
+from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
+from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import precision
 from streamspec.export.session import Stepper, open_session
@@ -75,13 +77,22 @@ def tiny_streams(
     )
 
 
+def tiny_heads(spec: DecoderSpec, gamma: int = 3, own: bool = False, draft_vocab: np.ndarray | None = None, seed: int = 0) -> MedusaSpec:
+    """Random Medusa heads."""
+    rng = np.random.default_rng(seed)
+    blocks, biases = (rng.standard_normal(shape).astype(np.float32) * 0.2 for shape in ((gamma, spec.hidden, spec.hidden), (gamma, spec.hidden)))
+    size = spec.vocab if draft_vocab is None else len(draft_vocab)
+    heads = rng.standard_normal((gamma, size, spec.hidden)).astype(np.float32) if own else None
+    return MedusaSpec(gamma=gamma, block_weights=blocks, block_biases=biases, heads=heads, draft_vocab=draft_vocab)
+
+
 @dataclass
 class Built:
     """A step graph on disk and open."""
 
     model: Any
     spec: DecoderSpec
-    streams: StreamSpec | None
+    streams: DraftSpec | None
     path: Path
     session: Any
 
@@ -90,7 +101,7 @@ class Built:
 
 
 def build(
-    folder: Path, model: Any, streams: bool | StreamSpec = True, kind: str = "fp32", mode: str = "merged", tree: DraftTree | None = None,
+    folder: Path, model: Any, streams: bool | DraftSpec = True, kind: str = "fp32", mode: str = "merged", tree: DraftTree | None = None,
     **session: str,
 ) -> Built:
     """Exports `model` to `folder` and opens it on one thread."""

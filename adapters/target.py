@@ -1,0 +1,151 @@
+"""The target while something is trained on or beside it: a Hugging Face causal LM whose main pass leaves behind what drafters need.
+
+The drafter's base class stands here too: what every drafter shares, whatever it computes. Knows nothing about data, optimisers or
+files, nor about any one drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from streamspec.adapters.families import Decoder
+
+
+@dataclass
+class MainPass:
+    """What the main pass leaves behind: M [B, T, H] at the input of layer `first`, the finished hidden states [B, T, E] and
+    K/V of the layers from `first` on."""
+
+    entry: Tensor
+    final: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    lengths: Tensor  # [B] real tokens of each row (right-padded)
+
+    def of(self, i: int) -> MainPass:
+        """Of one row of the batch."""
+        one = slice(i, i + 1)
+        keys, values = ([x[one] for x in side] for side in (self.keys, self.values))
+        return MainPass(self.entry[one], self.final[one], keys, values, self.lengths[one])
+
+
+class Target(nn.Module):
+    """A causal LM. `frozen`: nothing that is trained may change it, and LoRA layers inside it belong to the drafter alone: they
+    are switched off in the main pass."""
+
+    def __init__(self, model: PreTrainedModel, first: int | None = None, frozen: bool = False) -> None:
+        super().__init__()
+        self.model, self.frozen = model, frozen
+        self.decoder = Decoder(model)
+        self.first = len(self.decoder.layers) - 1 if first is None else first
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.embedding.weight.device
+
+    def train(self, mode: bool = True) -> Target:
+        """A target that nothing must change is never in training mode: its dropout would blur what drafters learn from it."""
+        super().train(mode)
+        if self.frozen:
+            self.model.eval()
+        return self
+
+    def main_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
+        """The plain model over right-padded rows [B, T]; bit for bit what the model gives without a drafter."""
+        cache = DynamicCache()
+        with self.drafter_lora(False):
+            inner = self.model.model if hasattr(self.model, "model") else self.model.transformer
+            caught: list[Tensor] = []
+            hook = self.decoder.layers[self.first].register_forward_pre_hook(
+                lambda _, args, kwargs: caught.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            )
+            try:
+                out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
+            finally:
+                hook.remove()
+        layers = cache.layers[self.first :]
+        return MainPass(
+            entry=caught[0],
+            final=out.last_hidden_state,
+            keys=[layer.keys for layer in layers],
+            values=[layer.values for layer in layers],
+            lengths=attention_mask.sum(dim=1),
+        )
+
+    @contextmanager
+    def drafter_lora(self, enabled: bool) -> Iterator[None]:
+        """Switches the drafter's own LoRA; does nothing where the LoRA belongs to every row (joint recipe)."""
+        if self.frozen:
+            for layer in self._lora_layers():
+                layer.enable_adapters(enabled)
+        try:
+            yield
+        finally:
+            if self.frozen:
+                for layer in self._lora_layers():
+                    layer.enable_adapters(True)
+
+    def _lora_layers(self) -> list[BaseTunerLayer]:
+        return [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+
+    def head(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """LM head over all tokens, or over the rows `vocabulary` [D] of it only."""
+        if vocabulary is None:
+            return self.decoder.lm_head(hidden)
+        bias = self.decoder.lm_head.bias
+        return nn.functional.linear(
+            hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
+        )
+
+
+class DraftingModel(Target):
+    """A target with a drafter of `gamma` places beside every main row: place j guesses the token j behind the row's next.
+
+    A low-rank bigram may make a guess depend on the token before it:
+
+        logits_j(v | u) = head(state_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, gamma: int, first: int | None, frozen: bool, bigram: tuple[int, int] | None = None
+    ) -> None:
+        """`bigram`: (tokens that the drafter may propose, rank)."""
+        super().__init__(model, first, frozen)
+        self.gamma = gamma
+        # One side starts at zero: the drafter begins as if there were no bigram.
+        self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
+        self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
+
+    def draft_pass(self, main: MainPass, rows: Tensor, roots: Tensor) -> Tensor:
+        """Beside main rows `rows` [B, P], whose next tokens are `roots` [B, P]: states [B, P, gamma, E], ready for `guess`."""
+        raise NotImplementedError
+
+    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
+        """Logits [n, D] of states [n, E] of the places `places` int64 [n], 0 .. gamma-1; the bigram's share is not in them."""
+        return self.head(states, vocabulary)
+
+    def with_bigram(self, logits: Tensor, before: Tensor) -> Tensor:
+        """Float logits [.., D] given the token before each, as its number `before` [..] among the D, negative for others."""
+        if self.bigram_in is None or self.bigram_out is None:
+            return logits.float()
+        known = self.bigram_in[before.clamp(min=0)] * (before >= 0)[..., None]
+        return logits.float() + nn.functional.linear(known, self.bigram_out)
+
+    def drafter_tensors(self) -> dict[str, Tensor]:
+        """The drafter's parameters under the names of docs/architecture.md."""
+        if self.bigram_in is None or self.bigram_out is None:
+            return {}
+        return {"bigram_in": self.bigram_in, "bigram_out": self.bigram_out}
+
+    def described(self) -> dict[str, Any]:
+        """The drafter's shape as the adapter folder states it."""
+        return {"gamma": self.gamma, "lora": None, "bigram": None if self.bigram_in is None else self.bigram_in.shape[1]}

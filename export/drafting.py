@@ -1,0 +1,140 @@
+"""What all drafters in the step graph share: a branch that runs behind the accepted node, and turns states into guesses.
+
+Everything lives in one branch of an `If`: where no guesses are asked for, nothing here runs. Knows neither how a node is
+accepted nor how a drafter comes to its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from streamspec.export.builder import Array, Scope, tensor
+from streamspec.export.decoder import Decoder
+from streamspec.export.pruning import PruningSpec
+from streamspec.export.quantise import Rows, Weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSpec:
+    """A drafter of `gamma` places, as an adapter holds it."""
+
+    gamma: int
+    draft_vocab: Array | None = None  # int64 [D]
+    bigram: tuple[Array, Array] | None = None  # A, B [D, r]
+    pruning: PruningSpec | None = None
+
+    @property
+    def uses_root(self) -> bool:
+        """Whether guesses need to know the token behind the accepted node."""
+        return self.bigram is not None
+
+    def first_layer(self, layers: int) -> int:
+        """The layer whose input the drafter starts from; `layers` where it starts from the finished state."""
+        return layers
+
+
+def draft_outputs(spec: DraftSpec, candidates: int) -> dict[str, tuple[int, list[int | str]]]:
+    """Name -> type and shape of what the branch gives."""
+    out: dict[str, tuple[int, list[int | str]]] = {
+        "accepted_node": (TensorProto.INT64, [1]),
+        "candidates": (TensorProto.INT64, ["m", candidates]), "candidate_logits": (TensorProto.FLOAT, ["m", candidates]),
+    }  # fmt: skip
+    return out | {"pair_logits": (TensorProto.FLOAT, ["m", candidates, candidates])} if spec.bigram is not None else out
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Values the main graph hands over. `node`, `root`: int64 [1]."""
+
+    node: str
+    number: str  # int64 [1]: of the node among all rows, pruned ones too
+    root: str
+    entry: str  # [1, n, H]: residual stream of the rows at the input of the drafter's first layer
+    final: str  # [1, H]: the node's finished state, as the head sees it
+    positions: str  # int64 [n]
+    tree_mask: str
+    visible: str  # int64 [1]: slots of the cache in use, L + n
+
+
+class DraftPass:
+    """Builds the branch. `outputs`: accepted_node int64 [1] (-1 without guesses), candidates int64 [m, C], candidate_logits [m, C], with a bigram pair_logits [m, C, C]."""
+
+    def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int) -> None:
+        self.decoder, self.spec, self.candidates = decoder, spec, candidates
+
+    def add(
+        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
+    ) -> None:
+        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without streams nobody asks for it.
+        `presents` are the MSA layers' cache outputs, first layer first."""
+        asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
+        g.ops(
+            "If", asked, out=tuple(self._shapes()),
+            then_branch=self._drafting(Scope(g.store, "streams"), accept, presents, stream_ids), else_branch=self._nothing(),
+        )
+
+    def _nothing(self) -> onnx.GraphProto:
+        none = helper.make_tensor("no_node", TensorProto.INT64, [1], [-1])
+        shapes = list(self._shapes().items())[1:]
+        empty = [none, *(helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in shapes)]
+        nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
+        return helper.make_graph(nodes, "without_streams", [], self._outputs([value.name for value in empty]))
+
+    def _shapes(self) -> dict[str, tuple[int, list[int | str]]]:
+        """Type and shape of the outputs."""
+        return draft_outputs(self.spec, self.candidates)
+
+    def _outputs(self, values: Sequence[str]) -> list[onnx.ValueInfoProto]:
+        return [tensor(value, *form) for value, form in zip(values, self._shapes().values(), strict=True)]
+
+    def _drafting(
+        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
+    ) -> onnx.GraphProto:
+        accepted = accept(g)
+        logits = self.logits(g, accepted, presents, stream_ids)
+        with g.named("head"):
+            guessed = self._guess(g, logits, accepted.root)
+        return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.number, *guessed]))
+
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
+        """[m, D]: of the places `stream_ids` [m], without the bigram's share."""
+        raise NotImplementedError
+
+    def head(self, g: Scope, flat: str, rows: Rows) -> str:
+        """The LM head over draft tokens [m, D] of normed states [m, H]."""
+        head, chosen = self.decoder.head_weight(), self.spec.draft_vocab
+        if chosen is None:
+            return self.decoder.precision.head(g, flat, rows, head)
+        trimmed = Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen])
+        return self.decoder.precision.head(g, flat, rows, trimmed)
+
+    def _guess(self, g: Scope, logits: str, root: str) -> list[str]:
+        """The best `candidates` tokens of each row; with a bigram what each makes of each before it."""
+        spec = self.spec
+        values, tokens = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
+        numbers = tokens
+        if spec.draft_vocab is not None:
+            tokens = g.op("Gather", g.store.add("streams.draft_vocab", spec.draft_vocab), numbers, axis=0)
+        if spec.bigram is None:
+            return [tokens, values]
+        return [tokens, values, self._pairs(g, spec.bigram, numbers, root)]
+
+    def _pairs(self, g: Scope, bigram: tuple[Array, Array], numbers: str, root: str) -> str:
+        """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to candidate v."""
+        before = g.store.add("streams.bigram.in", bigram[0].astype(np.float32))
+        after = g.store.add("streams.bigram.out", bigram[1].astype(np.float32))
+        rank = bigram[0].shape[1]
+        if self.spec.draft_vocab is None:
+            first = g.op("Gather", before, root, axis=0)
+        else:  # zero where the root is no draft token
+            same = g.op("Equal", g.op("Unsqueeze", "streams.draft_vocab", g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
+            first = g.op("MatMul", g.op("Cast", same, to=TensorProto.FLOAT), before)
+        spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, rank))
+        earlier = g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0))
+        parents = g.op("Concat", spread, g.op("Gather", before, earlier, axis=0), axis=0)
+        return g.contrib("FusedMatMul", parents, g.op("Gather", after, numbers, axis=0), transB=1)
