@@ -68,6 +68,7 @@ class TrainConfig:
     distill_share: float = 0.35  # share of max_minutes for that stretch, regeneration included
     regenerate_rows: int = 4000  # completions to regenerate; 0 (staged): streams learn from the references as they are
     regenerate_batch: int = 128
+    answers: Path | None = None  # with a target adapter: file of regenerated answers, read and added to; default: kept for this run only
     max_new_tokens: int = 128
     # the run
     val_rows: int = 200  # validation prompts answered for the acceptance table
@@ -129,6 +130,9 @@ class TrainConfig:
             )
         if self.target_adapter and (self.method == "lora" or self.recipe != "staged"):
             raise ConfigError("--target-adapter with another recipe", "a drafter and --recipe staged", "drop one of the two")
+
+        if self.answers and not self.target_adapter:
+            raise ConfigError("--answers without --target-adapter", "a target that is there before the run", "drop --answers")
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""

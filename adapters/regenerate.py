@@ -1,4 +1,4 @@
-"""The target's own greedy completions of a list of prompts: batched, cached line by line, resumable.
+"""The target's own greedy completions of a list of prompts: batched, kept line by line, resumable.
 
 Acceptance is counted on what the model itself writes, so drafters learn from these. Knows nothing about streams.
 """
@@ -8,12 +8,45 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
+from streamspec.atomic import write_text
+from streamspec.errors import DataError
 from streamspec.progress import track
+
+
+class AnswerFile:
+    """Answers by prompt, kept in a file: a first line that says what made them, then a line for each, written as they come.
+
+    A line that a killed process left torn is dropped. Raises DataError where something else made the answers.
+    """
+
+    def __init__(self, path: Path, made_by: dict[str, Any]) -> None:
+        self.path, self.known = path, dict[tuple[int, ...], list[int]]()
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        rows = [row for row in map(_parsed, lines) if row is not None]
+        if rows and rows[0] != made_by:
+            raise DataError(f"{path}: answers of {rows[0]}", f"{made_by}", "name another file, or remove this one")
+        self.known = {tuple(row["prompt"]): row["answer"] for row in rows[1:]}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
+
+    def add(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        self.known |= {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True))
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 @torch.no_grad()
@@ -21,33 +54,27 @@ def regenerate(
     model: PreTrainedModel,
     prompts: list[list[int]],
     eos: int,
+    kept: AnswerFile,
     *,
     max_new_tokens: int,
     batch_size: int,
-    cache: Path | None = None,
     minutes: float | None = None,
     label: str = "regenerating",
-) -> list[list[int]]:
-    """Greedy answers, end-of-text included where it was reached, in the order of `prompts`.
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt, greedy answer) in the order of `prompts`, end-of-text included where it was reached.
 
-    With `cache`, finished batches are appended to it and a later call with the same prompts goes on from there. With
-    `minutes`, stops at that time: the answers of the prompts done so far come back, a prefix of the list.
+    Answers in `kept` are not made again, new ones are added to it. With `minutes`, stops at that time, with at least one batch:
+    prompts without an answer are then left out.
     """
-    done = _read(cache, prompts)
-    started = time.monotonic()
-    batches = range(len(done), len(prompts), batch_size)
-    for start in track(batches, label, len(batches)):
-        if minutes is not None and time.monotonic() - started > 60 * minutes and done:
+    known, started = kept.known, time.monotonic()
+    missing = [list(p) for p in dict.fromkeys(map(tuple, prompts)) if p not in known]
+    starts = range(0, len(missing), batch_size)
+    for start in track(starts, label, len(starts)):
+        if minutes is not None and time.monotonic() - started > 60 * minutes and any(tuple(p) in known for p in prompts):
             break
-        batch = prompts[start : start + batch_size]
-        answers = greedy_batch(model, batch, eos, max_new_tokens)
-        done += answers
-        if cache is not None:
-            with cache.open("a", encoding="utf-8") as file:
-                file.writelines(
-                    json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(batch, answers, strict=True)
-                )
-    return done
+        batch = missing[start : start + batch_size]
+        kept.add(batch, greedy_batch(model, batch, eos, max_new_tokens))
+    return [(p, known[tuple(p)]) for p in prompts if tuple(p) in known]
 
 
 def greedy_batch(model: PreTrainedModel, prompts: list[list[int]], eos: int, max_new_tokens: int) -> list[list[int]]:
@@ -81,23 +108,4 @@ def greedy_batch(model: PreTrainedModel, prompts: list[list[int]], eos: int, max
             kept = torch.tensor(alive, device=device)
             cache.batch_select_indices(kept)
             tokens, mask, rows = tokens[kept], mask[kept], [rows[i] for i in alive]
-    return answers
-
-
-def _read(cache: Path | None, prompts: list[list[int]]) -> list[list[int]]:
-    """Cached answers, as far as they belong to the first of `prompts`; anything else is cut off the file."""
-    if cache is None or not cache.exists():
-        return []
-    answers: list[list[int]] = []
-    kept = []
-    for line, prompt in zip(cache.read_text(encoding="utf-8").splitlines(), prompts, strict=False):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # the process was killed in the middle of this line
-            break
-        if row["prompt"] != prompt:
-            break
-        answers.append(row["answer"])
-        kept.append(line + "\n")
-    cache.write_text("".join(kept), encoding="utf-8")
     return answers

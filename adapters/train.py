@@ -35,10 +35,11 @@ from streamspec.adapters.families import Decoder
 from streamspec.adapters.journal import Journal
 from streamspec.adapters.losses import draft_losses, exit_loss, lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.medusa import MedusaModel
-from streamspec.adapters.regenerate import regenerate
+from streamspec.adapters.regenerate import AnswerFile, regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
 from streamspec.adapters.target import DraftingModel, Target
 from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
+from streamspec.atomic import sha256_file
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
 from streamspec.prompt_format import PromptFormat
@@ -309,28 +310,36 @@ def own_answers(
     config, part = run.config, f"regenerated_{name}"
     prompts = [p for e in examples if fits(p := run.formatter.opening_ids(e), config)]
     prompts = prompts[:: max(1, len(prompts) // count)][:count]
-    if run.journal.finished(part):  # cut by time, perhaps: go on with the same answers
-        prompts = prompts[: run.journal.log[part]["completions"]]
+    kept = AnswerFile(config.answers or run.work / f"answers-{name}.jsonl", made_by(run))
     began, attention, training = time.monotonic(), model.config._attn_implementation, model.training
     model.set_attn_implementation("sdpa")
     model.eval()
-    answers = regenerate(
+    answered = regenerate(
         model,
         prompts,
         run.tokenizer.eos_token_id,
+        kept,
         max_new_tokens=config.max_new_tokens,
         batch_size=config.regenerate_batch,
-        cache=run.work / f"answers-{name}.jsonl",
-        minutes=minutes,
+        minutes=0.0 if run.journal.finished(part) else minutes,  # cut by time, perhaps: go on with the same answers
         label=f"regenerating ({name})",
     )
     model.train(training)
     model.set_attn_implementation(attention)
     if not run.journal.finished(part):
-        tokens, seconds = sum(map(len, answers)), time.monotonic() - began
-        log = {"completions": len(answers), "tokens": tokens, "seconds": round(seconds, 1)}
+        tokens, seconds = sum(len(answer) for _, answer in answered), time.monotonic() - began
+        log = {"completions": len(answered), "tokens": tokens, "seconds": round(seconds, 1)}
         run.journal.finish(part, seconds / 60, log)
-    return [joined(p, a) for p, a in zip(prompts, answers, strict=False)]
+    return [joined(prompt, answer) for prompt, answer in answered]
+
+
+def made_by(run: Run) -> dict[str, Any]:
+    """What answers depend on, besides their prompts."""
+    config, target = run.config, "trained in this run"
+    if config.target_adapter is not None:
+        untouched = str(config.target_adapter) == UNTOUCHED
+        target = UNTOUCHED if untouched else sha256_file(config.target_adapter / TASK_WEIGHTS)
+    return {"base": run.base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
 
 
 def finish_drafter(
