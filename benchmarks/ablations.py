@@ -122,7 +122,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     run.config = TrainConfig(**changes, **variant.options, out=own)
     run.ns, run.journal = run.config.ns or run.ns, stages.Journal(own / "run" / "journal.json", run.config)
     vocabulary = stages.choose_vocabulary(run, rows)
-    stages.inject_drafter_lora(run, model)
+    stages.inject_stream_lora(run, model)
     torch.manual_seed(shared.seed)
     streams = stages.new_streams(run, model, vocabulary, True, variants()[variant.model])
     stages.fit_drafter(run, "streams", streams, rows, vocabulary, run.config.stream_lr, arguments.minutes)

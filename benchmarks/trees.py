@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""What trees are worth: `python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16 16:8 16:0.05 16f 2x3 ...] [--limit 40]`.
+
+    16        the 16 likeliest nodes of each step (`runtime/drafting.py`); with a bigram, children depend on their parent
+    16:8      of these only the best 8 go on above the early exit; `16:0.05`: those of at least that chance
+    16f       one tree of 16 rows for all steps, the likeliest nodes of validation data (Medusa's sparse tree)
+    2x3       the papers' full tree: every combination of the 2 best guesses of 3 streams
+
+Every prompt is answered plainly and with every tree in turn; all answers must be equal. Prints rows that went on, tokens per step, time of
+a step over a plain step's, and speed-up over plain decoding (decode time, medians over `--repeats`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.bundle import TreesInfo
+from streamspec.examples import read_examples
+from streamspec.runtime import Session, load
+from streamspec.runtime.drafting import Draft
+from streamspec.runtime.interface import Pruning, Verified
+from streamspec.runtime.loop import Decoder, Plan
+from streamspec.trees import DraftTree, cartesian
+
+TREES = ("4", "8", "12", "16", "24", "12:8", "16:8", "24:12", "16:0.05", "8f", "16f", "24f", "1x3", "2x2", "2x3", "3x2", "4x2")
+MOST = 64  # rows of any tree
+
+
+class Counting:
+    """An engine that counts the rows its last layer saw."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self.rows, self.steps = engine, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def verify(self, *arguments: Any, **options: Any) -> Verified:
+        result: Verified = self._engine.verify(*arguments, **options)
+        if len(result.choices) > 1:
+            self.rows, self.steps = self.rows + int(np.sum(result.choices >= 0)), self.steps + 1
+        return result
+
+
+class FixedTree(Decoder):
+    """Drafts the same tree in every step."""
+
+    tree: DraftTree
+
+    def _draft(self) -> Draft | None:
+        room = self.engine.context_length - self.engine.length - self.engine.gamma - 1
+        if self._guesses is None or self.tree.depth > room:
+            return None
+        tree, guesses = self.tree, self._guesses.tokens
+        tokens = [self._root] + [int(guesses[depth - 1, rank]) for depth, rank in zip(tree.depths[1:], tree.ranks[1:], strict=True)]
+        return Draft(tree, np.array(tokens), np.ones(len(tree)), 1.0)
+
+
+def decoder_of(name: str, engine: Any, plan: Plan, trees: TreesInfo | None) -> Decoder:
+    """The decoder that the tree called `name` stands for."""
+    if name == "plain":
+        return Decoder(engine, plan)
+    if "x" in name or name.endswith("f"):
+        plan.rows = MOST
+        fixed = FixedTree(engine, plan)
+        if "x" in name:
+            fixed.tree = cartesian(*map(int, name.split("x")))
+        else:
+            assert trees is not None
+            fixed.tree = trees.tree(int(name[:-1]))
+        return fixed
+    rows, _, kept = name.partition(":")
+    plan.rows = int(rows)
+    if kept:
+        plan.pruning = Pruning(least=float(kept)) if "." in kept else Pruning(int(kept))
+    return Decoder(engine, plan)
+
+
+def answers(session: Session, prompts: Sequence[Any], trees: Sequence[str], tokens: int) -> Iterator[tuple[str, Decoder, Counting]]:
+    """Every prompt with every tree, "plain" first."""
+    for prompt in prompts:
+        expected: list[int] = []
+        for name in ("plain", *trees):
+            engine = Counting(session.engine)
+            decoder = decoder_of(name, engine, Plan(tokens, session.manifest.model.eos_token_ids, ngram=False), session.manifest.trees)
+            found = [token for done in decoder.run(session.encode(prompt)) for token in done.tokens]
+            expected = expected or found
+            if found != expected:
+                raise SystemExit(f"{name} and plain decoding differ on {prompt!r:.80}")
+            yield name, decoder, engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--trees", nargs="+", default=TREES)
+    parser.add_argument("--limit", type=int, default=40)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    session = load(arguments.bundle, threads=arguments.threads, tree=2)
+    prompts = [example.opening for example in read_examples(arguments.prompts, arguments.limit)]
+    seconds: dict[str, list[float]] = {}
+    counts: dict[str, np.ndarray] = {}
+    for repeat in range(arguments.repeats):
+        started = time.perf_counter()
+        for name, decoder, engine in answers(session, prompts, arguments.trees, arguments.max_new_tokens):
+            stats = decoder.stats
+            seconds.setdefault(name, [0.0] * arguments.repeats)[repeat] += stats.decode_seconds
+            found = np.array([stats.steps, stats.step_tokens, engine.rows, engine.steps, stats.steps + stats.plain_steps], float)
+            counts[name] = counts.get(name, 0) + found
+        print(f"# round {repeat + 1}: {time.perf_counter() - started:.0f} s", flush=True)
+    per_call = {name: sum(took) / counts[name][4] for name, took in seconds.items()}
+    print("| tree | go on | tau | step over plain step | speed-up (min..max) |\n|---|---|---|---|---|")
+    for name, took in seconds.items():
+        steps, tokens, rows, verified, _ = counts[name]
+        ratios = [plain / own for plain, own in zip(seconds["plain"], took, strict=True)]
+        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f})"
+        on, tau = (rows / verified, tokens / steps) if steps else (1, 1)
+        print(f"| {name} | {on:.1f} | {tau:.2f} | {per_call[name] / per_call['plain']:.2f} | {spread} |")
+
+
+if __name__ == "__main__":
+    main()

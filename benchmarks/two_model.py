@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Two-model speculative decoding (Leviathan et al., arXiv 2211.17192) in the same runtime, for comparison.
+
+    python benchmarks/two_model.py train --target-adapter DIR --answers FILE --layers 6 --minutes 20 --out draft-base
+    streamspec export --base draft-base --out draft-int8
+    python benchmarks/two_model.py bench BUNDLE --draft draft-int8 --prompts F.jsonl [--gammas 2 3 4 5]
+
+`train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and teaches all but the embeddings the
+target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with the bundle's own drafter and
+with the draft model, in turn; all three must write the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.examples import read_examples
+from streamspec.runtime import load
+from streamspec.runtime.decoding import accept
+from streamspec.runtime.drafting import Guesses
+from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.interface import Pruning, Verified
+from streamspec.runtime.loop import Decoder, Plan
+from streamspec.runtime.sampling import GREEDY, Sampling
+from streamspec.trees import DraftTree, chain
+
+
+class TwoModelEngine:
+    """The target's engine with a second model that drafts `gamma` tokens, one call each (`streamspec.runtime.interface.Engine`)."""
+
+    def __init__(self, target: OrtEngine, draft: OrtEngine, gamma: int) -> None:
+        self.target, self.draft, self.gamma = target, draft, gamma
+        self.context_length = min(target.context_length, draft.context_length)
+
+    @property
+    def length(self) -> int:
+        return self.target.length
+
+    @property
+    def graph_seconds(self) -> float:
+        return self.target.graph_seconds + self.draft.graph_seconds
+
+    def reset(self, sampling: Sampling = GREEDY) -> None:
+        self.target.reset(sampling)
+        self.draft.reset()
+
+    def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
+        found = self.target.prefill(ids, draft=False)
+        self.draft.prefill(ids, draft=False)
+        return Verified(found.choices, 0, self._guess([int(found.choices[0])])) if draft else found
+
+    def verify(
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+    ) -> Verified:
+        found = self.target.verify(tokens, tree, draft=False)
+        node, path = accept(tree, tokens, found.choices)
+        self.draft.rewind(self.target.length)
+        committed = [int(tokens[i]) for i in path]
+        if not draft:
+            self._feed(committed)
+            return found
+        return Verified(found.choices, node, self._guess([*committed, int(found.choices[node])]))
+
+    def keep(self, path: Sequence[int]) -> None:
+        self.target.keep(path)
+
+    def cancel(self) -> None:
+        self.target.cancel()
+
+    def _feed(self, tokens: list[int]) -> int:
+        """Commits `tokens` to the draft model; its choice behind the last."""
+        tree = chain(len(tokens) - 1)
+        choices = self.draft.verify(np.array(tokens), tree, draft=False).choices
+        self.draft.keep(range(len(tokens)))
+        return int(choices[-1])
+
+    def _guess(self, committed: list[int]) -> Guesses:
+        guesses = [self._feed(committed)]
+        while len(guesses) < self.gamma:
+            guesses.append(self._feed(guesses[-1:]))
+        return Guesses(np.array(guesses)[:, None], np.zeros((self.gamma, 1), np.float32))
+
+
+def decode(engine: Any, prompt: list[int], plan: Plan) -> tuple[list[int], float, int]:
+    """Tokens, milliseconds without the prompt, calls of the target."""
+    decoder = Decoder(engine, replace(plan, governor=None))
+    tokens = [token for done in decoder.run(prompt) for token in done.tokens]
+    stats = decoder.stats
+    return tokens, 1e3 * stats.decode_seconds, stats.steps + stats.plain_steps
+
+
+def bench(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Medians over repetitions of milliseconds per sample; ratios per repetition."""
+    session = load(arguments.bundle, threads=arguments.threads)
+    small = load(arguments.draft, threads=arguments.threads, tree="plain")
+    target, eos = session.engine, session.manifest.model.eos_token_ids
+    plain = Plan(arguments.max_new_tokens, eos)
+    sides: dict[str, Any] = {"plain": None, "own drafter": None} | {f"two models, gamma {n}": n for n in arguments.gammas}
+    examples = read_examples(arguments.prompts)[: arguments.limit]
+    prompts = [session.encode(example.prompt) for example in examples]
+    spent = {name: [0.0] * arguments.repeats for name in sides}
+    calls, written = dict.fromkeys(sides, 0), 0
+    for number, prompt in enumerate(prompts):
+        for repeat in range(arguments.repeats):
+            answers = []
+            for name, gamma in sides.items():
+                if name == "own drafter":
+                    started = session.generate(examples[number].prompt, max_new_tokens=arguments.max_new_tokens)
+                    found = started.token_ids, 1e3 * started.stats.decode_seconds, started.stats.steps + started.stats.plain_steps
+                else:
+                    engine = target if gamma is None else TwoModelEngine(target, small.engine, gamma)
+                    found = decode(engine, prompt, plain if gamma is None else replace(plain, rows=gamma + 1, ngram=False))
+                answers.append(found[0])
+                spent[name][repeat] += found[1]
+                calls[name] += found[2]
+            if any(answer != answers[0] for answer in answers):
+                raise SystemExit(f"prompt {number}: the sides write different tokens")
+            written += len(answers[0]) - 1
+        if time.monotonic() % 10 < 1:
+            print(f"{number + 1}/{len(prompts)}", file=sys.stderr, flush=True)
+    own = spent["own drafter"]
+    return {
+        name: {
+            "ms per sample": round(statistics.median(some) / len(prompts), 2),
+            "tokens per call": round(written / calls[name], 3),
+            "own drafter is faster by": [round(f(s / o for s, o in zip(some, own, strict=True)), 3) for f in (statistics.median, min, max)],
+        }
+        for name, some in spent.items()
+    }
+
+
+def train(arguments: argparse.Namespace) -> None:
+    import torch
+    from transformers import AutoTokenizer
+
+    from streamspec.adapter import read_adapter
+    from streamspec.adapters.base import resolve_base
+    from streamspec.adapters.config import TrainConfig
+    from streamspec.adapters.data import joined
+    from streamspec.adapters.losses import next_token_loss
+    from streamspec.adapters.target import Target
+    from streamspec.adapters.trainer import Stage, run_stage, spare_allocator
+    from streamspec.export.source import load_model
+
+    spare_allocator()
+    torch.manual_seed(0)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    base = resolve_base(arguments.base)
+    model = load_model(base, read_adapter(arguments.target_adapter) if arguments.target_adapter else None)
+    model.model.layers = model.model.layers[: arguments.layers]
+    model.config.num_hidden_layers = arguments.layers
+    model.config.layer_types = None
+    model.model.layers.requires_grad_(True)
+    model.model.norm.requires_grad_(True)
+    rows = [joined(r["prompt"], r["answer"]) for r in map(json.loads, arguments.answers.read_text().splitlines()) if "answer" in r]
+    target = Target(model)
+
+    def loss(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"total": next_token_loss(target, target.main_pass(batch["input_ids"], batch["attention_mask"]), batch)}
+
+    config = TrainConfig(base=arguments.base, data=arguments.answers, out=arguments.out, epochs=100, batch_size=8)
+    run_stage(Stage("draft", target, loss, rows, arguments.lr, arguments.minutes), config, arguments.out / "checkpoints")
+    model.save_pretrained(arguments.out)
+    AutoTokenizer.from_pretrained(base.path).save_pretrained(arguments.out)
+    count = sum(p.numel() for p in model.model.layers.parameters())
+    print(json.dumps({"layers": arguments.layers, "parameters": count, "rows": len(rows)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("train")
+    one.add_argument("--base", default="smollm2-135m")
+    one.add_argument("--target-adapter", type=Path)
+    one.add_argument("--answers", type=Path, required=True)
+    one.add_argument("--layers", type=int, default=6)
+    one.add_argument("--lr", type=float, default=1e-3)
+    one.add_argument("--minutes", type=float, default=20)
+    one.add_argument("--threads", type=int)
+    one.add_argument("--out", type=Path, required=True)
+    one.set_defaults(run=train)
+    two = commands.add_parser("bench")
+    two.add_argument("bundle", type=Path)
+    two.add_argument("--draft", type=Path, required=True)
+    two.add_argument("--prompts", type=Path, required=True)
+    two.add_argument("--limit", type=int, default=100)
+    two.add_argument("--max-new-tokens", type=int, default=96)
+    two.add_argument("--repeats", type=int, default=3)
+    two.add_argument("--gammas", type=int, nargs="+", default=[2, 3, 4])
+    two.add_argument("--threads", type=int)
+    two.set_defaults(run=lambda arguments: print(json.dumps(bench(arguments), indent=1)))
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()
