@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Streams, Medusa heads and a second model from the same start: `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
+
+The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes`:
+
+    streams         gamma 6, rank 32, cut to 12        streams-bigram  the same with a bigram of rank 32
+    medusa          heads sharing the LM head          medusa-own      heads with a matrix each
+    medusa-2        joint recipe: the target changes   two-models      the target's first 6 layers, all their weights trained
+
+and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding (`streamspec bench`, n-grams off), the
+second model against the streams. What is there is not made again; `--measure` only measures. One JSON line per drafter goes to OUT/NAME.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+STREAMS = "--method streaming --recipe staged --gamma 6 --prune-rank 0"
+MEDUSA = "--method medusa --gamma 6 --alpha-decay 0.8"
+DRAFTERS = {
+    "streams": STREAMS,
+    "streams-bigram": f"{STREAMS} --bigram-rank 32",
+    "medusa": f"{MEDUSA} --recipe staged",
+    "medusa-own": f"{MEDUSA} --recipe staged --own-heads",
+    "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3",
+}
+CUT = "12"  # rank of shipped LoRAs
+
+
+def run(*command: object) -> str:
+    words = [str(word) for word in command]
+    print("$", " ".join(words), file=sys.stderr, flush=True)
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def parameters(adapter: Path) -> dict[str, int]:
+    """Of the drafter in an adapter folder, its bigram apart."""
+    from safetensors.numpy import load_file
+
+    sizes = {name: tensor.size for name, tensor in load_file(adapter / "streamspec.safetensors").items() if name != "draft_vocab"}
+    bigram = sum(size for name, size in sizes.items() if name.startswith("bigram"))
+    return {"parameters": sum(sizes.values()) - bigram, "bigram parameters": bigram}
+
+
+def answer(config: dict[str, object]) -> None:
+    """The target's answers, before anybody's time begins to count."""
+    from streamspec.adapters import train as stages
+    from streamspec.adapters.config import TrainConfig
+
+    prepared = stages.prepare(TrainConfig.from_dict(config))
+    model = stages.load_target(prepared, prepared.config.target_adapter)
+    for examples, count, name in ((prepared.examples, prepared.config.regenerate_rows, "train"), (prepared.val_examples, prepared.config.val_rows, "val")):
+        stages.own_answers(prepared, model, examples, count, name, None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--base", default="smollm2-135m")
+    parser.add_argument("--target-adapter", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder with train.jsonl, dev.jsonl and test.jsonl")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=15)
+    parser.add_argument("--rows", type=int, default=3000)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--only", nargs="+", default=[*DRAFTERS, "two-models"])
+    parser.add_argument("--train", action="store_true", help="stop before measuring")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    out, streamspec = arguments.out, [sys.executable, "-m", "streamspec"]
+    threads = ["--threads", arguments.threads] if arguments.threads else []
+    answers = out / f"{arguments.task}-answers.jsonl"
+    base, target = ["--base", arguments.base], ["--target-adapter", arguments.target_adapter]
+    shape = json.loads((arguments.target_adapter / "streamspec_config.json").read_text())["prompt_format"]
+    data = ["--data", arguments.data / "train.jsonl", "--val", arguments.data / "dev.jsonl", "--format", shape["kind"], "--separator", shape["separator"]]
+    same = [*data, "--regenerate-rows", arguments.rows, "--max-new-tokens", arguments.max_new_tokens, "--epochs", 50, *threads]
+    if arguments.answer:
+        options = {
+            "base": arguments.base, "target_adapter": arguments.target_adapter, "answers": answers, "data": arguments.data / "train.jsonl",
+            "val": arguments.data / "dev.jsonl", "format": shape["kind"], "separator": shape["separator"], "regenerate_rows": arguments.rows,
+            "max_new_tokens": arguments.max_new_tokens, "threads": arguments.threads, "out": out / f"{arguments.task}-answers", "resume": True,
+        }  # fmt: skip
+        return answer(options)
+    run(sys.executable, __file__, *sys.argv[1:], "--answer")
+    for name in (n for n in arguments.only if n in DRAFTERS):
+        adapter, bundle = out / f"{arguments.task}-{name}", out / f"{arguments.task}-{name}-int8"
+        options = DRAFTERS[name].split()
+        if not (adapter / "training.json").exists():
+            own = [] if "joint" in options else [*target, "--answers", answers]
+            run(*streamspec, "train", *base, *same, *own, *options, "--max-minutes", arguments.minutes, "--out", adapter, *(["--resume"] if adapter.exists() else []))
+        if "streaming" in options and not (adapter.with_name(adapter.name + "-cut")).exists():
+            run(*streamspec, "shrink", adapter, "--rank", CUT, "--out", adapter.with_name(adapter.name + "-cut"))
+        if "streaming" in options:
+            adapter = adapter.with_name(adapter.name + "-cut")
+        if not bundle.exists():
+            run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle)
+        if not arguments.train:
+            measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, "--json", *threads]
+            found = json.loads(run(*streamspec, "bench", bundle, *measured, "--no-ngram", "--rows", "8,16", "--repeats", 3).splitlines()[-1])
+            keys = ("tokens_per_step", "speedup", "speedup_min", "speedup_max", "step_ms", "plain_ms", "identical", "quality", "rows")
+            note(out / f"{arguments.task}.jsonl", {"drafter": name} | parameters(adapter) | {key: found[key] for key in keys})
+    if "two-models" in arguments.only:
+        cut, bundle = out / f"{arguments.task}-cut-target", out / f"{arguments.task}-cut-target-int8"
+        if not (cut / "model.safetensors").exists():
+            run(sys.executable, HERE / "two_model.py", "train", *base, *target, "--answers", answers, "--minutes", arguments.minutes, "--out", cut, *threads)
+        if not bundle.exists():
+            run(*streamspec, "export", "--base", cut, "--out", bundle)
+        if not arguments.train:
+            own = out / f"{arguments.task}-streams-bigram-int8"
+            measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, *threads]
+            found = json.loads(run(sys.executable, HERE / "two_model.py", "bench", own, "--draft", bundle, *measured))
+            note(out / f"{arguments.task}.jsonl", {"drafter": "two-models", "sides": found})
+
+
+def note(file: Path, line: dict[str, object]) -> None:
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
