@@ -12,6 +12,12 @@ Each part is a list of streamspec commands, printed before they run; what is alr
     quality   EM and ROUGE of the streaming bundle against `--method lora`, paired bootstrap
     profile   where a step's time and the runtime's memory go
     training  time of a joint step against a step of `--method lora`
+    trees     trees chosen each step, fixed, Cartesian and pruned
+    sampled   temperature 1, top-p 0.9, against plain sampling with the same seeds
+    adversarial  prompts that no drafter has learnt, greedy and at temperature 1.5
+    chat      Spec-Bench by category: chat drafter with n-grams, each of them alone
+    baselines streams, Medusa heads and a second model from the same start (hours)
+    ablations what each choice of the streams is worth (hours)
 """
 
 from __future__ import annotations
@@ -120,6 +126,43 @@ def training(data: Path, work: Path) -> Part:
         yield None, [f"{HERE}/train_time.py", f"{data}/{task}/train.jsonl"]
 
 
+def trees(data: Path, work: Path) -> Part:
+    for task in TASKS:
+        yield None, [f"{HERE}/trees.py", f"{work / task}-int8", "--prompts", f"{data}/{task}/test.jsonl"]
+
+
+def sampled(data: Path, work: Path) -> Part:
+    for task in TASKS:
+        yield None, ["bench", f"{work / task}-int8", *prompts(data, task, 100), "--temperature", "1", "--top-p", "0.9"]
+
+
+def adversarial(data: Path, work: Path) -> Part:
+    out = work / "adversarial"
+    yield out / "random.jsonl", [f"{HERE}/adversarial.py", "--data", f"{data}", "--out", f"{out}"]
+    for name in ("random", "books"):
+        asked = ["--prompts", f"{out}/{name}.jsonl", *ANSWERS, "--json"]
+        yield None, ["bench", f"{work}/e2e-int8", *asked]
+        yield None, ["bench", f"{work}/e2e-int8", *asked, "--temperature", "1.5"]
+
+
+def chat(data: Path, work: Path) -> Part:
+    adapter, asked = HERE / "adapters" / "chat", ["--prompts", f"{data}/spec_bench/question.jsonl", "--max-new-tokens", "128", "--json", "--repeats", "1"]
+    yield work / "chat-int8", ["export", *BASE, "--adapter", f"{adapter}", "--out", f"{work}/chat-int8"]
+    yield work / "base-int8", ["export", *BASE, "--out", f"{work}/base-int8"]
+    yield None, ["bench", f"{work}/chat-int8", *asked]
+    yield None, ["bench", f"{work}/chat-int8", *asked, "--no-ngram"]
+    yield None, ["bench", f"{work}/base-int8", *asked]
+
+
+def baselines(data: Path, work: Path) -> Part:
+    for task in TASKS:
+        yield None, [f"{HERE}/baselines.py", "--task", task, "--target-adapter", f"{HERE}/adapters/{task}", "--data", f"{data}/{task}", "--out", f"{work}/baselines"]
+
+
+def ablations(data: Path, work: Path) -> Part:
+    yield None, [f"{HERE}/ablations.py", "--target-adapter", f"{HERE}/adapters/e2e", "--data", f"{data}/e2e", "--out", f"{work}/ablations"]
+
+
 def prompts(data: Path, task: str, limit: int) -> Command:
     return ["--prompts", f"{data}/{task}/test.jsonl", "--limit", f"{limit}", *ANSWERS, "--json"]
 
@@ -129,14 +172,18 @@ def finished(result: Path) -> bool:
     return result.is_file() or any((result / last).exists() for last in ("training.json", "manifest.json"))
 
 
-PARTS = {part.__name__: part for part in (train, arms, export, speed, identity, quality, profile, training)}
+ON_REQUEST = (train, arms, baselines, ablations)
+PARTS = {
+    part.__name__: part
+    for part in (export, speed, identity, quality, profile, training, trees, sampled, adversarial, chat, *ON_REQUEST)
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("benchmarks-work"))
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[p for p in PARTS if p not in ("train", "arms")])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[name for name, part in PARTS.items() if part not in ON_REQUEST])
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     for part in arguments.only:
