@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Typical acceptance, which changes the text: `python benchmarks/typical.py BUNDLE --prompts TASK.jsonl [--epsilon 0.09] [--delta 0.3] [--temperature 0.7]`.
+
+A drafted token stands, too, where the target gives it a chance above min(epsilon, delta exp(-H)), H the entropy of its choice there (Medusa,
+arXiv 2401.10774, section 3.2). A lossy baseline: the runtime has no such mode. Prints tokens per step and quality of exact and typical
+acceptance on the same drafts' size, and how many answers stay the same. A step here takes two calls, so no times are given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.bench.quality import mean_scores, score
+from streamspec.examples import read_examples
+from streamspec.runtime import load
+from streamspec.runtime.decoding import accept
+from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.interface import Pruning, Verified
+from streamspec.runtime.loop import Decoder, Plan
+from streamspec.trees import DraftTree
+
+
+class TypicalEngine:
+    """The engine of a bundle, its greedy choice replaced by a drafted token where that is typical."""
+
+    def __init__(self, engine: OrtEngine, epsilon: float, delta: float, temperature: float) -> None:
+        self._engine, self.epsilon, self.delta, self.temperature = engine, epsilon, delta, temperature
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def verify(
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+    ) -> Verified:
+        """Commits the accepted path at once."""
+        logits = self._engine.forward(tokens, np.asarray(tree.depths), tree.mask())
+        choices = logits.argmax(axis=1)
+        scores = logits.astype(np.float64) / self.temperature
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        entropy = -(chances * np.log(np.maximum(chances, 1e-30))).sum(axis=1)
+        least = np.minimum(self.epsilon, self.delta * np.exp(-entropy))
+        for row, children in enumerate(tree.children):
+            typical = [c for c in children if c and chances[row, tokens[c]] > least[row]]
+            if typical:
+                choices[row] = tokens[max(typical, key=lambda c: chances[row, tokens[c]])]
+        node, path = accept(tree, tokens, choices)
+        found = self._engine.prefill(tokens[list(path)].tolist(), draft)
+        return Verified(choices, node if draft else None, found.guesses)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Done."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--epsilon", type=float, default=0.09)
+    parser.add_argument("--delta", type=float, default=0.3)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    session = load(arguments.bundle, threads=arguments.threads, tree=arguments.rows)
+    assert isinstance(session.engine, OrtEngine)
+    typical = TypicalEngine(session.engine, arguments.epsilon, arguments.delta, arguments.temperature)
+    texts: dict[str, list[str]] = {}
+    scores: dict[str, list[dict[str, float]]] = {}
+    counts: dict[str, np.ndarray] = {}
+    for example in read_examples(arguments.prompts, arguments.limit):
+        for name, engine in (("exact", session.engine), ("typical", typical)):
+            plan = Plan(arguments.max_new_tokens, session.manifest.model.eos_token_ids, rows=arguments.rows, ngram=False)
+            decoder = Decoder(engine, plan)
+            tokens = [token for done in decoder.run(session.encode(example.opening)) for token in done.tokens]
+            text = session.tokenizer.decode(tokens)
+            texts.setdefault(name, []).append(text)
+            if example.references:
+                scores.setdefault(name, []).append(score(text, example.references))
+            counts[name] = counts.get(name, 0) + np.array([decoder.stats.step_tokens, decoder.stats.steps])
+    same = sum(a == b for a, b in zip(texts["exact"], texts["typical"], strict=True))
+    found: dict[str, Any] = {"prompts": len(texts["exact"]), "same answers": same}
+    for name, (tokens_, steps) in counts.items():
+        found[name] = {"tokens_per_step": round(tokens_ / steps, 3)} | {k: round(v, 4) for k, v in mean_scores(scores.get(name, [])).items()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
