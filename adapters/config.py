@@ -131,6 +131,9 @@ class TrainConfig:
         if self.target_adapter and (self.method == "lora" or self.recipe != "staged"):
             raise ConfigError("--target-adapter with another recipe", "a drafter and --recipe staged", "drop one of the two")
 
+        for name, method in (("own_heads", "medusa"), ("warm_start", "streaming")):
+            if getattr(self, name) and self.method != method:
+                raise ConfigError(f"--{name.replace('_', '-')} with --method {self.method}", f"--method {method}", "drop one of the two")
         if self.answers and not self.target_adapter:
             raise ConfigError("--answers without --target-adapter", "a target that is there before the run", "drop --answers")
 

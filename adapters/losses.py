@@ -66,7 +66,7 @@ def draft_losses(
     """
     labels, roots = number(picked.labels, lookup), number(picked.roots, lookup)
     before = torch.cat([roots[:, :, None], labels[:, :, :-1]], dim=2)
-    counts = labels >= 0
+    counts = labels >= 0 if kind == "hard" else picked.labels != IGNORE
     place = torch.arange(labels.shape[2], device=labels.device).expand_as(labels)[counts]
     states = model.draft_pass(main, picked.rows, picked.roots)[counts]
     logits = model.with_bigram(model.guess(states, place, vocabulary), before[counts])

@@ -27,11 +27,14 @@ class AnswerFile:
 
     def __init__(self, path: Path, made_by: dict[str, Any]) -> None:
         self.path, self.known = path, dict[tuple[int, ...], list[int]]()
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        rows = [row for row in map(_parsed, lines) if row is not None]
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            rows = [row for row in map(_parsed, lines) if row is not None]
+            self.known = {tuple(row["prompt"]): list(row["answer"]) for row in rows[1:]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: {type(error).__name__} {error}", "a file of answers", "name another file") from None
         if rows and rows[0] != made_by:
-            raise DataError(f"{path}: answers of {rows[0]}", f"{made_by}", "name another file, or remove this one")
-        self.known = {tuple(row["prompt"]): row["answer"] for row in rows[1:]}
+            raise DataError(f"{path}: answers of {_short(rows[0])}", _short(made_by), "name another file, or remove this one")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
 
@@ -39,6 +42,10 @@ class AnswerFile:
         self.known |= {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True))
+
+
+def _short(row: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {str(value)[:24]}" for key, value in list(row.items())[:4])
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

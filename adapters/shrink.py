@@ -73,7 +73,7 @@ def cut_task(folder: Path, rank: int) -> float | None:
 def cut_streams(folder: Path, rank: int) -> float | None:
     """Cuts the streams' own LoRA in place; the share kept, None where there is nothing to cut."""
     described = read_json(folder / STREAM_CONFIG)
-    lora = described["streams"] and described["streams"]["lora"]
+    lora = described["streams"] and described["streams"].get("lora")
     if not lora or lora["rank"] <= rank:
         return None
     tensors, share = cut(read_tensors(folder / STREAM_WEIGHTS), rank, lora["alpha"] / lora["rank"])

@@ -29,13 +29,12 @@ class MainPass:
     final: Tensor
     keys: list[Tensor]
     values: list[Tensor]
-    lengths: Tensor  # [B] real tokens of each row (right-padded)
 
     def of(self, i: int) -> MainPass:
         """Of one row of the batch."""
         one = slice(i, i + 1)
         keys, values = ([x[one] for x in side] for side in (self.keys, self.values))
-        return MainPass(self.entry[one], self.final[one], keys, values, self.lengths[one])
+        return MainPass(self.entry[one], self.final[one], keys, values)
 
 
 class Target(nn.Module):
@@ -78,7 +77,6 @@ class Target(nn.Module):
             final=out.last_hidden_state,
             keys=[layer.keys for layer in layers],
             values=[layer.values for layer in layers],
-            lengths=attention_mask.sum(dim=1),
         )
 
     @contextmanager

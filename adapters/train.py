@@ -3,13 +3,14 @@
     lora      task LoRA
     joint     one LoRA on all rows, next-token and stream losses together [+ a last stretch on the model's own answers]
     staged    task LoRA (trained here, given, or none) -> the target answers the prompts again -> streams learn from that,
-              with a LoRA of their own, while the target is frozen
+              with a LoRA of their own, while the target is frozen; Medusa heads likewise
 
 Every stage can be interrupted and resumed. Knows nothing about ONNX.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
@@ -25,7 +26,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 
 from streamspec.acceptance import node_order, per_stream_accuracy, simulated_tau
-from streamspec.adapter import PROVENANCE, RESTORE, STREAM_WEIGHTS, TASK_WEIGHTS
+from streamspec.adapter import PROVENANCE, RESTORE, STREAM_WEIGHTS, TASK_CONFIG, TASK_WEIGHTS
 from streamspec.adapters import folder
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.adapters.config import TrainConfig
@@ -39,7 +40,7 @@ from streamspec.adapters.regenerate import AnswerFile, regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
 from streamspec.adapters.target import DraftingModel, Target
 from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
-from streamspec.atomic import sha256_file
+from streamspec.atomic import sha256_file, write_text
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
 from streamspec.prompt_format import PromptFormat
@@ -129,6 +130,8 @@ def prepare(config: TrainConfig) -> Run:
     check_adapters(config, base, ns)
     if config.method != "lora":
         check_answers(config, formatter, examples, val_examples)
+    if config.answers:
+        AnswerFile(config.answers, made_by(config, base))
     journal = Journal(config.out / WORK / "journal.json", config)
     return Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows, ns, journal)
 
@@ -202,14 +205,14 @@ def train_joint(run: Run) -> dict[str, Any]:
     peft, model = with_task_lora(run)
     vocabulary = choose_vocabulary(run, run.rows)
     drafter = new_drafter(run, model, vocabulary, frozen=False)
-    minutes = config.max_minutes
+    minutes = config.max_minutes and config.max_minutes * (1 - config.distill_share * config.self_distill)
     if config.method == "medusa":
         drafter.frozen = True  # the task LoRA is nothing yet: switched off or on, the target is the base
-        fit_drafter(run, "heads", drafter, run.rows, vocabulary, config.stream_lr, minutes and minutes * config.heads_share)
+        alone = config.max_minutes and config.max_minutes * config.heads_share
+        fit_drafter(run, "heads", drafter, run.rows, vocabulary, config.stream_lr, alone)
         drafter.frozen = False
         minutes = run.journal.left(minutes)
-    share = 1 - config.distill_share if config.self_distill else 1.0
-    fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, minutes and minutes * share)
+    fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, minutes)
     if config.self_distill:
         left = run.journal.left(config.max_minutes)
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left / 2)
@@ -221,13 +224,11 @@ def train_joint(run: Run) -> dict[str, Any]:
 def train_staged(run: Run) -> dict[str, Any]:
     """The lossless recipe: the target is finished before the streams start, and they cannot touch it."""
     config, journal = run.config, run.journal
-    task: Path | None = config.target_adapter
-    if task is None:
+    task = task_lora(config)
+    if config.target_adapter is None:
         task = run.work / "task"
         if not journal.finished("task"):
             task_stage(run, task, config.max_minutes and config.max_minutes * config.task_share)
-    elif str(task) == UNTOUCHED:
-        task = None
     model = load_target(run, task)
     rows = run.rows
     if config.regenerate_rows:
@@ -310,7 +311,10 @@ def own_answers(
     config, part = run.config, f"regenerated_{name}"
     prompts = [p for e in examples if fits(p := run.formatter.opening_ids(e), config)]
     prompts = prompts[:: max(1, len(prompts) // count)][:count]
-    kept = AnswerFile(config.answers or run.work / f"answers-{name}.jsonl", made_by(run))
+    kept = AnswerFile(config.answers or run.work / f"answers-{name}.jsonl", made_by(config, run.base))
+    used = run.work / f"answered-{name}.json"
+    if run.journal.finished(part):  # cut by time, perhaps: go on with the same answers
+        prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
     began, attention, training = time.monotonic(), model.config._attn_implementation, model.training
     model.set_attn_implementation("sdpa")
     model.eval()
@@ -321,7 +325,7 @@ def own_answers(
         kept,
         max_new_tokens=config.max_new_tokens,
         batch_size=config.regenerate_batch,
-        minutes=0.0 if run.journal.finished(part) else minutes,  # cut by time, perhaps: go on with the same answers
+        minutes=None if run.journal.finished(part) else minutes,
         label=f"regenerating ({name})",
     )
     model.train(training)
@@ -329,17 +333,24 @@ def own_answers(
     if not run.journal.finished(part):
         tokens, seconds = sum(len(answer) for _, answer in answered), time.monotonic() - began
         log = {"completions": len(answered), "tokens": tokens, "seconds": round(seconds, 1)}
+        reached = {tuple(prompt) for prompt, _ in answered}
+        write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
         run.journal.finish(part, seconds / 60, log)
     return [joined(prompt, answer) for prompt, answer in answered]
 
 
-def made_by(run: Run) -> dict[str, Any]:
+def made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
     """What answers depend on, besides their prompts."""
-    config, target = run.config, "trained in this run"
+    target = "trained in this run"
     if config.target_adapter is not None:
-        untouched = str(config.target_adapter) == UNTOUCHED
-        target = UNTOUCHED if untouched else sha256_file(config.target_adapter / TASK_WEIGHTS)
-    return {"base": run.base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
+        task = task_lora(config)
+        target = UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
+    return {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
+
+
+def task_lora(config: TrainConfig) -> Path | None:
+    """The given task LoRA; None where the base is to stay as it is."""
+    return None if str(config.target_adapter) == UNTOUCHED else config.target_adapter
 
 
 def finish_drafter(

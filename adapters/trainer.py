@@ -1,4 +1,4 @@
-"""One training stage: transformers' Trainer over a StreamingModel or a plain causal LM, with a wall-clock budget.
+"""One training stage: transformers' Trainer over a target, with or without a drafter, with a wall-clock budget.
 
 A stage saves only what it trains, resumes exactly, and can be cut at any moment: a checkpoint counts once its marker file is there.
 Knows nothing about recipes or the adapter folder.

@@ -4,7 +4,7 @@
 The target answers `--rows` training and `--val-rows` validation prompts once. Every variant then starts from the same seed, learns from
 the same answers for the same `--minutes`, and is judged by the tau that a tree of 16 rows would have on the same validation answers
 (`acceptance.simulated_tau`). One process per variant; `OUT/results.jsonl` gains a line for each, and a later call does what is
-missing. `--only NAME ...` picks groups; without `--data` the tables of what is there are printed.
+missing (another `--minutes` wants another OUT). `--only NAME ...` picks groups; without `--data` the tables of what is there are printed.
 """
 
 from __future__ import annotations
@@ -103,15 +103,17 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     from streamspec.adapters import train as stages
     from streamspec.adapters.config import TrainConfig
     from streamspec.adapters.evaluate import record_ranks
+    from streamspec.adapters.trainer import spare_allocator
     from streamspec.trees import DraftTree
 
+    spare_allocator()
     shared = TrainConfig(
         base=arguments.base, data=arguments.data / "train.jsonl", val=arguments.data / "dev.jsonl", out=arguments.out / "shared", recipe="staged",
         target_adapter=arguments.target_adapter, regenerate_rows=arguments.rows, val_rows=arguments.val_rows, max_new_tokens=96,
         threads=arguments.threads, epochs=50, prune_rank=0, resume=True,
     )  # fmt: skip
     run = stages.prepare(shared)
-    model = stages.load_target(run, shared.target_adapter)
+    model = stages.load_target(run, stages.task_lora(shared))
     rows, val_rows = (
         stages.own_answers(run, model, some, count, name, None)
         for some, count, name in ((run.examples, shared.regenerate_rows, "train"), (run.val_examples, shared.val_rows, "val"))
@@ -177,12 +179,14 @@ def main() -> None:
             file.writelines(json.dumps(line) + "\n" for line in found)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.data and not arguments.target_adapter:
+        parser.error("--target-adapter: the folder of a task LoRA, or `base`")
     for variant in wanted if arguments.data else ():
         done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
         if not any((r["group"], r["name"]) == (variant.group, variant.name) for r in done):
             print(f"{variant.group}: {variant.name}", file=sys.stderr, flush=True)
             subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", f"{variant.group} {variant.name}"], check=True)
-    print(table(results))
+    print(table(results) if results.exists() else "nothing measured yet")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Streams, Medusa heads and a second model from the same start: `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
-The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes`:
+The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes` (medusa-2, which has no target
+beside it, from the references, its own task LoRA included):
 
     streams         gamma 6, rank 32, cut to 12        streams-bigram  the same with a bigram of rank 32
     medusa          heads sharing the LM head          medusa-own      heads with a matrix each
     medusa-2        joint recipe: the target changes   two-models      the target's first 6 layers, all their weights trained
 
 and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding (`streamspec bench`, n-grams off), the
-second model against the streams. What is there is not made again; `--measure` only measures. One JSON line per drafter goes to OUT/NAME.jsonl.
+second model against streams-bigram. What is there is not trained again; `--train` ends before measuring. One JSON line per drafter is kept in
+OUT/NAME.jsonl. The target's LoRA should have no higher rank than 12, or cutting the streams cuts it too.
 """
 
 from __future__ import annotations
@@ -120,8 +122,9 @@ def main() -> None:
 
 
 def note(file: Path, line: dict[str, object]) -> None:
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(line) + "\n")
+    earlier = [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    kept = [one for one in earlier if one["drafter"] != line["drafter"]]
+    file.write_text("".join(json.dumps(one) + "\n" for one in [*kept, line]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 
 `DIR` holds `sgd/` and `gsm8k/` (train.jsonl) and `books/train.jsonl.gz`. A quarter each: beginnings of assistant dialogues up to a user's
 turn, mathematical questions, instructions about a passage of a book, and instructions about a topic. The drafter learns what the
-model itself answers; completions here serve for the next-token loss on validation data alone, and where no reference
+model itself answers; completions here only add their tokens to those that may be drafted and measure the next-token loss on validation data; where no reference
 answer exists a sentence of the passage or the instruction itself stands in. The same seed gives the same files.
 """
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Reproduces every figure of docs/benchmarks.md: `python benchmarks/reproduce.py --data DIR [--work DIR] [--only PART ...]`.
 
-`DIR` holds `e2e/` and `wikisql/` with train, dev and test files (prompt/completion rows; test rows may have `references`).
+`DIR` holds `e2e/` and `wikisql/` with train, dev and test files (prompt/completion rows; test rows may have `references`); some parts also
+read `books/train.jsonl.gz` and `spec_bench/question.jsonl`.
 Each part is a list of streamspec commands, printed before they run; what is already there is not made again. Parts:
 
     train     the shipped adapters, from nothing (hours; without it the ones under benchmarks/adapters are measured)
@@ -12,6 +13,8 @@ Each part is a list of streamspec commands, printed before they run; what is alr
     quality   EM and ROUGE of the streaming bundle against `--method lora`, paired bootstrap
     profile   where a step's time and the runtime's memory go
     training  time of a joint step against a step of `--method lora`
+    pages     a load with and without huge pages
+    typical   tokens per step and quality if typical tokens were accepted too
     trees     trees chosen each step, fixed, Cartesian and pruned
     sampled   temperature 1, top-p 0.9, against plain sampling with the same seeds
     adversarial  prompts that no drafter has learnt, greedy and at temperature 1.5
@@ -126,6 +129,15 @@ def training(data: Path, work: Path) -> Part:
         yield None, [f"{HERE}/train_time.py", f"{data}/{task}/train.jsonl"]
 
 
+def pages(data: Path, work: Path) -> Part:
+    yield None, [f"{HERE}/huge_pages.py", f"{work}/e2e-int8"]
+
+
+def typical(data: Path, work: Path) -> Part:
+    for task in TASKS:
+        yield None, [f"{HERE}/typical.py", f"{work / task}-int8", "--prompts", f"{data}/{task}/test.jsonl"]
+
+
 def trees(data: Path, work: Path) -> Part:
     for task in TASKS:
         yield None, [f"{HERE}/trees.py", f"{work / task}-int8", "--prompts", f"{data}/{task}/test.jsonl"]
@@ -175,7 +187,7 @@ def finished(result: Path) -> bool:
 ON_REQUEST = (train, arms, baselines, ablations)
 PARTS = {
     part.__name__: part
-    for part in (export, speed, identity, quality, profile, training, trees, sampled, adversarial, chat, *ON_REQUEST)
+    for part in (export, speed, identity, quality, profile, training, pages, typical, trees, sampled, adversarial, chat, *ON_REQUEST)
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 """What trees are worth: `python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16 16:8 16:0.05 16f 2x3 ...] [--limit 40]`.
 
     16        the 16 likeliest nodes of each step (`runtime/drafting.py`); with a bigram, children depend on their parent
-    16:8      of these only the best 8 go on above the early exit; `16:0.05`: those of at least that chance
+    16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`: those of at least that chance
     16f       one tree of 16 rows for all steps, the likeliest nodes of validation data (Medusa's sparse tree)
     2x3       the papers' full tree: every combination of the 2 best guesses of 3 streams
 
@@ -24,6 +24,7 @@ import numpy as np
 from streamspec.bundle import TreesInfo
 from streamspec.examples import read_examples
 from streamspec.runtime import Session, load
+from streamspec.runtime.decoding import off_borders
 from streamspec.runtime.drafting import Draft
 from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.loop import Decoder, Plan
@@ -60,7 +61,7 @@ class FixedTree(Decoder):
             return None
         tree, guesses = self.tree, self._guesses.tokens
         tokens = [self._root] + [int(guesses[depth - 1, rank]) for depth, rank in zip(tree.depths[1:], tree.ranks[1:], strict=True)]
-        return Draft(tree, np.array(tokens), np.ones(len(tree)), 1.0)
+        return off_borders(Draft(tree, np.array(tokens), np.ones(len(tree)), 1.0), self.engine.length)
 
 
 def decoder_of(name: str, engine: Any, plan: Plan, trees: TreesInfo | None) -> Decoder:
@@ -108,6 +109,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     session = load(arguments.bundle, threads=arguments.threads, tree=2)
+    if not (session.manifest.streams and session.manifest.streams.pruning):
+        arguments.trees = [name for name in arguments.trees if ":" not in name]  # there is no early exit
     prompts = [example.opening for example in read_examples(arguments.prompts, arguments.limit)]
     seconds: dict[str, list[float]] = {}
     counts: dict[str, np.ndarray] = {}

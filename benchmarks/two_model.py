@@ -7,7 +7,7 @@
 
 `train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and teaches all but the embeddings the
 target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with the bundle's own drafter and
-with the draft model, in turn; all three must write the same tokens.
+with the draft model, in turn, n-grams off; all three must write the same tokens.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ def decode(engine: Any, prompt: list[int], plan: Plan) -> tuple[list[int], float
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Medians over repetitions of milliseconds per sample; ratios per repetition."""
-    session = load(arguments.bundle, threads=arguments.threads)
+    session = load(arguments.bundle, threads=arguments.threads, ngram=False)
     small = load(arguments.draft, threads=arguments.threads, tree="plain")
     target, eos = session.engine, session.manifest.model.eos_token_ids
     plain = Plan(arguments.max_new_tokens, eos)
     sides: dict[str, Any] = {"plain": None, "own drafter": None} | {f"two models, gamma {n}": n for n in arguments.gammas}
-    examples = read_examples(arguments.prompts)[: arguments.limit]
-    prompts = [session.encode(example.prompt) for example in examples]
+    texts = [example.opening for example in read_examples(arguments.prompts, arguments.limit)]
+    prompts = [session.encode(text) for text in texts]
     spent = {name: [0.0] * arguments.repeats for name in sides}
     calls, written = dict.fromkeys(sides, 0), 0
     for number, prompt in enumerate(prompts):
@@ -115,7 +115,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
             answers = []
             for name, gamma in sides.items():
                 if name == "own drafter":
-                    started = session.generate(examples[number].prompt, max_new_tokens=arguments.max_new_tokens)
+                    started = session.generate(texts[number], max_new_tokens=arguments.max_new_tokens)
                     found = started.token_ids, 1e3 * started.stats.decode_seconds, started.stats.steps + started.stats.plain_steps
                 else:
                     engine = target if gamma is None else TwoModelEngine(target, small.engine, gamma)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import mean_scores, score
-from streamspec.examples import read_examples
 from streamspec.runtime import load
 from streamspec.runtime.decoding import accept
 from streamspec.runtime.engine import OrtEngine
@@ -76,15 +76,15 @@ def main() -> None:
     texts: dict[str, list[str]] = {}
     scores: dict[str, list[dict[str, float]]] = {}
     counts: dict[str, np.ndarray] = {}
-    for example in read_examples(arguments.prompts, arguments.limit):
+    for case in read_cases(arguments.prompts, arguments.limit):
         for name, engine in (("exact", session.engine), ("typical", typical)):
             plan = Plan(arguments.max_new_tokens, session.manifest.model.eos_token_ids, rows=arguments.rows, ngram=False)
             decoder = Decoder(engine, plan)
-            tokens = [token for done in decoder.run(session.encode(example.opening)) for token in done.tokens]
+            tokens = [token for done in decoder.run(session.encode(case.turns[0])) for token in done.tokens]
             text = session.tokenizer.decode(tokens)
             texts.setdefault(name, []).append(text)
-            if example.references:
-                scores.setdefault(name, []).append(score(text, example.references))
+            if case.references:
+                scores.setdefault(name, []).append(score(text, case.references))
             counts[name] = counts.get(name, 0) + np.array([decoder.stats.step_tokens, decoder.stats.steps])
     same = sum(a == b for a, b in zip(texts["exact"], texts["typical"], strict=True))
     found: dict[str, Any] = {"prompts": len(texts["exact"]), "same answers": same}

@@ -1,7 +1,7 @@
 """streamspec.export: base + adapter -> bundle, an ONNX step graph with everything the runtime needs beside it.
 
 `export` writes a bundle. The pieces: `families` (what a decoder is), `builder` (nodes and weights to disk), `quantise`
-(precisions), `decoder` and `graph` (main rows, acceptance), `streams` (the drafter), `oracle` and `parity` (PyTorch's word
+(precisions), `decoder` and `graph` (main rows, acceptance), `drafting`, `streams` and `medusa` (drafters), `oracle` and `parity` (PyTorch's word
 on it), `source` and `bundle_writer` (files in, files out).
 """
 

@@ -83,7 +83,7 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
         "bigram": (tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
     }  # fmt: skip
     if adapter.method == "medusa":
-        blocks = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
+        blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
         return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))
     pruning = [tensors[name].astype(np.float32) for name in ("prune_down", "prune_up") if name in tensors]
     lora = config.get("lora")

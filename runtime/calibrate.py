@@ -92,7 +92,7 @@ def tune(
     Raises ConfigError for a bundle without draft trees or a context the model does not have.
     """
     if manifest.trees is None:
-        raise ConfigError("a bundle without streams", "a bundle with draft trees to choose from", "export a streaming adapter")
+        raise ConfigError("a bundle without a drafter", "a bundle with draft trees to choose from", "export an adapter with streams or heads")
     nodes, found = manifest.trees.nodes, {}
     for context in contexts:
         if not 1 <= context <= _most_context(engine):

@@ -148,6 +148,8 @@ class Manifest:
                 "streams and trees for every method but lora",
                 "export the bundle again",
             )
+        if streams is not None and ((streams.ns == 0) != (method == "medusa") or (streams.pruning and not streams.ns)):
+            raise BundleError(f"method {method} with streams over {streams.ns} layers", "0 layers for medusa, and only there", "export the bundle again")
         prompt = raw.nested("prompt_format")
         return cls(
             base=_base(raw.nested("base")),

@@ -91,7 +91,7 @@ def _adapter(path: Path) -> Rows:
     ]
     if adapter.streams is not None:
         try:
-            rows += _streams(adapter.streams)
+            rows += _heads(adapter.streams) if adapter.method == "medusa" else _streams(adapter.streams)
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(path / STREAM_CONFIG, f"{type(error).__name__} {error}") from None
     rows.append(("task LoRA", _task_lora(path)))
@@ -105,15 +105,18 @@ def _adapter(path: Path) -> Rows:
 
 def _streams(streams: dict[str, Any]) -> Rows:
     lora, vocabulary = streams["lora"], streams["draft_vocab"]
-    rows: Rows = [("heads", f"{streams['gamma']}, {'a matrix each' if streams['own_heads'] else 'sharing the LM head'}")]
-    if "ns" in streams:
-        rows = [
-            ("streams", f"{streams['gamma']} {_where(streams['ns'])}, scale {streams['scale']:.3g}"),
-            ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
-        ]
     return [
-        *rows,
-        ("guesses come from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+        ("streams", f"{streams['gamma']} {_where(streams['ns'])}, scale {streams['scale']:.3g}"),
+        ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
+        ("streams propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+    ]
+
+
+def _heads(heads: dict[str, Any]) -> Rows:
+    vocabulary = heads["draft_vocab"]
+    return [
+        ("heads", f"{heads['gamma']}, {'a matrix each' if heads['own_heads'] else 'sharing the LM head'}"),
+        ("heads propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]
 
 

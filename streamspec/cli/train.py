@@ -39,7 +39,7 @@ def summary(result: dict[str, Any], config: TrainConfig) -> str:
     found = [f"next-token loss {result['val_loss']:.3f}"]
     if "tau" in result:
         right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
-        found += [f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)", f"streams right at first guess: {right}"]
+        found += [f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)", f"right at first guess: {right}"]
     return (
         f"wrote {config.out} in {result['minutes']:.0f} minutes; on validation data: {', '.join(found)}\n"
         f"next: streamspec export --base {config.base} --adapter {config.out} --out BUNDLE"

@@ -204,5 +204,9 @@ def test_inspect_describes_an_adapter(tmp_path: Path) -> None:
     result = run("inspect", tmp_path)
     assert result.exit_code == 0, result.stderr
     assert "2 over the last 3 layers" in result.stdout and "the untouched base" in result.stdout
+    heads = {"gamma": 4, "own_heads": True, "draft_vocab": 9, "bigram": None}
+    (tmp_path / "streamspec_config.json").write_text(json.dumps(config | {"method": "medusa", "streams": heads}))
+    result = run("inspect", tmp_path)
+    assert result.exit_code == 0 and "4, a matrix each" in result.stdout, result.stderr
     (tmp_path / "streamspec_config.json").write_text(json.dumps({"base": {}}))
     assert run("inspect", tmp_path).exit_code == 2
