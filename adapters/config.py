@@ -124,16 +124,14 @@ class TrainConfig:
             raise ConfigError("--self-distill with another recipe", "a drafter and --recipe joint", "drop one of the two")
         least = 1 if self.self_distill else 0
         _require(self.regenerate_rows >= least, "regenerate_rows", self.regenerate_rows, f"at least {least}")
-        if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):
-            raise ConfigError(
-                "--warm-start with another recipe", "--method streaming --recipe staged", "drop one of the two"
-            )
         if self.target_adapter and (self.method == "lora" or self.recipe != "staged"):
             raise ConfigError("--target-adapter with another recipe", "a drafter and --recipe staged", "drop one of the two")
 
-        for name, method in (("own_heads", "medusa"), ("warm_start", "streaming")):
-            if getattr(self, name) and self.method != method:
-                raise ConfigError(f"--{name.replace('_', '-')} with --method {self.method}", f"--method {method}", "drop one of the two")
+        if self.own_heads and self.method != "medusa":
+            raise ConfigError(f"--own-heads with --method {self.method}", "--method medusa", "drop one of the two")
+        if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):
+            found = f"--warm-start with --method {self.method} --recipe {self.recipe}"
+            raise ConfigError(found, "--method streaming --recipe staged", "drop one of the two")
         if self.answers and not self.target_adapter:
             raise ConfigError("--answers without --target-adapter", "a target that is there before the run", "drop --answers")
 

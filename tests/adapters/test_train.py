@@ -16,6 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from streamspec.adapters import regenerate
 from streamspec.adapters.train import train
 from streamspec.errors import AdapterError, ConfigError, DataError
 from tests.adapters.tiny import options, tiny_model, tiny_tokenizer
@@ -134,6 +135,36 @@ def test_streams_start_only_from_streams_of_their_own_shape(base: Path, data: Pa
     assert scales[0] == scales[1]
     with pytest.raises(AdapterError, match=r"no streamspec\.safetensors.*check --warm-start"):
         train(options(base, data, tmp_path / "o2", **(again | {"warm_start": tmp_path})))
+
+
+def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"recipe": "staged", "target_adapter": "base", "answers": tmp_path / "answers.jsonl"}
+    train(options(base, data, tmp_path / "streams", **kept))
+    lines = (tmp_path / "answers.jsonl").read_text()
+    monkeypatch.setattr(regenerate, "greedy_batch", lambda *_: pytest.fail("answered again"))
+    train(options(base, data, tmp_path / "heads", method="medusa", **kept))
+    assert (tmp_path / "answers.jsonl").read_text() == lines
+    with pytest.raises(DataError, match=r"max_new_tokens 12; expected .*max_new_tokens 9"):
+        train(options(base, data, tmp_path / "other", **kept, max_new_tokens=9))
+    (tmp_path / "answers.jsonl").write_text(lines + '{"prompt": [1]}\n')
+    with pytest.raises(DataError, match=r"KeyError 'answer'; expected a file of answers"):
+        train(options(base, data, tmp_path / "other", **kept))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"own_heads": True}, "--own-heads with --method streaming; expected --method medusa"),
+        ({"method": "medusa", "recipe": "staged", "warm_start": "x"}, "--warm-start with --method medusa --recipe staged; expected --method streaming"),
+        ({"answers": "x"}, "--answers without --target-adapter"),
+        ({"labels": "soft"}, "labels = soft; expected hard or kl or tv"),
+        ({"alpha_decay": 0}, "alpha_decay = 0.0; expected above 0"),
+        ({"method": "lora", "self_distill": True}, "--self-distill with another recipe"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(changes: dict, found: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=found):
+        options(tmp_path, tmp_path, tmp_path, **changes)
 
 
 SCRIPT = """
