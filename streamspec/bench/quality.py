@@ -19,6 +19,7 @@ from streamspec.errors import DataError
 
 METRICS = ("em", "rouge1", "rouge2", "rougeL")
 RESAMPLES = 10_000
+LOOP = 4  # tokens
 
 
 def score(answer: str, references: Sequence[str]) -> dict[str, float]:
@@ -28,6 +29,12 @@ def score(answer: str, references: Sequence[str]) -> dict[str, float]:
         for name, value in _rouge().score(reference, answer).items():
             best[name] = max(best.get(name, 0.0), float(value.fmeasure))
     return best
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether an answer goes round in circles: of its runs of four tokens fewer than half are distinct."""
+    runs = [tuple(tokens[i : i + LOOP]) for i in range(len(tokens) - LOOP + 1)]
+    return 2 * len(set(runs)) < len(runs)
 
 
 def mean_scores(scores: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from streamspec.bench.contender import Answer, Contender
 from streamspec.bench.prompts import Case, Prompt
-from streamspec.bench.quality import score
+from streamspec.bench.quality import loops, score
 from streamspec.bench.report import Pass
 
 PLAIN, SPECULATIVE = "plain", "speculative"
@@ -37,6 +37,7 @@ class Recorder:
     outputs: list[dict[str, Any]] = field(default_factory=list)
     texts: list[list[int]] = field(default_factory=list)  # prompt and plain answer, token ids
     categories: list[str | None] = field(default_factory=list)
+    looping: list[bool] = field(default_factory=list)  # of plain answers
     speculation: str = ""
 
     def warm_up(self, case: Case) -> None:
@@ -70,6 +71,7 @@ class Recorder:
     def _keep(self, case: Case, prompt: Prompt, given: dict[str, Answer], references: list[str]) -> None:
         plain, speculative = given[PLAIN], given[SPECULATIVE]
         self.categories.append(case.category)
+        self.looping.append(loops(plain.token_ids))
         self.texts.append([*self.contenders[0].session.encode(prompt), *plain.token_ids])
         self.speculation = speculative.speculation
         # Trees of other sizes write what the speculative side writes.

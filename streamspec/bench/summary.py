@@ -106,9 +106,14 @@ class Summary:
         return fastest, Spread.of([speed(a) / speed(b) if speed(b) else 0.0 for a, b in pairs])
 
     def _categories(self) -> dict[str, dict[str, float]]:
+        """Of every category, and of all answers that do not go round in circles, which are easy to draft and of no use."""
         passes, result = self.record.passes, {}
-        for category in sorted({c for c in self.record.categories if c is not None}):
-            chosen = [i for i, c in enumerate(self.record.categories) if c == category]
+        groups = {c: [i for i, x in enumerate(self.record.categories) if x == c] for c in sorted({x for x in self.record.categories if x})}
+        if groups:
+            groups["without looping answers"] = [i for i, looping in enumerate(self.record.looping) if not looping]
+        for category, chosen in groups.items():
+            if not chosen:
+                continue
             mine = figures(category, _pick(passes[SPECULATIVE], chosen), _pick(passes[PLAIN], chosen))
             result[category] = {
                 "prompts": len(chosen),

@@ -10,7 +10,7 @@ import pytest
 from house.fake_session import FakeSession
 
 import streamspec.runtime
-from streamspec.bench import bench
+from streamspec.bench import bench, record
 from streamspec.bench.agreement import first_difference, judge
 from streamspec.bench.contender import Contender, wide_narrow_difference
 from streamspec.bench.prompts import read_cases
@@ -131,6 +131,16 @@ def test_bench_counts_and_compares(prompts: Path, tmp_path: Path, monkeypatch: p
     stable = "tokens_per_step speedup speedup_min speedup_max plain_tokens_per_s spec_tokens_per_s identical near_ties mismatches"
     stable += " prompts new_tokens step_ms plain_ms host_share peak_rss_mb quality"
     assert set(stable.split()) <= set(result)
+
+
+def test_categories_are_measured_apart_and_without_looping_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, mine=FakeSession())
+    looping = iter([True, False, False])
+    monkeypatch.setattr(record, "loops", lambda tokens: next(looping))
+    rows = [{"category": name, "turns": [text]} for name, text in (("math", "a b"), ("qa", "c"), ("math", "d e f"))]
+    found = bench("mine", write(tmp_path / "spec.jsonl", *rows), repeats=1).to_json()["categories"]
+    assert {name: part["prompts"] for name, part in found.items()} == {"math": 2, "qa": 1, "without looping answers": 2}
+    assert all(part["tokens_per_step"] > 1.5 and part["speedup"] > 4 for part in found.values())
 
 
 def test_contenders_change_places(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

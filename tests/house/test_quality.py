@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamspec.bench import compare
-from streamspec.bench.quality import mean_scores, paired_bootstrap, score
+from streamspec.bench.quality import loops, mean_scores, paired_bootstrap, score
 from streamspec.errors import DataError
 
 
@@ -78,3 +78,9 @@ def test_compare_refuses_other_prompts_and_other_files(tmp_path: Path) -> None:
         compare(a, tmp_path / "c.jsonl")
     with pytest.raises(DataError, match=r"none\.jsonl"):
         compare(a, tmp_path / "none.jsonl")
+
+
+def test_an_answer_loops_where_most_of_it_has_been_said_before() -> None:
+    assert not loops([]) and not loops([1, 2, 3]) and not loops(list(range(40)))
+    assert loops([7] * 12) and loops([1, 2, 3, 4, 5] * 8)
+    assert not loops([1, 2, 3, 4, 5] * 2 + list(range(10, 20)))
