@@ -48,6 +48,7 @@ BIGRAM = {"e2e": "--max-minutes 24", "wikisql": "--max-minutes 26"}  # the third
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
 ARM = "--lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
+CHAT = "--format chat --gamma 4 --bigram-rank 32 --max-length 640 --max-new-tokens 160 --val-rows 60 --threads 1"
 Command = list[str]
 Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
 
@@ -64,6 +65,11 @@ def train(data: Path, work: Path) -> Part:
         again = f"--bigram-rank 32 --stream-rank {SHIPPED_RANK} --epochs 6 --regenerate-rows 3000 --threads 1 {BIGRAM[task]}".split()
         streams[streams.index("--target-adapter") + 1] = f"{cut}"
         yield out, [*streams, "--out", f"{out}", "--warm-start", f"{cut}", *again]
+    prompts_of_chat, first, out = (work / f"chat{part}" for part in ("-data", "-first", ""))
+    yield prompts_of_chat / "train.jsonl", [f"{HERE}/chat_data.py", "--data", f"{data}", "--out", f"{prompts_of_chat}"]
+    chat = ["train", *BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl", "--target-adapter", "base", *CHAT.split()]
+    yield first, [*chat, "--out", f"{first}", *"--regenerate-rows 1500 --epochs 8 --max-minutes 50".split()]
+    yield out, [*chat, "--out", f"{out}", "--warm-start", f"{first}", *"--regenerate-rows 4000 --epochs 20 --max-minutes 90".split()]
 
 
 def arms(data: Path, work: Path) -> Part:
@@ -162,7 +168,8 @@ def adversarial(data: Path, work: Path) -> Part:
 
 
 def chat(data: Path, work: Path) -> Part:
-    adapter, asked = HERE / "adapters" / "chat", ["--prompts", f"{data}/spec_bench/question.jsonl", "--max-new-tokens", "128", "--json", "--repeats", "1"]
+    adapter = work / "chat" if finished(work / "chat") else HERE / "adapters" / "chat"
+    asked = ["--prompts", f"{data}/spec_bench/question.jsonl", "--max-new-tokens", "128", "--json", "--repeats", "1"]
     yield work / "chat-int8", ["export", *BASE, "--adapter", f"{adapter}", "--out", f"{work}/chat-int8"]
     yield work / "base-int8", ["export", *BASE, "--out", f"{work}/base-int8"]
     yield None, ["bench", f"{work}/chat-int8", *asked]
