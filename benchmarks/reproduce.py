@@ -68,8 +68,8 @@ def train(data: Path, work: Path) -> Part:
     prompts_of_chat, first, out = (work / f"chat{part}" for part in ("-data", "-first", ""))
     yield prompts_of_chat / "train.jsonl", [f"{HERE}/chat_data.py", "--data", f"{data}", "--out", f"{prompts_of_chat}"]
     chat = ["train", *BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl", "--target-adapter", "base", *CHAT.split()]
-    yield first, [*chat, "--out", f"{first}", *"--regenerate-rows 1500 --epochs 8 --max-minutes 50".split()]
-    yield out, [*chat, "--out", f"{out}", "--warm-start", f"{first}", *"--regenerate-rows 4000 --epochs 20 --max-minutes 90".split()]
+    yield first, [*chat, "--out", f"{first}", *["--regenerate-rows", "1500", "--epochs", "8", "--max-minutes", "50"]]
+    yield out, [*chat, "--out", f"{out}", "--warm-start", f"{first}", *["--regenerate-rows", "4000", "--epochs", "20", "--max-minutes", "90"]]
 
 
 def arms(data: Path, work: Path) -> Part:
