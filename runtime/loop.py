@@ -51,6 +51,7 @@ class Decoder:
         self.engine, self.plan, self.stats = engine, plan, Stats()
         self.away = 0.0  # seconds the consumer spent elsewhere between calls: not ours
         self._governor = plan.governor or Governor()
+        self._began = 0.0  # of the step under way
         self._root = -1
         self._guesses: Guesses | None = None
         self._index = NgramIndex(plan.rates) if plan.rows > 1 and plan.ngram else None
@@ -81,7 +82,9 @@ class Decoder:
             if self._index is not None:
                 self._index.extend(done.tokens)
             remaining = limit - self.stats.new_tokens
-            made = self._draft() if self.plan.rows > 1 and remaining > 1 and self._governor.on else None
+            self._began = time.perf_counter()
+            speculate = self.plan.rows > 1 and remaining > 1 and self._governor.on and not self._governor.looks
+            made = self._draft() if speculate else None
             done = self._plain_step(remaining) if made is None else self._tree_step(made, remaining)
 
     def describe(self) -> str:
@@ -118,19 +121,20 @@ class Decoder:
         self.engine.keep(path)
         before, self._guesses = self._guesses, result.guesses
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
-        self._governor.step(len(path), None if self.plan.costs is None else float(self.plan.costs[len(tree) - 1]))
+        cost = None if self.plan.costs is None else float(self.plan.costs[len(tree) - 1])
+        self._governor.step(len(path), cost, time.perf_counter() - self._began)
         if self._found is not None and self._index is not None:
             observe(self._index.rates, before, self._found, done.tokens)
         self._count(done, "tree")
         return done
 
     def _plain_step(self, remaining: int) -> Committed:
-        resume = self._governor.on or self._governor.about_to_resume
+        resume = (self._governor.on and not self._governor.looks) or self._governor.about_to_resume
         draft_next = resume and remaining > 1 and self._may_draft(self.engine.length)
         result = self.engine.verify(np.array([self._root], dtype=np.int64), ROOT_ONLY, draft=draft_next)
         self.engine.keep((0,))
         self._guesses = result.guesses
-        self._governor.plain_step()
+        self._governor.plain_step(None if draft_next else time.perf_counter() - self._began)
         done = cut([int(result.choices[0])], [False], self.plan.eos, remaining)
         self._count(done, "plain")
         return done

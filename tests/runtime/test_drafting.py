@@ -13,7 +13,7 @@ from streamspec.runtime.drafting import GUESS_TEMPERATURE, MOST_ROWS, Draft, Gue
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
 from tests.runtime.test_loop import decode
-from tests.runtime.toy import ToyEngine, hashed, scripted
+from tests.runtime.toy import ToyEngine, Untimed, hashed, scripted
 
 
 def index_of(text: list[int]) -> NgramIndex:
@@ -148,7 +148,7 @@ def test_output_is_plain_decoding_s_with_ngrams_alone(seed: int, limit: int, con
 
 def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
-    runs = [decode(ToyEngine(rule, 50, gamma=0, context=200), Plan(90, rows=6, costs=np.r_[1, [cost] * 5]), [1, 2, 3])[2] for cost in (1.1, 99.0)]
+    runs = [decode(ToyEngine(rule, 50, gamma=0, context=200), Plan(90, rows=6, costs=np.r_[1, [cost] * 5], governor=Untimed()), [1, 2, 3])[2] for cost in (1.1, 99.0)]
     assert runs[0].stats.tau > 3 and runs[0].stats.steps > 10
     assert runs[1].stats.steps == 0
 

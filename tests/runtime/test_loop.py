@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamspec.errors import BundleError
-from streamspec.runtime.governor import Governor
+from streamspec.runtime.governor import LOOKS
 from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.trees import DraftTree
-from tests.runtime.toy import ToyEngine, hashed
+from tests.runtime.toy import ToyEngine, Untimed, hashed
 
 
 def decode(engine: ToyEngine, plan: Plan, prompt: list[int]) -> tuple[list[int], str | None, Decoder]:
@@ -73,7 +73,7 @@ def test_a_graph_that_accepts_another_node_is_refused() -> None:
 
 def test_useless_drafts_switch_speculation_off_and_it_is_tried_again() -> None:
     engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=1, context=4000, skill=0.0)
-    plan = Plan(500, (), 4, costs=np.full(4, 2.0), governor=Governor(), ngram=False)
+    plan = Plan(500, (), 4, costs=np.full(4, 2.0), governor=Untimed(), ngram=False)
     tokens, _, run = decode(engine, plan, [1])
     rows = [n for n, _ in engine.calls[1:]]
     first = rows.index(1)
@@ -87,5 +87,21 @@ def test_useless_drafts_switch_speculation_off_and_it_is_tried_again() -> None:
 
 def test_good_drafts_stay_on() -> None:
     engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=3, context=400, skill=1.0)
-    _, _, run = decode(engine, Plan(300, (), 40, costs=np.full(40, 1.5), governor=Governor(), ngram=False), [1])
-    assert run.stats.plain_steps <= 1 and run.stats.speculation.startswith("on")
+    _, _, run = decode(engine, Plan(300, (), 40, costs=np.full(40, 1.5), governor=Untimed(), ngram=False), [1])
+    # Each of the three first looks at what a plain step takes is one plain step, and another that drafts again.
+    assert run.stats.plain_steps <= 1 + 2 * len(LOOKS) and run.stats.speculation.startswith("on")
+
+
+def test_a_step_that_is_timed_does_nothing_but_decode() -> None:
+    timed: list[float | None] = []
+
+    class Listening(Untimed):
+        def plain_step(self, seconds: float | None = None) -> None:
+            timed.append(seconds)
+            super().plain_step()
+
+    engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=3, context=2000, skill=0.9)
+    decode(engine, Plan(1500, (), 8, costs=np.full(8, 1.5), governor=Listening(), ngram=False), [1])
+    plain = [draft for rows, draft in engine.calls[1:] if rows == 1]
+    assert len(plain) == len(timed) >= 2 * len(LOOKS)
+    assert [seconds is None for seconds in timed] == plain

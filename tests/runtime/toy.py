@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from streamspec.runtime.drafting import Guesses
+from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.trees import DraftTree
@@ -111,3 +112,13 @@ class ToyEngine:
                 out[j, self.random.integers(self.width)] = ahead[-1]
         chances = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
         return Guesses(out, np.log(chances))
+
+
+class Untimed(Governor):
+    """Believes in the costs it is given: a toy's own times say nothing."""
+
+    def step(self, committed: int, cost: float | None, seconds: float | None = None) -> None:
+        super().step(committed, cost)
+
+    def plain_step(self, seconds: float | None = None) -> None:
+        super().plain_step()
