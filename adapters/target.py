@@ -6,6 +6,7 @@ files, nor about any one drafter.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class Target(nn.Module):
         )
 
 
-class DraftingModel(Target):
+class DraftingModel(Target, ABC):
     """A target with a drafter of `gamma` places beside every main row: place j guesses the token j behind the row's next.
 
     A low-rank bigram may make a guess depend on the token before it:
@@ -123,9 +124,9 @@ class DraftingModel(Target):
         self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
         self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
 
+    @abstractmethod
     def draft_pass(self, main: MainPass, rows: Tensor, roots: Tensor) -> Tensor:
         """Beside main rows `rows` [B, P], whose next tokens are `roots` [B, P]: states [B, P, gamma, E], ready for `guess`."""
-        raise NotImplementedError
 
     def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
         """Logits [n, D] of states [n, E] of the places `places` int64 [n], 0 .. gamma-1; the bigram's share is not in them."""

@@ -8,12 +8,11 @@ notice that it does not pay: at least 0.97 of plain decoding's speed is asked. T
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import json
 import random
 import string
-from pathlib import Path
+
+from chat_data import asked, books
 
 
 def noise(rng: random.Random) -> str:
@@ -21,26 +20,18 @@ def noise(rng: random.Random) -> str:
     return " ".join(words)
 
 
-def passage(books: list[str], rng: random.Random) -> str:
-    book = rng.choice(books)
+def passage(texts: list[str], rng: random.Random) -> str:
+    book = rng.choice(texts)
     start = rng.randrange(max(1, len(book) - 1000))
     return " ".join(book[start : start + 400].split()[1:-1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    rng = random.Random(arguments.seed)
-    with gzip.open(arguments.data / "books" / "train.jsonl.gz", "rt", encoding="utf-8") as file:
-        books = [json.loads(line)["text"] for line in file]
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    arguments = asked(__doc__, rows=60)
+    rng, texts = random.Random(arguments.seed), books(arguments.data)
     for name, prompts in (
         ("random", [noise(rng) for _ in range(arguments.rows)]),
-        ("books", [passage(books, rng) for _ in range(arguments.rows)]),
+        ("books", [passage(texts, rng) for _ in range(arguments.rows)]),
     ):
         text = "".join(json.dumps({"prompt": prompt, "completion": ""}) + "\n" for prompt in prompts)
         (arguments.out / f"{name}.jsonl").write_text(text, encoding="utf-8")

@@ -76,10 +76,9 @@ def mathematics(data: Path, rng: random.Random) -> Iterator[Row]:
 
 
 def passages(data: Path, rng: random.Random) -> Iterator[Row]:
-    with gzip.open(data / "books" / "train.jsonl.gz", "rt", encoding="utf-8") as file:
-        books = [json.loads(line)["text"] for line in file]
+    texts = books(data)
     while True:
-        paragraphs = re.split(r"\n\s*\n", rng.choice(books))
+        paragraphs = re.split(r"\n\s*\n", rng.choice(texts))
         start, words = rng.randrange(max(1, len(paragraphs) - 8)), []
         for paragraph in paragraphs[start : start + 8]:
             words += paragraph.split()
@@ -87,6 +86,11 @@ def passages(data: Path, rng: random.Random) -> Iterator[Row]:
         if len(passage) > 250:
             passage = passage[: passage.rfind(".") + 1] or passage
             yield user(f"{rng.choice(PASSAGE_TASKS)}\n\n{passage}"), passage.split(". ")[0]
+
+
+def books(data: Path) -> list[str]:
+    with gzip.open(data / "books" / "train.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in file]
 
 
 def topics(_: Path, rng: random.Random) -> Iterator[Row]:
@@ -108,18 +112,24 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def asked(description: str | None, rows: int) -> argparse.Namespace:
+    """Options of a script that makes prompts: `data`, `out` (made if it is not there), `rows`, `seed`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--rows", type=int, default=rows)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    return arguments
+
+
+def main() -> None:
+    arguments = asked(__doc__, rows=4000)
     rng = random.Random(arguments.seed)
     sources = (dialogues, mathematics, passages, topics)
     rows = [row for source in sources for row in islice(source(arguments.data, rng), arguments.rows // len(sources))]
     rng.shuffle(rows)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     held = len(rows) // 20
     for name, some in (("dev", rows[:held]), ("train", rows[held:])):
         with (arguments.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:

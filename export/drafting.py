@@ -6,6 +6,7 @@ accepted nor how a drafter comes to its states.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -61,7 +62,7 @@ class Accepted:
     visible: str  # int64 [1]: slots of the cache in use, L + n
 
 
-class DraftPass:
+class DraftPass(ABC):
     """Builds the branch. `outputs`: accepted_node int64 [1] (-1 without guesses), candidates int64 [m, C], candidate_logits [m, C], with a bigram pair_logits [m, C, C]."""
 
     def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int) -> None:
@@ -101,9 +102,9 @@ class DraftPass:
             guessed = self._guess(g, logits, accepted.root)
         return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.number, *guessed]))
 
+    @abstractmethod
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
         """[m, D]: of the places `stream_ids` [m], without the bigram's share."""
-        raise NotImplementedError
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
         """The LM head over draft tokens [m, D] of normed states [m, H]."""
