@@ -19,6 +19,7 @@ RECIPES = ("joint", "staged")
 FORMATS = ("raw", "chat")
 POSITIONS = ("shifted", "same")
 LABELS = ("hard", "kl", "tv")
+CLOCKS = ("wall", "cpu")
 MAX_GAMMA = 8
 
 
@@ -60,6 +61,7 @@ class TrainConfig:
     batch_size: int = 8
     max_length: int = 512  # tokens; longer rows are dropped, and counted
     max_minutes: float | None = None  # of the whole run: every stage and regeneration, not the last validation
+    clock: str = "wall"  # what measures a stage's minutes; "cpu": processor time per thread, for fair comparisons on a busy machine
     epochs: float = 1.0  # upper limit of each stage
     warmup: float = 0.05  # share of the run
     # staged and self-distillation
@@ -70,6 +72,8 @@ class TrainConfig:
     regenerate_batch: int = 128
     answers: Path | None = None  # with a target adapter: file of regenerated answers, read and added to; default: kept for this run only
     max_new_tokens: int = 128
+    answer_temperature: float = 0.0  # above 0: every second answer is sampled, so that the drafter serves sampling too
+    answer_top_p: float = 1.0  # of sampled answers
     # the run
     val_rows: int = 200  # validation prompts answered for the acceptance table
     seed: int = 0
@@ -86,7 +90,7 @@ class TrainConfig:
         self._check()
 
     def _check(self) -> None:
-        choices = {"method": METHODS, "recipe": RECIPES, "format": FORMATS, "positions": POSITIONS, "labels": LABELS}
+        choices = {"method": METHODS, "recipe": RECIPES, "format": FORMATS, "positions": POSITIONS, "labels": LABELS, "clock": CLOCKS}
         for name, allowed in choices.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
         _require(1 <= self.gamma <= MAX_GAMMA, "gamma", self.gamma, f"1..{MAX_GAMMA}")
@@ -109,6 +113,8 @@ class TrainConfig:
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
         _require(self.seed >= 0, "seed", self.seed, "0 or more")
+        _require(self.answer_temperature >= 0, "answer_temperature", self.answer_temperature, "0 or more")
+        _require(0 < self.answer_top_p <= 1, "answer_top_p", self.answer_top_p, "above 0 and at most 1")
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "0 to 1")
         for name in ("distill_share", "task_share", "heads_share"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")

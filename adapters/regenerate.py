@@ -1,4 +1,4 @@
-"""The target's own greedy completions of a list of prompts: batched, kept line by line, resumable.
+"""The target's own completions of a list of prompts, greedy or half of them sampled: batched, kept line by line, resumable.
 
 Acceptance is counted on what the model itself writes, so drafters learn from these. Knows nothing about streams.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
 from streamspec.atomic import write_text
 from streamspec.errors import DataError
@@ -56,6 +58,26 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
+Choose = Callable[[torch.Tensor, list[int]], torch.Tensor]
+
+
+def best(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """int64 [B]: the likeliest token behind each row of `logits` [B, vocabulary]; `rows` [B] are their numbers in the batch."""
+    return logits.argmax(-1)
+
+
+def drawn(temperature: float, top_p: float, generator: torch.Generator) -> Choose:
+    """As `best`, but tokens of odd rows are drawn: a drafter that learns from both kinds of answers serves both."""
+    warm, nucleus = TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)
+
+    def choose(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        chances = nucleus(None, warm(None, logits.float())).softmax(-1)
+        odd = torch.tensor([row % 2 == 1 for row in rows], device=logits.device)
+        return torch.where(odd, torch.multinomial(chances, 1, generator=generator)[:, 0], best(logits, rows))
+
+    return choose
+
+
 @torch.no_grad()
 def regenerate(
     model: PreTrainedModel,
@@ -65,12 +87,13 @@ def regenerate(
     *,
     max_new_tokens: int,
     batch_size: int,
+    sampled: tuple[float, float, int] | None = None,
     minutes: float | None = None,
     label: str = "regenerating",
 ) -> list[tuple[list[int], list[int]]]:
-    """(prompt, greedy answer) in the order of `prompts`, end-of-text included where it was reached.
+    """(prompt, answer) in the order of `prompts`, end-of-text included where it was reached.
 
-    Answers in `kept` are not made again, new ones are added to it. With `minutes`, stops at that time, with at least one batch:
+    `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept` are not made again, new ones are added to it. With `minutes`, stops at that time, with at least one batch:
     prompts without an answer are then left out.
     """
     known, started = kept.known, time.monotonic()
@@ -79,13 +102,18 @@ def regenerate(
     for start in track(starts, label, len(starts)):
         if minutes is not None and time.monotonic() - started > 60 * minutes and any(tuple(p) in known for p in prompts):
             break
-        batch = missing[start : start + batch_size]
-        kept.add(batch, greedy_batch(model, batch, eos, max_new_tokens))
+        batch, choose = missing[start : start + batch_size], best
+        if sampled is not None:  # a batch draws the same numbers after an interruption as without
+            generator = torch.Generator(model.device).manual_seed(sampled[2] + len(known))
+            choose = drawn(*sampled[:2], generator)
+        kept.add(batch, answer_batch(model, batch, eos, max_new_tokens, choose))
     return [(p, known[tuple(p)]) for p in prompts if tuple(p) in known]
 
 
-def greedy_batch(model: PreTrainedModel, prompts: list[list[int]], eos: int, max_new_tokens: int) -> list[list[int]]:
-    """Greedy answers to left-padded prompts; a row ends with `eos` (kept) or after `max_new_tokens`.
+def answer_batch(
+    model: PreTrainedModel, prompts: list[list[int]], eos: int, max_new_tokens: int, choose: Choose = best
+) -> list[list[int]]:
+    """Answers to left-padded prompts; a row ends with `eos` (kept) or after `max_new_tokens`.
 
     Finished rows leave the batch once they are half of it: one straggler must not cost a whole batch's time.
     """
@@ -103,7 +131,7 @@ def greedy_batch(model: PreTrainedModel, prompts: list[list[int]], eos: int, max
             input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         )
         # two dimensions: with a third, torch copies the head's matrix once per row of the batch
-        choices = head(out.last_hidden_state[:, -1]).argmax(-1)
+        choices = choose(head(out.last_hidden_state[:, -1]), rows)
         for row, token in zip(rows, choices.tolist(), strict=True):
             if not answers[row] or answers[row][-1] != eos:
                 answers[row].append(token)

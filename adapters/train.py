@@ -325,6 +325,7 @@ def own_answers(
         kept,
         max_new_tokens=config.max_new_tokens,
         batch_size=config.regenerate_batch,
+        sampled=(config.answer_temperature, config.answer_top_p, config.seed) if config.answer_temperature else None,
         minutes=None if run.journal.finished(part) else minutes,
         label=f"regenerating ({name})",
     )
@@ -345,7 +346,9 @@ def made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
     if config.target_adapter is not None:
         task = task_lora(config)
         target = UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
-    return {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
+    made = {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
+    drawn = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
+    return made | drawn if config.answer_temperature else made
 
 
 def task_lora(config: TrainConfig) -> Path | None:

@@ -68,7 +68,7 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
         seed=config.seed,
         disable_tqdm=True,
     )
-    clock = Clock(stage.minutes, config.warmup)
+    clock = Clock(stage.minutes, config.warmup, processor_time if config.clock == "cpu" else time.monotonic)
     trainer = _StageTrainer(
         stage,
         clock,
@@ -99,15 +99,20 @@ def _autocast_only(model: nn.Module) -> Iterator[None]:
             layer.cast_input_dtype_enabled = True
 
 
-class Clock(TrainerCallback, ExportableState):
-    """Wall-clock budget of a stage. Progress is the larger of steps done and minutes used, so the learning rate ends at 0 either way."""
+def processor_time() -> float:
+    """Seconds that this process has computed, per thread: what a run takes where nothing else runs."""
+    return time.process_time() / torch.get_num_threads()
 
-    def __init__(self, minutes: float | None, warmup: float) -> None:
-        self.minutes, self.warmup = minutes, warmup
-        self.before, self.started = 0.0, time.monotonic()  # seconds used before a resume
+
+class Clock(TrainerCallback, ExportableState):
+    """Budget of a stage. Progress is the larger of steps done and minutes used, so the learning rate ends at 0 either way."""
+
+    def __init__(self, minutes: float | None, warmup: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.minutes, self.warmup, self.now = minutes, warmup, now
+        self.before, self.started = 0.0, now()  # seconds used before a resume
 
     def elapsed(self) -> float:
-        return self.before + time.monotonic() - self.started
+        return self.before + self.now() - self.started
 
     def state(self) -> dict[str, Any]:
         return {"args": {"minutes": self.minutes, "warmup": self.warmup}, "attributes": {"before": self.elapsed()}}
@@ -129,7 +134,7 @@ class Clock(TrainerCallback, ExportableState):
         return max(0.0, (1 - done) / (1 - self.warmup))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.started = time.monotonic()
+        self.started = self.now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.minutes is not None and self.elapsed() >= 60 * self.minutes:

@@ -2,7 +2,7 @@
 """What each choice of the streams is worth: `python benchmarks/ablations.py --target-adapter DIR --data DIR/e2e --out OUT`.
 
 The target answers `--rows` training and `--val-rows` validation prompts once. Every variant then starts from the same seed, learns from
-the same answers for the same `--minutes`, and is judged by the tau that a tree of 16 rows would have on the same validation answers
+the same answers for the same `--minutes` of processor time, and is judged by the tau that a tree of 16 rows would have on the same validation answers
 (`acceptance.simulated_tau`). One process per variant; `OUT/results.jsonl` gains a line for each, and a later call does what is
 missing (another `--minutes` wants another OUT). `--only NAME ...` picks groups; without `--data` the tables of what is there are printed.
 """
@@ -110,7 +110,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     shared = TrainConfig(
         base=arguments.base, data=arguments.data / "train.jsonl", val=arguments.data / "dev.jsonl", out=arguments.out / "shared", recipe="staged",
         target_adapter=arguments.target_adapter, regenerate_rows=arguments.rows, val_rows=arguments.val_rows, max_new_tokens=96,
-        threads=arguments.threads, epochs=50, prune_rank=0, resume=True,
+        threads=arguments.threads, epochs=50, clock="cpu", prune_rank=0, resume=True,
     )  # fmt: skip
     run = stages.prepare(shared)
     model = stages.load_target(run, stages.task_lora(shared))

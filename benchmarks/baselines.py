@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Streams, Medusa heads and a second model from the same start: `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
-The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes` (medusa-2, which has no target
+The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes` of processor time (medusa-2, which has no target
 beside it, from the references, its own task LoRA included):
 
     streams         gamma 6, rank 32, cut to 12        streams-bigram  the same with a bigram of rank 32
@@ -82,7 +82,7 @@ def main() -> None:
     base, target = ["--base", arguments.base], ["--target-adapter", arguments.target_adapter]
     shape = json.loads((arguments.target_adapter / "streamspec_config.json").read_text())["prompt_format"]
     data = ["--data", arguments.data / "train.jsonl", "--val", arguments.data / "dev.jsonl", "--format", shape["kind"], "--separator", shape["separator"]]
-    same = [*data, "--regenerate-rows", arguments.rows, "--max-new-tokens", arguments.max_new_tokens, "--epochs", 50, *threads]
+    same = [*data, "--regenerate-rows", arguments.rows, "--max-new-tokens", arguments.max_new_tokens, "--epochs", 50, "--clock", "cpu", *threads]
     if arguments.answer:
         options = {
             "base": arguments.base, "target_adapter": arguments.target_adapter, "answers": answers, "data": arguments.data / "train.jsonl",

@@ -9,7 +9,8 @@ likelier than its parent, and ends where another row costs more than it promises
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
@@ -19,7 +20,9 @@ from streamspec.runtime.ngram import Continuation, Rates
 from streamspec.trees import DraftTree
 
 MOST_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
-GUESS_TEMPERATURE = 1.2  # streams are a little too sure of themselves (docs/decisions.md)
+SHARPNESS = 1 / 1.2  # factor of the streams' logits to begin with: they are a little too sure of themselves (docs/decisions.md),
+LEAST, MOST = 0.2, 2.0  # its bounds,
+LEARNING = 0.003  # and what a nat of error moves it by
 
 
 class Guesses(NamedTuple):
@@ -31,16 +34,63 @@ class Guesses(NamedTuple):
     logits: np.ndarray
     pairs: np.ndarray | None = None
 
-    def behind(self, depth: int, parent: int | None) -> list[tuple[int, float, int]]:
+    def behind(self, depth: int, parent: int | None, sharpness: float = SHARPNESS) -> list[tuple[int, float, int]]:
         """(token, chance, number) of row `depth`, likeliest first, as if no other token could come; `parent`: the guess of the
         row before that has come true, None where that was another token."""
+        chances, _ = self._chances(depth, parent, sharpness)
+        order = np.argsort(-chances, kind="stable")
+        return list(zip(self.tokens[depth, order].tolist(), chances[order].tolist(), order.tolist(), strict=True))
+
+    def gradient(self, came: Sequence[int], sharpness: float) -> float:
+        """Of the log chance of the tokens that `came`, by the sharpness. A token that was not among the guesses counts as the
+        least of them and ends the sum."""
+        total, parent = 0.0, 0
+        for depth, token in enumerate(came[: len(self.tokens)]):
+            chances, logits = self._chances(depth, parent, sharpness)
+            at = np.flatnonzero(self.tokens[depth] == token)
+            total += float((logits[at[0]] if len(at) else logits.min()) - chances @ logits)
+            if not len(at):
+                break
+            parent = int(at[0])
+        return total
+
+    def _chances(self, depth: int, parent: int | None, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
+        """Chances [C] and logits [C], the largest 0, of row `depth`."""
         logits = self.logits[depth]
         if self.pairs is not None and parent is not None:
             logits = logits + self.pairs[depth, parent]
-        weights = np.exp((logits - logits.max()) / GUESS_TEMPERATURE)
-        order = np.argsort(-weights, kind="stable")
-        chances = weights[order] / weights.sum()
-        return list(zip(self.tokens[depth, order].tolist(), chances.tolist(), order.tolist(), strict=True))
+        logits = logits - logits.max()
+        weights = np.exp(sharpness * logits)
+        return weights / weights.sum(), logits
+
+
+@dataclass
+class Experience:
+    """What drafts have been worth so far; outlives a text. `rates`: of continuations. `sharpness`: the factor of the streams'
+    logits that makes tokens come as often as their chances say: smaller where the target samples than where it is greedy."""
+
+    rates: Rates = field(default_factory=Rates)
+    sharpness: float = SHARPNESS
+
+    def observe(self, guesses: Guesses | None, found: Continuation | None, came: Sequence[int]) -> None:
+        """Learns from the tokens that came after `guesses` and `found` had been made."""
+        if found is not None:
+            self._rate(guesses, found, came)
+        if guesses is not None:
+            moved = self.sharpness + LEARNING * guesses.gradient(came, self.sharpness)
+            self.sharpness = min(max(moved, LEAST), MOST)
+
+    def _rate(self, guesses: Guesses | None, found: Continuation, came: Iterable[int]) -> None:
+        parent: int | None = 0
+        for depth, (said, token) in enumerate(zip(found.tokens, came, strict=False)):
+            kind = "alone"
+            if guesses is not None and depth < len(guesses.tokens):
+                guessed = guesses.behind(depth, parent, self.sharpness)
+                kind = "agrees" if said == guessed[0][0] else "differs"
+                parent = next((number for guess, _, number in guessed if guess == said), None)
+            self.rates.see(kind, found.match, said == token)
+            if said != token:
+                return
 
 
 class Draft(NamedTuple):
@@ -53,14 +103,19 @@ class Draft(NamedTuple):
 
 
 def draft(
-    root: int, guesses: Guesses | None, found: Continuation | None, rows: int, costs: np.ndarray | None = None
+    root: int,
+    guesses: Guesses | None,
+    found: Continuation | None,
+    rows: int,
+    costs: np.ndarray | None = None,
+    sharpness: float = SHARPNESS,
 ) -> Draft:
     """The best draft of at most `rows` nodes behind `root`.
 
     `costs` [rows]: time of a step with 1.. rows; the draft is as large as makes expected tokens per time largest, two nodes at
     least. Without costs it has as many nodes as there are guesses for, up to `rows`, and never more than `MOST_ROWS`.
     """
-    taken = _Search(guesses, found).take(root, min(rows, MOST_ROWS))
+    taken = _Search(guesses, found, sharpness).take(root, min(rows, MOST_ROWS))
     expected = np.cumsum([node.chance for node in taken])
     size = len(taken)
     if costs is not None and size > 2:
@@ -85,8 +140,8 @@ class _Node(NamedTuple):
 
 
 class _Search:
-    def __init__(self, guesses: Guesses | None, found: Continuation | None) -> None:
-        self._guesses, self._found = guesses, found
+    def __init__(self, guesses: Guesses | None, found: Continuation | None, sharpness: float) -> None:
+        self._guesses, self._found, self._sharpness = guesses, found, sharpness
         self._depths = 0 if guesses is None else len(guesses.tokens)
         self._behind: dict[tuple[int, int | None], list[tuple[int, float, int]]] = {}
         self._heap: list[tuple[float, int, _Node]] = []
@@ -144,22 +199,9 @@ class _Search:
             return []
         key = parent.depth, parent.number if self._guesses.pairs is not None else None
         if key not in self._behind:
-            self._behind[key] = self._guesses.behind(*key)
+            self._behind[key] = self._guesses.behind(*key, self._sharpness)
         return self._behind[key]
 
     def _offer(self, node: _Node) -> None:
         heapq.heappush(self._heap, (-node.chance, next(self._age), node))
 
-
-def observe(rates: Rates, guesses: Guesses | None, found: Continuation, came: Iterable[int]) -> None:
-    """Learns how often continuations come true from the tokens that came after `guesses` and `found` had been made."""
-    parent: int | None = 0
-    for depth, (said, token) in enumerate(zip(found.tokens, came, strict=False)):
-        kind = "alone"
-        if guesses is not None and depth < len(guesses.tokens):
-            guessed = guesses.behind(depth, parent)
-            kind = "agrees" if said == guessed[0][0] else "differs"
-            parent = next((number for guess, _, number in guessed if guess == said), None)
-        rates.see(kind, found.match, said == token)
-        if said != token:
-            return

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders
-from streamspec.runtime.drafting import Draft, Guesses, draft, observe
+from streamspec.runtime.drafting import Draft, Experience, Guesses, draft
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import ROOT_ONLY, Engine, Pruning
-from streamspec.runtime.ngram import Continuation, NgramIndex, Rates
+from streamspec.runtime.ngram import Continuation, NgramIndex
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 
@@ -29,7 +29,7 @@ class Plan:
 
     `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
     (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens,
-    `rates`: how often that has come true so far. `pruning`: which rows go on above the early exit, None for all.
+    `experience`: what drafts have been worth so far. `pruning`: which rows go on above the early exit, None for all.
     """
 
     limit: int
@@ -38,7 +38,7 @@ class Plan:
     costs: np.ndarray | None = None
     governor: Governor | None = None
     ngram: bool = True
-    rates: Rates | None = None
+    experience: Experience = field(default_factory=Experience)
     sampling: Sampling = GREEDY
     pruning: Pruning | None = None
     plain: str = "off"  # what to say of speculation where there is none
@@ -54,7 +54,7 @@ class Decoder:
         self._began = 0.0  # of the step under way
         self._root = -1
         self._guesses: Guesses | None = None
-        self._index = NgramIndex(plan.rates) if plan.rows > 1 and plan.ngram else None
+        self._index = NgramIndex(plan.experience.rates) if plan.rows > 1 and plan.ngram else None
         self._found: Continuation | None = None  # what the last draft was made with
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
@@ -97,7 +97,7 @@ class Decoder:
         self._found = self._index.find(room) if self._index is not None else None
         if self._guesses is None and (self._found is None or self.engine.gamma):
             return None
-        made = draft(self._root, self._guesses, self._found, self.plan.rows, self.plan.costs)
+        made = draft(self._root, self._guesses, self._found, self.plan.rows, self.plan.costs, self.plan.experience.sharpness)
         if len(made.tree) == 1 or made.tree.depth > room:
             return None
         if not self.engine.gamma and self.plan.costs is not None and made.expected < self.plan.costs[len(made.tree) - 1]:
@@ -123,8 +123,7 @@ class Decoder:
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
         cost = None if self.plan.costs is None else float(self.plan.costs[len(tree) - 1])
         self._governor.step(len(path), cost, time.perf_counter() - self._began)
-        if self._found is not None and self._index is not None:
-            observe(self._index.rates, before, self._found, done.tokens)
+        self.plan.experience.observe(before, self._found, done.tokens)
         self._count(done, "tree")
         return done
 

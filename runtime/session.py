@@ -17,10 +17,10 @@ import numpy as np
 from streamspec.bundle import TEMPLATE, TOKENIZER, Manifest, verify_files
 from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataError
 from streamspec.runtime.detokenize import TextStream
+from streamspec.runtime.drafting import Experience
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Engine, Pruning
 from streamspec.runtime.loop import Decoder, Plan
-from streamspec.runtime.ngram import Rates
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 
@@ -75,7 +75,7 @@ class Session:
         self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
         self._busy = threading.Lock()
         self._cancelled = False
-        self._governor, self._rates = Governor(), Rates()
+        self._governor, self._experience = Governor(), Experience()
 
     @property
     def speculation(self) -> str:
@@ -136,7 +136,7 @@ class Session:
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
             costs=self.calibration.curve if self.calibration else None,
-            governor=self._governor if self.calibration else None, ngram=self.ngram, rates=self._rates, sampling=sampling, pruning=self.pruning,
+            governor=self._governor if self.calibration else None, ngram=self.ngram, experience=self._experience, sampling=sampling, pruning=self.pruning,
             plain=self.speculation if speculate else "off (asked for plain decoding)",
         )  # fmt: skip
         return self._chunks(ids, plan, stops)

@@ -1,4 +1,4 @@
-"""Regenerated answers equal HF's own greedy generate, prompt by prompt, and files of answers go on where they were cut."""
+"""Regenerated answers equal HF's own greedy generate, prompt by prompt, or follow the asked distribution; files of them go on where they were cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from streamspec.adapters import regenerate as regenerate_module
-from streamspec.adapters.regenerate import AnswerFile, regenerate
+from streamspec.adapters.regenerate import AnswerFile, drawn, regenerate
 from streamspec.errors import DataError
 from tests.adapters.tiny import tiny_model
 
@@ -48,12 +48,33 @@ def test_only_prompts_without_an_answer_are_answered(tmp_path: Path, monkeypatch
     path = tmp_path / "answers.jsonl"
     whole = dict(zip(map(tuple, PROMPTS), (answer for _, answer in run(path)), strict=True))
     asked: list[list[int]] = []
-    made = regenerate_module.greedy_batch
-    monkeypatch.setattr(regenerate_module, "greedy_batch", lambda model, prompts, *rest: asked.extend(prompts) or made(model, prompts, *rest))
+    made = regenerate_module.answer_batch
+    monkeypatch.setattr(regenerate_module, "answer_batch", lambda model, prompts, *rest: asked.extend(prompts) or made(model, prompts, *rest))
     mixed = [PROMPTS[4], [3, 3], PROMPTS[0], [3, 3]]
     answered = run(path, mixed)
     assert asked == [[3, 3]] and [prompt for prompt, _ in answered] == mixed
     assert answered[0][1] == whole[tuple(PROMPTS[4])] and answered[2][1] == whole[tuple(PROMPTS[0])]
+
+
+def test_every_second_answer_is_sampled_and_the_same_after_an_interruption(tmp_path: Path) -> None:
+    greedy, sampled = run(tmp_path / "greedy"), run(tmp_path / "sampled", sampled=(2.0, 1.0, 7))
+    assert [answer for _, answer in sampled[::2]] == [answer for _, answer in greedy[::2]]
+    assert all(a != b for (_, a), (_, b) in zip(sampled[1::2], greedy[1::2], strict=True))
+    run(tmp_path / "cut", PROMPTS[:2], sampled=(2.0, 1.0, 7))
+    assert run(tmp_path / "cut", sampled=(2.0, 1.0, 7)) == sampled
+    assert run(tmp_path / "other", sampled=(2.0, 1.0, 8)) != sampled
+
+
+def test_drawn_tokens_follow_the_temperature_and_the_nucleus() -> None:
+    count, logits = 40_000, torch.tensor([2.0, 1.0, 0.5, 0.0, -3.0])
+    choose = drawn(2.0, 0.9, torch.Generator().manual_seed(0))
+    came = choose(logits.expand(count, -1), list(range(count)))
+    assert (came[::2] == 0).all()
+    chances = (logits[:4] / 2).softmax(0)  # the last is outside of the nucleus
+    expected = chances * count / 2
+    seen = torch.bincount(came[1::2], minlength=5)
+    assert seen[4] == 0
+    assert ((seen[:4] - expected) ** 2 / expected).sum() < 16.27  # chi-square, 3 degrees of freedom, p = 0.001
 
 
 def test_without_time_only_what_is_there_comes_back(tmp_path: Path) -> None:

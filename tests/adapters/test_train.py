@@ -141,7 +141,7 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path
     kept = {"recipe": "staged", "target_adapter": "base", "answers": tmp_path / "answers.jsonl"}
     train(options(base, data, tmp_path / "streams", **kept))
     lines = (tmp_path / "answers.jsonl").read_text()
-    monkeypatch.setattr(regenerate, "greedy_batch", lambda *_: pytest.fail("answered again"))
+    monkeypatch.setattr(regenerate, "answer_batch", lambda *_: pytest.fail("answered again"))
     train(options(base, data, tmp_path / "heads", method="medusa", **kept))
     assert (tmp_path / "answers.jsonl").read_text() == lines
     with pytest.raises(DataError, match=r"max_new_tokens 12; expected .*max_new_tokens 9"):
@@ -159,6 +159,9 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path
         ({"answers": "x"}, "--answers without --target-adapter"),
         ({"labels": "soft"}, "labels = soft; expected hard or kl or tv"),
         ({"alpha_decay": 0}, "alpha_decay = 0.0; expected above 0"),
+        ({"clock": "sun"}, "clock = sun; expected wall or cpu"),
+        ({"answer_temperature": -1}, "answer_temperature = -1.0; expected 0 or more"),
+        ({"answer_top_p": 0}, "answer_top_p = 0.0; expected above 0 and at most 1"),
         ({"method": "lora", "self_distill": True}, "--self-distill with another recipe"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.drafting import GUESS_TEMPERATURE, MOST_ROWS, Draft, Guesses, draft, observe
+from streamspec.runtime.drafting import LEAST, MOST_ROWS, SHARPNESS, Draft, Experience, Guesses, draft
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
 from tests.runtime.test_loop import decode
@@ -43,21 +43,44 @@ def sure(tokens: tuple[int, ...], chance: float, match: int = 3) -> Continuation
 
 def test_the_rates_follow_what_came() -> None:
     index = index_of([1, 2, 3, 1, 2])
+    experience = Experience(index.rates)
     first = index.find()
     assert first is not None and first.match == 2 and first.tokens == (3, 1, 2)
     guesses = Guesses(np.array([[3], [4]]), np.zeros((2, 1)))
     for _ in range(300):
-        observe(index.rates, guesses, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
+        experience.observe(guesses, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
     later = index.find(limit=1)
     assert later is not None and later.tokens == (3,)
     assert later.chance["agrees"] > 0.98 and later.chance["differs"] > 0.95 and later.chance["alone"] < 0.05
     for _ in range(400):
-        observe(index.rates, guesses, first, [4])
+        experience.observe(guesses, first, [4])
     assert index.rates.of("agrees", 2) < 0.2  # the past fades
 
 
+@pytest.mark.parametrize("boast", [0.7, 1.0, 3.0])
+def test_the_streams_are_believed_as_far_as_what_came_bears_them_out(boast: float) -> None:
+    random = np.random.default_rng(0)
+    experience, late = Experience(), []
+    for step in range(4000):
+        chances = random.dirichlet(np.full(6, 0.3), 2)
+        guesses = Guesses(np.array([range(6), range(6)]), boast * np.log(chances + 1e-9))
+        experience.observe(guesses, None, [random.choice(6, p=row) for row in chances])
+        late += [experience.sharpness] if step >= 2000 else []
+    assert np.mean(late) == pytest.approx(1 / boast, rel=0.1)
+
+
+def test_tokens_that_no_stream_guesses_make_them_less_believed_but_not_without_end() -> None:
+    experience = Experience()
+    for _ in range(3000):
+        experience.observe(GUESSES, None, [99, 99])
+    assert experience.sharpness == LEAST
+    experience.observe(None, None, [99])
+    experience.observe(GUESSES, None, [])
+    assert experience.sharpness == LEAST
+
+
 def guessing(tokens: np.ndarray, chances: np.ndarray) -> Guesses:
-    return Guesses(tokens, GUESS_TEMPERATURE * np.log(chances))
+    return Guesses(tokens, np.log(chances) / SHARPNESS)
 
 
 GUESSES = guessing(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.75, 0.25], [0.75, 0.25], [0.6, 0.4]]))
@@ -116,7 +139,7 @@ def test_a_certain_continuation_takes_the_rows_and_goes_deeper_than_the_streams(
 def test_chances_are_a_guess_s_share_of_its_row_given_the_guess_before() -> None:
     tokens = np.array([[10, 11], [20, 21]])
     pairs = np.zeros((2, 2, 2), np.float32)
-    pairs[1, 1] = [0, 10 * GUESS_TEMPERATURE]  # after 11, 21 is all but certain
+    pairs[1, 1] = [0, 10 / SHARPNESS]  # after 11, 21 is all but certain
     guesses = Guesses(tokens, np.zeros((2, 2), np.float32), pairs)
     assert guesses.behind(1, 0) == [(20, 0.5, 0), (21, 0.5, 1)] == guesses.behind(1, None)
     (token, chance, number), _ = guesses.behind(1, 1)
