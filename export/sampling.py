@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from streamspec.export.builder import Scope, tensor
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-NUCLEUS = 1024  # tokens sorted for top-p; a row whose nucleus is larger has all of them sorted
+SORTED = 64, 1024  # tokens sorted for top-p: rows whose nucleus is larger go on to the next number, at last to all
 BLOCK = 256  # tokens per block of the two-level cumulative sum
 
 # name -> default: the values that change nothing
@@ -88,19 +88,29 @@ class Chooser:
         return g.op("Max", ranked, "min_p")
 
     def _rank_floor(self, g: Scope, weights: str) -> str:
-        vocab, zero = g.ints(self.vocab), g.store.constant(0, np.int64)
-        limited = g.op("Greater", "top_k", zero)
-        first = g.op("Min", g.op("Where", limited, "top_k", g.ints(NUCLEUS)), vocab)
+        vocab = g.ints(self.vocab)
+        limited = g.op("Greater", "top_k", g.store.constant(0, np.int64))
+        first = g.op("Min", g.op("Where", limited, "top_k", g.ints(SORTED[0])), vocab)
         best, _ = g.ops("TopK", weights, first, out=(None, None), axis=-1, largest=1, sorted=1)
         held = _total(g, best)
         # top-p counts shares of what top-k has left
         share = g.op("Mul", g.op("Where", limited, held, _total(g, weights)), "top_p")
         enough = g.op("Where", g.op("Less", "top_p", _f32(g, 1)), share, _f32(g, np.inf))
-        short = g.op("ReduceMax", g.op("Cast", g.op("Less", held, enough), to=INT64), keepdims=0)
-        more = g.op("And", g.op("Not", limited), g.op("Greater", short, zero))
-        wide, narrow = Scope(g.store, f"{g.label}/all"), Scope(g.store, f"{g.label}/best")
-        every, _ = wide.ops("TopK", weights, vocab, out=(None, None), axis=-1, largest=1, sorted=1)
-        return _if(g, more, (wide, _nucleus(wide, every, enough)), (narrow, _nucleus(narrow, best, enough)), FLOAT)
+        short = g.op("And", g.op("Not", limited), g.op("Less", held, enough))
+        return self._widened(g, _nucleus(g, best, enough), weights, enough, short, (*SORTED[1:], self.vocab))
+
+    def _widened(self, g: Scope, floor: str, weights: str, enough: str, short: str, sizes: tuple[int, ...]) -> str:
+        """`floor` [r, 1], in rows that are `short` (bool [r, 1]) anew from more sorted tokens: each further row sorted costs."""
+        wide, done = (Scope(g.store, f"{g.label}/{name}") for name in (sizes[0], "enough"))
+        rows = wide.op("Squeeze", wide.op("NonZero", wide.op("Squeeze", short, wide.ints(1))), wide.ints(0))
+        some, goal = (wide.op("Gather", x, rows, axis=0) for x in (weights, enough))
+        best, _ = wide.ops("TopK", some, wide.ints(min(sizes[0], self.vocab)), out=(None, None), axis=-1, largest=1, sorted=1)
+        lower = _nucleus(wide, best, goal)
+        if sizes[1:]:
+            lower = self._widened(wide, lower, some, goal, wide.op("Less", _total(wide, best), goal), sizes[1:])
+        whole = wide.op("ScatterND", floor, wide.op("Unsqueeze", rows, wide.ints(1)), lower)
+        any_short = g.op("Greater", g.op("ReduceMax", g.op("Cast", short, to=INT64), keepdims=0), g.store.constant(0, np.int64))
+        return _if(g, any_short, (wide, whole), (done, done.op("Identity", floor)), FLOAT)
 
     def _inverse_cdf(self, g: Scope, weights: str, uniforms: str) -> str:
         """int64 [r]: the token at which the running sum of `weights` exceeds uniform * total; over blocks, then within one."""

@@ -99,7 +99,8 @@ def test_frequencies_over_a_grid_of_uniforms_are_the_processed_probabilities(
 def test_a_row_alone_and_among_others_chooses_alike(graph: tuple[int, Any]) -> None:
     vocab, run = graph
     random = np.random.default_rng(3)
-    logits = random.normal(0, 3, (16, vocab)).astype(np.float32)
+    logits = random.normal(0, 1, (16, vocab)) * np.linspace(0.1, 5, 16)[:, None]  # the first have the largest nuclei
+    logits = random.permutation(logits).astype(np.float32)
     uniforms, mask = random.random(16).astype(np.float32), np.zeros((16, 1), np.float32)
     given = {"temperature": 1.2, "top_p": 0.95}
     together = choose(run, logits, [0], mask, uniforms=uniforms, **given)
