@@ -4,13 +4,13 @@
 The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes` of processor time (medusa-2, which has no target
 beside it, from the references, its own task LoRA included):
 
-    streams         gamma 6, rank 32, cut to 12        streams-bigram  the same with a bigram of rank 32
+    streams         gamma 6, Ns 2, rank 32             streams-bigram  the same with a bigram of rank 32
     medusa          heads sharing the LM head          medusa-own      heads with a matrix each
     medusa-2        joint recipe: the target changes   two-models      the target's first 6 layers, all their weights trained
 
 and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding (`streamspec bench`, n-grams off), the
 second model against streams-bigram. What is there is not trained again; `--train` ends before measuring. One JSON line per drafter is kept in
-OUT/NAME.jsonl. The target's LoRA should have no higher rank than 12, or cutting the streams cuts it too.
+OUT/NAME.jsonl.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-STREAMS = "--method streaming --recipe staged --gamma 6 --prune-rank 0"
+STREAMS = "--method streaming --recipe staged --gamma 6 --ns 2 --prune-rank 0"
 MEDUSA = "--method medusa --gamma 6 --alpha-decay 0.8"
 DRAFTERS = {
     "streams": STREAMS,
@@ -31,7 +31,6 @@ DRAFTERS = {
     "medusa-own": f"{MEDUSA} --recipe staged --own-heads",
     "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3",
 }
-CUT = "12"  # rank of shipped LoRAs
 
 
 def run(*command: object) -> str:
@@ -71,6 +70,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3000)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--only", nargs="+", default=[*DRAFTERS, "two-models"])
     parser.add_argument("--train", action="store_true", help="stop before measuring")
@@ -97,15 +97,11 @@ def main() -> None:
         if not (adapter / "training.json").exists():
             own = [] if "joint" in options else [*target, "--answers", answers]
             run(*streamspec, "train", *base, *same, *own, *options, "--max-minutes", arguments.minutes, "--out", adapter, *(["--resume"] if adapter.exists() else []))
-        if "streaming" in options and not (adapter.with_name(adapter.name + "-cut")).exists():
-            run(*streamspec, "shrink", adapter, "--rank", CUT, "--out", adapter.with_name(adapter.name + "-cut"))
-        if "streaming" in options:
-            adapter = adapter.with_name(adapter.name + "-cut")
         if not bundle.exists():
             run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle)
         if not arguments.train:
             measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, "--json", *threads]
-            found = json.loads(run(*streamspec, "bench", bundle, *measured, "--no-ngram", "--rows", "8,16", "--repeats", 3).splitlines()[-1])
+            found = json.loads(run(*streamspec, "bench", bundle, *measured, "--no-ngram", "--rows", "8,16", "--repeats", arguments.repeats).splitlines()[-1])
             keys = ("tokens_per_step", "speedup", "speedup_min", "speedup_max", "step_ms", "plain_ms", "identical", "quality", "rows")
             note(out / f"{arguments.task}.jsonl", {"drafter": name} | parameters(adapter) | {key: found[key] for key in keys})
     if "two-models" in arguments.only:
@@ -116,7 +112,7 @@ def main() -> None:
             run(*streamspec, "export", "--base", cut, "--out", bundle)
         if not arguments.train:
             own = out / f"{arguments.task}-streams-bigram-int8"
-            measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, *threads]
+            measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, "--repeats", arguments.repeats, *threads]
             found = json.loads(run(sys.executable, HERE / "two_model.py", "bench", own, "--draft", bundle, *measured))
             note(out / f"{arguments.task}.jsonl", {"drafter": "two-models", "sides": found})
 
