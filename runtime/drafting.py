@@ -115,7 +115,7 @@ def draft(
     `costs` [rows]: time of a step with 1.. rows; the draft is as large as makes expected tokens per time largest, two nodes at
     least. Without costs it has as many nodes as there are guesses for, up to `rows`, and never more than `MOST_ROWS`.
     """
-    taken = _Search(guesses, found, sharpness).take(root, min(rows, MOST_ROWS))
+    taken = _Search(guesses, found, sharpness).take(root, min(rows, MOST_ROWS), costs)
     expected = np.cumsum([node.chance for node in taken])
     size = len(taken)
     if costs is not None and size > 2:
@@ -147,13 +147,20 @@ class _Search:
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
 
-    def take(self, root: int, rows: int) -> list[_Node]:
-        """At most `rows` nodes by falling chance, the root first."""
+    def take(self, root: int, rows: int, costs: np.ndarray | None = None) -> list[_Node]:
+        """At most `rows` nodes by falling chance, the root first; with `costs`, ends where no further ones could pay."""
         taken = [_Node(1.0, 0, 0, root, 0, 0, True)]
+        expected, best = 1.0, 0.0  # tokens; the most per cost so far
         self._expand(taken[0], 0)
         while self._heap and len(taken) < rows:
             node = heapq.heappop(self._heap)[2]
             taken.append(node)
+            if costs is not None:
+                expected += node.chance
+                best = max(best, expected / costs[len(taken) - 1])
+                further = costs[len(taken) : rows]
+                if np.all(expected + node.chance * np.arange(1, len(further) + 1) <= best * further):
+                    break
             self._expand(node, len(taken) - 1)
             if not node.follows:
                 self._guess(taken[node.parent], node.parent, node.rank + 1)

@@ -122,6 +122,19 @@ def test_costs_decide_how_many_rows_a_draft_has() -> None:
     assert len(priced.tree) == max(sizes, key=lambda n: sizes[n])
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 40), st.integers(1, 5), st.integers(1, 5), st.integers(0, 10_000))
+def test_ending_the_search_early_does_not_change_the_draft(rows: int, gamma: int, width: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    guesses = guessing(np.arange(gamma * width).reshape(gamma, width), random.dirichlet(np.full(width, 0.5), gamma) + 1e-9)
+    costs = np.cumsum(random.exponential(0.2, rows)) + 1
+    whole = draft(99, guesses, None, rows)
+    chances = np.sort(whole.chances)[::-1]
+    sizes = range(2, len(whole.tree) + 1)
+    best = max(sizes, key=lambda n: chances[:n].sum() / costs[n - 1], default=len(whole.tree))
+    assert len(draft(99, guesses, None, rows, costs).tree) == best
+
+
 def test_streams_and_text_compete_and_agreeing_nodes_are_one() -> None:
     made = draft(5, GUESSES, sure((10, 50, 51), 0.5), 6)
     # 10: 0.75 by both; 10 50: 0.375, the text's, which leaves 0.28 to 10 20; 11: 0.25; 10 50 51: 0.19; 10 20 30: 0.17
