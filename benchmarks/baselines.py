@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-STREAMS = "--method streaming --recipe staged --gamma 6 --ns 2 --prune-rank 0"
+STREAMS = "--method streaming --recipe staged --gamma 6 --ns 2 --stream-lr 3e-3 --prune-rank 0"
 MEDUSA = "--method medusa --gamma 6 --alpha-decay 0.8"
 DRAFTERS = {
     "streams": STREAMS,
