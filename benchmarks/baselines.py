@@ -5,8 +5,9 @@ The target answers `--rows` training prompts once. Every drafter then learns fro
 beside it, from the references, its own task LoRA included):
 
     streams         gamma 6, Ns 2, rank 32             streams-bigram  the same with a bigram of rank 32
-    medusa          heads sharing the LM head          medusa-own      heads with a matrix each
-    medusa-2        joint recipe: the target changes   two-models      the target's first 6 layers, all their weights trained
+    medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
+    medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
+    two-models      the target's first 6 layers, all their weights trained
 
 and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding (`streamspec bench`, n-grams off), the
 second model against streams-bigram. What is there is not trained again; `--train` ends before measuring. One JSON line per drafter is kept in
@@ -28,6 +29,7 @@ DRAFTERS = {
     "streams": STREAMS,
     "streams-bigram": f"{STREAMS} --bigram-rank 32",
     "medusa": f"{MEDUSA} --recipe staged",
+    "medusa-bigram": f"{MEDUSA} --recipe staged --bigram-rank 32",
     "medusa-own": f"{MEDUSA} --recipe staged --own-heads",
     "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3",
 }
