@@ -37,6 +37,7 @@ VARIANTS = (
     BASIS,
     *(Variant("gamma", str(n), {"gamma": n}) for n in (2, 4, 8)),
     *(Variant("Ns", str(n), {"ns": n}) for n in (2, 4, 6, 14, 20)),
+    *(Variant("learning rate", f"3e-3, Ns {n}", {"ns": n, "stream_lr": 3e-3}) for n in (2, 10)),
     Variant("start", "no root token", {"root_token": False}),
     Variant("start", "value rotation, no embeddings", model="RotatedValues"),
     Variant("start", "value rotation, no embeddings, no root token", {"root_token": False}, "RotatedValues"),
