@@ -38,14 +38,14 @@ class TrainConfig:
     separator: str = "\n"
     # streams
     gamma: int = 6  # number of streams, 1..8
-    ns: int | None = None  # MSA layers; default: a third of the layers
+    ns: int | None = None  # MSA layers; default: 2; joint: a third of the layers
     alpha: float = 0.1  # weight of the first stream's loss beside the next-token loss (joint)
     alpha_decay: float = 1.0  # the weight of each further stream's loss over that of the one before
     positions: str = "shifted"  # stream j sits at position t + j ("shifted") or t ("same")
     root_token: bool = True  # streams also see the embedding of the token that follows row t
     stream_embedding: float = 0.5  # initial rms of P_j, in units of the hidden state's
     draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
-    bigram_rank: int = 0  # rank of the bias that the token before gives to a stream's guesses; 0: none
+    bigram_rank: int = 32  # rank of the bias that the token before gives to a stream's guesses; 0: none
     prune_rank: int = 8  # rank of the early exit's map, which foretells rows of a draft that need no upper layers; 0: none
     labels: str = "hard"  # streams learn the tokens that came ("hard") or what the main stream expects there ("kl", "tv")
     stream_rank: int = 32  # staged: rank of the streams' own LoRA
@@ -57,7 +57,7 @@ class TrainConfig:
     rank: int = 32
     lora_alpha: float | None = None  # default: rank
     lr: float = 5e-4
-    stream_lr: float = 1e-3
+    stream_lr: float = 2e-3  # staged: of the streams or heads
     batch_size: int = 8
     max_length: int = 512  # tokens; longer rows are dropped, and counted
     max_minutes: float | None = None  # of the whole run: every stage and regeneration, not the last validation

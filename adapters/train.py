@@ -110,7 +110,7 @@ def prepare(config: TrainConfig) -> Run:
     val_examples = read_examples(config.val) if config.val else []
     base = resolve_base(config.base)
     layers = AutoConfig.from_pretrained(base.path).num_hidden_layers
-    ns = config.ns or max(1, round(layers / 3))
+    ns = config.ns or (min(2, layers) if config.recipe == "staged" else max(1, round(layers / 3)))
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
     try:
@@ -157,6 +157,7 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
         folder.check_same_base(config.warm_start, base, "--warm-start", STREAM_WEIGHTS)
         wanted = {"gamma": config.gamma, "ns": ns, "positions": config.positions, "root_token": config.root_token}
         saved = folder.streams_of(config.warm_start)
+        saved = saved | {"ns": min(ns, saved["ns"])}  # of more layers the last ones are taken
         for name, value in wanted.items():
             if saved.get(name) != value:
                 raise ConfigError(

@@ -24,14 +24,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STREAMS = "--method streaming --recipe staged --gamma 6 --ns 2 --stream-lr 3e-3 --prune-rank 0"
-MEDUSA = "--method medusa --gamma 6 --alpha-decay 0.8"
+MEDUSA = "--method medusa --gamma 6 --stream-lr 1e-3 --alpha-decay 0.8"
 DRAFTERS = {
-    "streams": STREAMS,
-    "streams-bigram": f"{STREAMS} --bigram-rank 32",
-    "medusa": f"{MEDUSA} --recipe staged",
-    "medusa-bigram": f"{MEDUSA} --recipe staged --bigram-rank 32",
-    "medusa-own": f"{MEDUSA} --recipe staged --own-heads",
-    "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3",
+    "streams": f"{STREAMS} --bigram-rank 0",
+    "streams-bigram": STREAMS,
+    "medusa": f"{MEDUSA} --recipe staged --bigram-rank 0",
+    "medusa-bigram": f"{MEDUSA} --recipe staged",
+    "medusa-own": f"{MEDUSA} --recipe staged --own-heads --bigram-rank 0",
+    "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3 --bigram-rank 0",
 }
 
 

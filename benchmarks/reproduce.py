@@ -38,17 +38,17 @@ BASE = ["--base", "smollm2-135m"]
 TASKS = ("e2e", "wikisql")
 ANSWERS = ["--max-new-tokens", "96"]
 TASK_LORA = {"e2e": "--max-minutes 7", "wikisql": "--max-minutes 13"}
-# The streams were trained in two goes, the second from where the first ended.
+SHIPPED_RANK = "12"  # of the task LoRAs, which are trained at rank 32, then cut
+DRAFTER = "--stream-rank 64 --val-rows 150 --clock cpu --threads 1"
 STREAMS = {
-    "e2e": ("--max-minutes 13", "--max-minutes 24 --epochs 6"),
-    "wikisql": ("--max-minutes 25 --epochs 5 --regenerate-rows 3000", "--max-minutes 30 --regenerate-rows 0"),
+    "e2e": f"{DRAFTER} --stream-lr 1e-3 --regenerate-rows 2000 --answer-temperature 1 --answer-top-p 0.9 --epochs 60 --max-minutes 30",
+    "wikisql": f"{DRAFTER} --regenerate-rows 0 --max-minutes 21",
+    "chat": f"{DRAFTER} --stream-lr 3e-3 --regenerate-rows 1440 --epochs 60 --max-minutes 25",
 }
-SHIPPED_RANK = "12"  # LoRAs are trained at rank 32, then cut
-BIGRAM = {"e2e": "--max-minutes 24", "wikisql": "--max-minutes 26"}  # the third go of the streams, after the cut, on one core
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
 ARM = "--lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
-CHAT = "--format chat --gamma 4 --bigram-rank 32 --max-length 640 --max-new-tokens 160 --val-rows 60 --threads 1"
+CHAT = "--format chat --gamma 4 --max-length 640 --max-new-tokens 160"
 Command = list[str]
 Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
 
@@ -56,20 +56,14 @@ Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command 
 def train(data: Path, work: Path) -> Part:
     for task in TASKS:
         files = [*BASE, "--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
-        lora, first, last, cut, out = (work / f"{task}{part}" for part in ("-lora", "-first", "-last", "-cut", ""))
+        lora, cut, out = (work / f"{task}{part}" for part in ("-lora", "-cut", ""))
         yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
-        streams = ["train", *files, "--target-adapter", f"{lora}", "--val-rows", "150", *ANSWERS]
-        yield first, [*streams, "--out", f"{first}", *STREAMS[task][0].split()]
-        yield last, [*streams, "--out", f"{last}", "--warm-start", f"{first}", *STREAMS[task][1].split()]
-        yield cut, ["shrink", f"{last}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
-        again = f"--bigram-rank 32 --stream-rank {SHIPPED_RANK} --epochs 6 --regenerate-rows 3000 --threads 1 {BIGRAM[task]}".split()
-        streams[streams.index("--target-adapter") + 1] = f"{cut}"
-        yield out, [*streams, "--out", f"{out}", "--warm-start", f"{cut}", *again]
-    prompts_of_chat, first, out = (work / f"chat{part}" for part in ("-data", "-first", ""))
+        yield cut, ["shrink", f"{lora}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
+        yield out, ["train", *files, "--target-adapter", f"{cut}", *STREAMS[task].split(), *ANSWERS, "--out", f"{out}"]
+    prompts_of_chat, out = work / "chat-data", work / "chat"
     yield prompts_of_chat / "train.jsonl", [f"{HERE}/chat_data.py", "--data", f"{data}", "--out", f"{prompts_of_chat}"]
-    chat = ["train", *BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl", "--target-adapter", "base", *CHAT.split()]
-    yield first, [*chat, "--out", f"{first}", *["--regenerate-rows", "1500", "--epochs", "8", "--max-minutes", "50"]]
-    yield out, [*chat, "--out", f"{out}", "--warm-start", f"{first}", *["--regenerate-rows", "4000", "--epochs", "20", "--max-minutes", "90"]]
+    files = [*BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl"]
+    yield out, ["train", *files, "--target-adapter", "base", *CHAT.split(), *STREAMS["chat"].split(), "--out", f"{out}"]
 
 
 def arms(data: Path, work: Path) -> Part:

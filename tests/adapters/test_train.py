@@ -130,9 +130,11 @@ def test_streams_start_only_from_streams_of_their_own_shape(base: Path, data: Pa
     again = {"recipe": "staged", "target_adapter": "base", "warm_start": first}
     with pytest.raises(ConfigError, match=r"gamma = 2.*expected 3"):
         train(options(base, data, tmp_path / "out", **again, gamma=3))
-    train(options(base, data, tmp_path / "out", **again))
-    scales = [json.loads((f / "streamspec_config.json").read_text())["streams"]["scale"] for f in (first, tmp_path / "out")]
-    assert scales[0] == scales[1]
+    train(options(base, data, tmp_path / "out", **again, ns=1))  # the last of two layers
+    saved = [json.loads((f / "streamspec_config.json").read_text())["streams"] for f in (first, tmp_path / "out")]
+    assert saved[0]["scale"] == saved[1]["scale"] and [s["ns"] for s in saved] == [2, 1]
+    with pytest.raises(ConfigError, match=r"ns = 1.*expected 2"):
+        train(options(base, data, tmp_path / "more", **(again | {"warm_start": tmp_path / "out"})))
     with pytest.raises(AdapterError, match=r"no streamspec\.safetensors.*check --warm-start"):
         train(options(base, data, tmp_path / "o2", **(again | {"warm_start": tmp_path})))
 

@@ -81,6 +81,7 @@ def options(base: Path, data: Path, out: Path, **changes: object) -> TrainConfig
         "rank": 4,
         "stream_rank": 4,
         "draft_vocab": 32,
+        "bigram_rank": 0,
         "epochs": 2.0,
         "val_rows": 6,
         "regenerate_rows": 24,
