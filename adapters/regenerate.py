@@ -102,10 +102,11 @@ def regenerate(
     for start in track(starts, label, len(starts)):
         if minutes is not None and time.monotonic() - started > 60 * minutes and any(tuple(p) in known for p in prompts):
             break
-        batch, choose = missing[start : start + batch_size], best
+        batch = missing[start : start + batch_size]
+        choose: Choose = best
         if sampled is not None:  # a batch draws the same numbers after an interruption as without
-            generator = torch.Generator(model.device).manual_seed(sampled[2] + len(known))
-            choose = drawn(*sampled[:2], generator)
+            temperature, top_p, seed = sampled
+            choose = drawn(temperature, top_p, torch.Generator(model.device).manual_seed(seed + len(known)))
         kept.add(batch, answer_batch(model, batch, eos, max_new_tokens, choose))
     return [(p, known[tuple(p)]) for p in prompts if tuple(p) in known]
 
