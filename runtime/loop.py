@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from streamspec.runtime.interface import ROOT_ONLY, Engine, Pruning
 from streamspec.runtime.ngram import Continuation, NgramIndex
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
+from streamspec.runtime.worth import StreamsWorth
 
 TINY = 1e-30  # chances of which a logarithm is taken are at least this
 
@@ -29,7 +31,7 @@ class Plan:
 
     `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
     (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens,
-    `experience`: what drafts have been worth so far. `pruning`: which rows go on above the early exit, None for all.
+    `experience`: what drafts have been worth so far, `worth`: whether to leave streams out where n-grams do (None: never). `pruning`: which rows go on above the early exit, None for all.
     """
 
     limit: int
@@ -39,6 +41,7 @@ class Plan:
     governor: Governor | None = None
     ngram: bool = True
     experience: Experience = field(default_factory=Experience)
+    worth: StreamsWorth | None = None
     sampling: Sampling = GREEDY
     pruning: Pruning | None = None
     plain: str = "off"  # what to say of speculation where there is none
@@ -56,6 +59,7 @@ class Decoder:
         self._guesses: Guesses | None = None
         self._index = NgramIndex(plan.experience.rates) if plan.rows > 1 and plan.ngram else None
         self._found: Continuation | None = None  # what the last draft was made with
+        self._worth = plan.worth if engine.gamma and self._index is not None else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""
@@ -64,6 +68,8 @@ class Decoder:
         started = time.perf_counter()
         self.engine.reset(self.plan.sampling)
         self._governor.begin()
+        if self._worth is not None:
+            self._worth.begin()
         first = self.engine.prefill(prompt, draft=self._may_draft(len(prompt) - 1))
         self.stats.prefill_seconds = self.stats.first_token_seconds = time.perf_counter() - started
         self._guesses = first.guesses
@@ -95,13 +101,15 @@ class Decoder:
         """The next step's draft; None where there is nothing to guess with, or no room left in the context."""
         room = self.engine.context_length - self.engine.length - self.engine.gamma - 1
         self._found = self._index.find(room) if self._index is not None else None
-        if self._guesses is None and (self._found is None or self.engine.gamma):
+        if self._guesses is None and (self._found is None or (self.engine.gamma and self._worth is None)):
             return None
-        made = draft(self._root, self._guesses, self._found, self.plan.rows, self.plan.costs, self.plan.experience.sharpness)
+        costs, streams = self._costs(), self._streams()
+        made = draft(self._root, self._guesses, self._found, self.plan.rows, costs, self.plan.experience.sharpness)
         if len(made.tree) == 1 or made.tree.depth > room:
             return None
-        if not self.engine.gamma and self.plan.costs is not None and made.expected < self.plan.costs[len(made.tree) - 1]:
-            return None  # without streams a plain step forgoes nothing
+        forgoes = self._guesses is not None and streams  # a plain step would be one with streams behind it, for nothing
+        if costs is not None and not forgoes and made.expected * (1 + self._price(streams)) < costs[len(made.tree) - 1]:
+            return None
         return off_borders(made, self.engine.length)
 
     def _tree_step(self, made: Draft, remaining: int) -> Committed:
@@ -109,7 +117,8 @@ class Decoder:
         pruning, priors = self.plan.pruning, None
         if pruning is not None:
             priors = np.log(np.maximum(made.chances, TINY)).astype(np.float32)
-        result = self.engine.verify(tokens, tree, self.engine.gamma > 0, pruning, priors)
+        costs, streams = self._costs(), self._streams()
+        result = self.engine.verify(tokens, tree, streams, pruning, priors)
         node, path = accept(tree, tokens, result.choices)
         if result.accepted is not None and result.accepted != node:
             # The guesses would belong to another text, and a graph that errs here is not to be trusted elsewhere.
@@ -121,22 +130,49 @@ class Decoder:
         self.engine.keep(path)
         before, self._guesses = self._guesses, result.guesses
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
-        cost = None if self.plan.costs is None else float(self.plan.costs[len(tree) - 1])
+        cost = None if costs is None else float(costs[len(tree) - 1])
         self._governor.step(len(path), cost, time.perf_counter() - self._began)
+        if self._worth is not None:
+            if before is not None:
+                self._worth.compare(len(done.tokens), len(tree), *self._alone(self._worth, done.tokens))
+            self._worth.step(len(done.tokens), len(tree), streams)
         self.plan.experience.observe(before, self._found, done.tokens)
         self._count(done, "tree")
         return done
 
     def _plain_step(self, remaining: int) -> Committed:
         resume = (self._governor.on and not self._governor.looks) or self._governor.about_to_resume
-        draft_next = resume and remaining > 1 and self._may_draft(self.engine.length)
+        draft_next = resume and remaining > 1 and self._streams() and self._may_draft(self.engine.length)
         result = self.engine.verify(np.array([self._root], dtype=np.int64), ROOT_ONLY, draft=draft_next)
         self.engine.keep((0,))
         self._guesses = result.guesses
         self._governor.plain_step(None if draft_next else time.perf_counter() - self._began)
+        if self._worth is not None:
+            self._worth.step(1, 1, draft_next)
         done = cut([int(result.choices[0])], [False], self.plan.eos, remaining)
         self._count(done, "plain")
         return done
+
+    def _streams(self) -> bool:
+        """Whether streams are to run behind the step under way."""
+        return self.engine.gamma > 0 and (self._worth is None or self._worth.wanted)
+
+    def _price(self, streams: bool) -> float:
+        return self._worth.price if streams and self._worth is not None else 0.0
+
+    def _costs(self) -> np.ndarray | None:
+        return self.plan.costs if self._worth is None else self._worth.costs(self._streams())
+
+    def _alone(self, worth: StreamsWorth, came: Sequence[int]) -> tuple[int, int]:
+        """Tokens that the last draft would have brought without streams' guesses, and its rows."""
+        if self._found is None:
+            return 1, 1
+        made = draft(self._root, None, self._found, self.plan.rows, worth.without)
+        rows = len(made.tree)
+        if made.expected < worth.without[rows - 1]:
+            return 1, 1
+        right = (said == token for said, token in zip(made.tokens[1:].tolist(), came, strict=False))
+        return min(1 + sum(takewhile(bool, right)), len(came)), rows
 
     def _may_draft(self, position: int) -> bool:
         """Whether streams behind the row at `position` are wanted and stay within the context."""

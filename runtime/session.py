@@ -23,6 +23,7 @@ from streamspec.runtime.interface import Cancelled, Engine, Pruning
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
+from streamspec.runtime.worth import StreamsWorth
 
 if TYPE_CHECKING:
     from streamspec.runtime.calibrate import Calibration
@@ -76,6 +77,7 @@ class Session:
         self._busy = threading.Lock()
         self._cancelled = False
         self._governor, self._experience = Governor(), Experience()
+        self._worth = StreamsWorth(calibration.curve) if calibration and len(calibration.curve) > 1 else None
 
     @property
     def speculation(self) -> str:
@@ -136,7 +138,7 @@ class Session:
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
             costs=self.calibration.curve if self.calibration else None,
-            governor=self._governor if self.calibration else None, ngram=self.ngram, experience=self._experience, sampling=sampling, pruning=self.pruning,
+            governor=self._governor if self.calibration else None, ngram=self.ngram, experience=self._experience, worth=self._worth, sampling=sampling, pruning=self.pruning,
             plain=self.speculation if speculate else "off (asked for plain decoding)",
         )  # fmt: skip
         return self._chunks(ids, plan, stops)
