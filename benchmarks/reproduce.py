@@ -43,12 +43,11 @@ DRAFTER = "--stream-rank 64 --val-rows 150 --clock cpu --threads 1"
 STREAMS = {
     "e2e": f"{DRAFTER} --stream-lr 1e-3 --regenerate-rows 2000 --answer-temperature 1 --answer-top-p 0.9 --epochs 60 --max-minutes 30",
     "wikisql": f"{DRAFTER} --regenerate-rows 0 --max-minutes 21",
-    "chat": f"{DRAFTER} --stream-lr 3e-3 --regenerate-rows 1440 --epochs 60 --max-minutes 25",
 }
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
 ARM = "--lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
-CHAT = "--format chat --gamma 4 --max-length 640 --max-new-tokens 160"
+CHAT = "--format chat --gamma 4 --ns 10 --stream-lr 1e-3 --max-length 640 --max-new-tokens 160 --val-rows 60 --threads 1"
 Command = list[str]
 Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
 
@@ -60,10 +59,11 @@ def train(data: Path, work: Path) -> Part:
         yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
         yield cut, ["shrink", f"{lora}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
         yield out, ["train", *files, "--target-adapter", f"{cut}", *STREAMS[task].split(), *ANSWERS, "--out", f"{out}"]
-    prompts_of_chat, out = work / "chat-data", work / "chat"
+    prompts_of_chat, first, out = (work / f"chat{part}" for part in ("-data", "-first", ""))
     yield prompts_of_chat / "train.jsonl", [f"{HERE}/chat_data.py", "--data", f"{data}", "--out", f"{prompts_of_chat}"]
-    files = [*BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl"]
-    yield out, ["train", *files, "--target-adapter", "base", *CHAT.split(), *STREAMS["chat"].split(), "--out", f"{out}"]
+    chat = ["train", *BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl", "--target-adapter", "base", *CHAT.split()]
+    yield first, [*chat, "--out", f"{first}", *["--regenerate-rows", "1500", "--epochs", "8", "--max-minutes", "50"]]
+    yield out, [*chat, "--out", f"{out}", "--warm-start", f"{first}", *["--regenerate-rows", "4000", "--epochs", "20", "--max-minutes", "90"]]
 
 
 def arms(data: Path, work: Path) -> Part:
