@@ -5,6 +5,7 @@ The target answers `--rows` training prompts once. Every drafter then learns fro
 beside it, from the references, its own task LoRA included):
 
     streams         gamma 6, Ns 2, rank 32             streams-bigram  the same with a bigram of rank 32
+    streams-deep    that with Ns 10
     medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
     medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
     two-models      the target's first 6 layers, all their weights trained
@@ -28,6 +29,7 @@ MEDUSA = "--method medusa --gamma 6 --stream-lr 1e-3 --alpha-decay 0.8"
 DRAFTERS = {
     "streams": f"{STREAMS} --bigram-rank 0",
     "streams-bigram": STREAMS,
+    "streams-deep": f"{STREAMS} --ns 10",
     "medusa": f"{MEDUSA} --recipe staged --bigram-rank 0",
     "medusa-bigram": f"{MEDUSA} --recipe staged",
     "medusa-own": f"{MEDUSA} --recipe staged --own-heads --bigram-rank 0",
