@@ -38,7 +38,7 @@ class TrainConfig:
     separator: str = "\n"
     # streams
     gamma: int = 6  # number of streams, 1..8
-    ns: int | None = None  # MSA layers; default: 2; joint: a third of the layers
+    ns: int | None = None  # MSA layers; default: a third of the layers
     alpha: float = 0.1  # weight of the first stream's loss beside the next-token loss (joint)
     alpha_decay: float = 1.0  # the weight of each further stream's loss over that of the one before
     positions: str = "shifted"  # stream j sits at position t + j ("shifted") or t ("same")

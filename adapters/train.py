@@ -110,7 +110,7 @@ def prepare(config: TrainConfig) -> Run:
     val_examples = read_examples(config.val) if config.val else []
     base = resolve_base(config.base)
     layers = AutoConfig.from_pretrained(base.path).num_hidden_layers
-    ns = config.ns or (min(2, layers) if config.recipe == "staged" else max(1, round(layers / 3)))
+    ns = config.ns or max(1, round(layers / 3))
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
     try:

@@ -38,12 +38,10 @@ BASE = ["--base", "smollm2-135m"]
 TASKS = ("e2e", "wikisql")
 ANSWERS = ["--max-new-tokens", "96"]
 TASK_LORA = {"e2e": "--max-minutes 7", "wikisql": "--max-minutes 13"}
-SHIPPED_RANK = "12"  # of the task LoRAs, which are trained at rank 32, then cut
-DRAFTER = "--stream-rank 64 --val-rows 150 --clock cpu --threads 1"
-STREAMS = {
-    "e2e": f"{DRAFTER} --stream-lr 1e-3 --regenerate-rows 2000 --answer-temperature 1 --answer-top-p 0.9 --epochs 60 --max-minutes 30",
-    "wikisql": f"{DRAFTER} --regenerate-rows 0 --max-minutes 21",
-}
+SHIPPED_RANK = "12"  # LoRAs are trained at rank 32, then cut
+# E2E's streams were trained in one go behind the cut target, half of their answers sampled; WikiSQL's in two goes, then cut with it, then once more with a bigram.
+E2E = "--ns 2 --stream-rank 64 --stream-lr 1e-3 --regenerate-rows 2000 --answer-temperature 1 --answer-top-p 0.9 --epochs 60 --clock cpu --max-minutes 30 --threads 1"
+WIKISQL = "--max-minutes 25 --epochs 5 --regenerate-rows 3000", "--max-minutes 30 --regenerate-rows 0", "--max-minutes 26 --epochs 6 --regenerate-rows 3000 --threads 1"
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
 ARM = "--lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
@@ -55,10 +53,20 @@ Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command 
 def train(data: Path, work: Path) -> Part:
     for task in TASKS:
         files = [*BASE, "--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
-        lora, cut, out = (work / f"{task}{part}" for part in ("-lora", "-cut", ""))
+        lora, first, last, cut, out = (work / f"{task}{part}" for part in ("-lora", "-first", "-last", "-cut", ""))
         yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
-        yield cut, ["shrink", f"{lora}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
-        yield out, ["train", *files, "--target-adapter", f"{cut}", *STREAMS[task].split(), *ANSWERS, "--out", f"{out}"]
+
+        def streams(target: Path, to: Path, options: str, files: Command = files) -> tuple[Path, Command]:
+            return to, ["train", *files, "--target-adapter", f"{target}", "--val-rows", "150", *ANSWERS, "--out", f"{to}", *options.split()]
+
+        if task == "e2e":
+            yield cut, ["shrink", f"{lora}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
+            yield streams(cut, out, E2E)
+            continue
+        yield streams(lora, first, f"--stream-lr 1e-3 --bigram-rank 0 {WIKISQL[0]}")
+        yield streams(lora, last, f"--stream-lr 1e-3 --bigram-rank 0 --warm-start {first} {WIKISQL[1]}")
+        yield cut, ["shrink", f"{last}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
+        yield streams(cut, out, f"--stream-lr 1e-3 --stream-rank {SHIPPED_RANK} --warm-start {cut} {WIKISQL[2]}")
     prompts_of_chat, first, out = (work / f"chat{part}" for part in ("-data", "-first", ""))
     yield prompts_of_chat / "train.jsonl", [f"{HERE}/chat_data.py", "--data", f"{data}", "--out", f"{prompts_of_chat}"]
     chat = ["train", *BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl", "--target-adapter", "base", *CHAT.split()]
