@@ -138,7 +138,7 @@ class Session:
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
             costs=self.calibration.curve if self.calibration else None,
-            governor=self._governor if self.calibration else None, ngram=self.ngram, experience=self._experience, worth=self._worth, sampling=sampling, pruning=self.pruning,
+            governor=self._governor if self.calibration else None, ngram=self.ngram, experience=self._experience, worth=self._worth if self.calibration else None, sampling=sampling, pruning=self.pruning,
             plain=self.speculation if speculate else "off (asked for plain decoding)",
         )  # fmt: skip
         return self._chunks(ids, plan, stops)

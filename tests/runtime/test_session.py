@@ -10,6 +10,7 @@ import pytest
 from streamspec.bundle import BaseInfo, Manifest, ModelInfo, StreamsInfo, TreesInfo
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt_format import PromptFormat
+from streamspec.runtime.calibrate import Calibration
 from streamspec.runtime.session import Chunk, Session
 from tests.runtime.texts import EOS, byte_level
 from tests.runtime.toy import ToyEngine, hashed, scripted
@@ -155,3 +156,15 @@ def test_time_spent_by_the_consumer_is_not_decode_time() -> None:
         time.sleep(0.1)
     assert last is not None and last.stats.decode_seconds < 0.2
     assert "tokens" in str(last.stats)
+
+
+def test_asked_for_rows_are_verified_whatever_a_calibration_said_before() -> None:
+    calibration = Calibration({1: 1.0, 2: 1.4, 4: 9.0, 8: 99.0}, {}, 8)
+    sizes = []
+    for measured in (calibration, None):  # `bench` takes the calibration away to force rows
+        engine = ToyEngine(scripted(2, ids("one two three four five six")), 257, skill=1.0, width=3)
+        session = Session(engine, MANIFEST, TOKENIZER, None, 8, calibration)
+        session.calibration = measured
+        session.generate("p", max_new_tokens=20)
+        sizes.append(max(rows for rows, _ in engine.calls[1:]))
+    assert sizes[0] == 2 and sizes[1] == 8
