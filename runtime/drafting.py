@@ -101,6 +101,10 @@ class Draft(NamedTuple):
     chances: np.ndarray
     expected: float
 
+    def pays(self, costs: np.ndarray) -> bool:
+        """Whether it brings no fewer tokens per time than one row does. `costs` [rows]: time of a step with 1.. rows."""
+        return bool(self.expected * costs[0] >= costs[len(self.tree) - 1])
+
 
 def draft(
     root: int,
@@ -211,4 +215,3 @@ class _Search:
 
     def _offer(self, node: _Node) -> None:
         heapq.heappush(self._heap, (-node.chance, next(self._age), node))
-

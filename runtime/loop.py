@@ -103,12 +103,12 @@ class Decoder:
         self._found = self._index.find(room) if self._index is not None else None
         if self._guesses is None and (self._found is None or (self.engine.gamma and self._worth is None)):
             return None
-        costs, streams = self._costs(), self._streams()
+        costs = self._costs()
         made = draft(self._root, self._guesses, self._found, self.plan.rows, costs, self.plan.experience.sharpness)
         if len(made.tree) == 1 or made.tree.depth > room:
             return None
-        forgoes = self._guesses is not None and streams  # a plain step would be one with streams behind it, for nothing
-        if costs is not None and not forgoes and made.expected * (1 + self._price(streams)) < costs[len(made.tree) - 1]:
+        forgoes = self._guesses is not None and self._streams()  # a plain step would be one with streams behind it, for nothing
+        if costs is not None and not forgoes and not made.pays(costs):
             return None
         return off_borders(made, self.engine.length)
 
@@ -157,9 +157,6 @@ class Decoder:
         """Whether streams are to run behind the step under way."""
         return self.engine.gamma > 0 and (self._worth is None or self._worth.wanted)
 
-    def _price(self, streams: bool) -> float:
-        return self._worth.price if streams and self._worth is not None else 0.0
-
     def _costs(self) -> np.ndarray | None:
         return self.plan.costs if self._worth is None else self._worth.costs(self._streams())
 
@@ -168,11 +165,10 @@ class Decoder:
         if self._found is None:
             return 1, 1
         made = draft(self._root, None, self._found, self.plan.rows, worth.without)
-        rows = len(made.tree)
-        if made.expected < worth.without[rows - 1]:
+        if not made.pays(worth.without):
             return 1, 1
         right = (said == token for said, token in zip(made.tokens[1:].tolist(), came, strict=False))
-        return min(1 + sum(takewhile(bool, right)), len(came)), rows
+        return min(1 + sum(takewhile(bool, right)), len(came)), len(made.tree)
 
     def _may_draft(self, position: int) -> bool:
         """Whether streams behind the row at `position` are wanted and stay within the context."""

@@ -135,11 +135,11 @@ class Session:
                 f"fewer than the context's {self.engine.context_length}",
                 "shorten the prompt",
             )
+        calibrated = {"costs": self.calibration.curve, "governor": self._governor, "worth": self._worth} if self.calibration else {}
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
-            costs=self.calibration.curve if self.calibration else None,
-            governor=self._governor if self.calibration else None, ngram=self.ngram, experience=self._experience, worth=self._worth if self.calibration else None, sampling=sampling, pruning=self.pruning,
-            plain=self.speculation if speculate else "off (asked for plain decoding)",
+            ngram=self.ngram, experience=self._experience, sampling=sampling, pruning=self.pruning,
+            plain=self.speculation if speculate else "off (asked for plain decoding)", **calibrated,
         )  # fmt: skip
         return self._chunks(ids, plan, stops)
 

@@ -23,6 +23,7 @@ class StreamsWorth:
         row = (costs[3] - costs[1]) / 2 if len(costs) > 3 else 0.0
         self.price = max(0.0, float(costs[1] - row - 1))  # of the streams: what a step of one row with them costs more than a plain one
         self.without = np.maximum(costs - self.price, 1.0)  # a step with 1.. rows and no streams behind it
+        self._beside = self.without + self.price
         self._advantage = PRIOR
         self._since = 0
         self._tokens, self._spent = RATE * WEIGHT, WEIGHT
@@ -34,7 +35,7 @@ class StreamsWorth:
 
     def costs(self, streams: bool) -> np.ndarray:
         """Of a step with 1.. rows, with or without streams behind it."""
-        return self.without + self.price if streams else self.without
+        return self._beside if streams else self.without
 
     def begin(self) -> None:
         """A new answer."""

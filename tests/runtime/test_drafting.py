@@ -13,7 +13,7 @@ from streamspec.runtime.drafting import LEAST, MOST_ROWS, SHARPNESS, Draft, Expe
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
 from tests.runtime.test_loop import decode
-from tests.runtime.toy import ToyEngine, Untimed, hashed, scripted
+from tests.runtime.toy import ToyEngine, Untimed, scripted, varied
 
 
 def index_of(text: list[int]) -> NgramIndex:
@@ -163,8 +163,7 @@ def test_chances_are_a_guess_s_share_of_its_row_given_the_guess_before() -> None
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 9))
 def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
-    period = [1, 4, 2, 3, 1, 6, 2][: 1 + seed % 7]
-    rule = scripted(3, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
+    rule = varied(3, seed)
     plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
     engine = ToyEngine(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
     assert decode(engine, Plan(limit, rows=rows), [1, 2, 3])[0] == plain
@@ -173,8 +172,7 @@ def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: i
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.integers(2, 9), st.booleans())
 def test_output_is_plain_decoding_s_with_ngrams_alone(seed: int, limit: int, context: int, rows: int, costly: bool) -> None:
-    period = [1, 4, 2, 3, 1, 6, 2][: 1 + seed % 7]
-    rule = scripted(3, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
+    rule = varied(3, seed)
     plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
     costs = np.linspace(1, 4 if costly else 1.5, rows)
     engine = ToyEngine(rule, 8, gamma=0, context=context)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.worth import PAUSE, StreamsWorth
 from tests.runtime.test_loop import decode
-from tests.runtime.toy import ToyEngine, Untimed, hashed, scripted
+from tests.runtime.toy import ToyEngine, Untimed, hashed, scripted, varied
 
 COSTS = np.array([1.0, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75])  # streams: 0.4; a row: 0.05
 
@@ -53,8 +53,7 @@ def test_streams_that_bring_much_run_always_and_come_back_when_the_text_turns() 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 8))
 def test_output_is_plain_decoding_s(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
-    period = [1, 4, 2, 3, 1, 6, 2][: 1 + seed % 7]
-    rule = scripted(3, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
+    rule = varied(3, seed)
     plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
     worth = StreamsWorth(COSTS[:rows])
     for _ in range(seed % 5):

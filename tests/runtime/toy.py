@@ -32,6 +32,12 @@ def scripted(prompt: int, script: Sequence[int]) -> Rule:
     return lambda ids: script[min(len(ids) - prompt, len(script) - 1)]
 
 
+def varied(prompt: int, seed: int) -> Rule:
+    """Repeats itself with a period of 1 to 7 (odd seeds) or not at all."""
+    period = [1, 4, 2, 3, 1, 6, 2][: 1 + seed % 7]
+    return scripted(prompt, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
+
+
 class ToyEngine:
     """Keeps its cache as token ids. Guesses are right with probability `skill`, at a random rank, and of random chances."""
 
