@@ -56,17 +56,18 @@ def train(data: Path, work: Path) -> Part:
         lora, first, last, cut, out = (work / f"{task}{part}" for part in ("-lora", "-first", "-last", "-cut", ""))
         yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
 
-        def streams(target: Path, to: Path, options: str, files: Command = files) -> tuple[Path, Command]:
-            return to, ["train", *files, "--target-adapter", f"{target}", "--val-rows", "150", *ANSWERS, "--out", f"{to}", *options.split()]
+        def streams(target: Path, to: Path, options: str, start: Path | None = None, files: Command = files) -> tuple[Path, Command]:
+            warm = ["--warm-start", f"{start}"] if start else []
+            return to, ["train", *files, "--target-adapter", f"{target}", "--val-rows", "150", *ANSWERS, "--out", f"{to}", *options.split(), *warm]
 
         if task == "e2e":
             yield cut, ["shrink", f"{lora}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
             yield streams(cut, out, E2E)
             continue
         yield streams(lora, first, f"--stream-lr 1e-3 --bigram-rank 0 {WIKISQL[0]}")
-        yield streams(lora, last, f"--stream-lr 1e-3 --bigram-rank 0 --warm-start {first} {WIKISQL[1]}")
+        yield streams(lora, last, f"--stream-lr 1e-3 --bigram-rank 0 {WIKISQL[1]}", first)
         yield cut, ["shrink", f"{last}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
-        yield streams(cut, out, f"--stream-lr 1e-3 --stream-rank {SHIPPED_RANK} --warm-start {cut} {WIKISQL[2]}")
+        yield streams(cut, out, f"--stream-lr 1e-3 --stream-rank {SHIPPED_RANK} {WIKISQL[2]}", cut)
     prompts_of_chat, first, out = (work / f"chat{part}" for part in ("-data", "-first", ""))
     yield prompts_of_chat / "train.jsonl", [f"{HERE}/chat_data.py", "--data", f"{data}", "--out", f"{prompts_of_chat}"]
     chat = ["train", *BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl", "--target-adapter", "base", *CHAT.split()]
