@@ -135,7 +135,9 @@ class Session:
                 f"fewer than the context's {self.engine.context_length}",
                 "shorten the prompt",
             )
-        calibrated = {"costs": self.calibration.curve, "governor": self._governor, "worth": self._worth} if self.calibration else {}
+        calibrated: dict[str, Any] = {}
+        if self.calibration:
+            calibrated = {"costs": self.calibration.curve, "governor": self._governor, "worth": self._worth}
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
             ngram=self.ngram, experience=self._experience, sampling=sampling, pruning=self.pruning,
