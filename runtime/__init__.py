@@ -8,7 +8,8 @@ import os
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+from streamspec.runtime.interface import Pruning
 from streamspec.runtime.sampling import Sampling
 from streamspec.runtime.session import Chunk, Completion, Session, Stats, load
 
-__all__ = ["Chunk", "Completion", "Sampling", "Session", "Stats", "load"]
+__all__ = ["Chunk", "Completion", "Pruning", "Sampling", "Session", "Stats", "load"]

@@ -12,7 +12,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class Calibration:
     costs: dict[int, float]
     expected: dict[int, float]  # tokens per step of a tree that is the same at every step, on validation data
     rows: int
+    least: float = 0.0  # chance below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is
 
     def ratio(self, rows: int) -> float:
         """Cost of a step of `rows` rows over a plain step, interpolated between measured rows."""
@@ -76,12 +77,14 @@ def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | No
     """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is possible."""
     nodes = manifest.trees.nodes if manifest.trees is not None else LOOKUP
     file = _cache_file(engine, manifest, cache_dir)
-    costs = _read(file, _row_counts(len(nodes)))
-    if costs is None:
+    known = _read(file, _row_counts(len(nodes)))
+    if known is None:
         costs, complete = measure(engine, nodes)
+        known = costs, 0.0
         if complete:  # a machine busy with something else must not fix the choice for good
-            _write(file, costs)
-    return choose(costs, nodes) if manifest.trees is not None else Calibration(costs, {}, max(costs))
+            _write(file, *known)
+    costs, least = known
+    return replace(choose(costs, nodes) if manifest.trees is not None else Calibration(costs, {}, max(costs)), least=least)
 
 
 def tune(
@@ -101,6 +104,12 @@ def tune(
         found[context] = choose(costs, nodes)
     _write(_cache_file(engine, manifest, cache_dir), found[contexts[0]].costs)
     return found
+
+
+def keep_least(engine: OrtEngine, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
+    """From now on sessions of this machine and bundle prune rows whose chance is below `least`."""
+    costs = calibrated(engine, manifest, cache_dir).costs
+    _write(_cache_file(engine, manifest, cache_dir), costs, least)
 
 
 def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
@@ -213,21 +222,22 @@ def _cache_file(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | N
     return Path(cache_dir) / "calibration" / f"{key[:32]}.json"
 
 
-def _write(file: Path, costs: dict[int, float]) -> None:
+def _write(file: Path, costs: dict[int, float], least: float = 0.0) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}}))
+        write_text(file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}, "least": least}))
     except OSError:
         pass  # a read-only home only means measuring again
 
 
-def _read(file: Path, rows: Sequence[int]) -> dict[int, float] | None:
-    """Costs from the cache; None where there are none or they make no sense."""
+def _read(file: Path, rows: Sequence[int]) -> tuple[dict[int, float], float] | None:
+    """Costs and least chance from the cache; None where there are none or they make no sense."""
     try:
         raw = Fields(parse_json(file.read_bytes(), file.name), file.name)
         raw.integer("format_version", 1, 1)
         costs = Fields(raw.raw("costs"), "costs")
         found = {int(n): costs.number(n, 1e-7, 1e4) for n in costs.values if int(n) in (1, *rows)}
+        least = raw.number("least", 0.0, 1.0)
     except (OSError, ValueError, StreamspecError):
         return None
-    return found if 1 in found else None
+    return (found, least) if 1 in found else None

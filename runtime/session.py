@@ -270,7 +270,7 @@ def load(
     pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
     `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
     lets idle worker threads wait busily: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
-    all; no output depends on it). Raises BundleError for anything wrong with the bundle, and where
+    all, or what `tune` found to pay here; no output depends on it). Raises BundleError for anything wrong with the bundle, and where
     this machine computes it wrongly.
     """
     from streamspec.runtime.calibrate import calibrated, check_probe
@@ -280,8 +280,8 @@ def load(
     if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
         raise ConfigError(f"tree {tree!r}", '"auto", "plain" or a number of rows', "correct it")
     manifest = verify_files(folder, hashes=verify)
-    if pruning is not None and not (manifest.streams and manifest.streams.pruning):
-        raise ConfigError("pruning for a bundle without an early exit", "a bundle trained with --prune-rank", "leave pruning out")
+    if pruning is not None:
+        manifest.check_prunes()
     tokenizer, template = _tokenizer(folder), _template(folder, manifest)
     engine = OrtEngine(folder / "model.onnx", manifest, threads=threads, provider=provider, spin=spin)
     check_probe(engine, manifest)
@@ -292,6 +292,8 @@ def load(
         else:
             calibration = calibrated(engine, manifest, cache_dir)
             rows = max(calibration.costs) if calibration.rows > 1 else 1
+            if calibration.least and pruning is None:
+                pruning = Pruning(least=calibration.least)
     return Session(engine, manifest, tokenizer, template, rows, calibration, ngram, pruning)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from streamspec.acceptance import MAX_GAMMA
 from streamspec.atomic import new_folder, recover, sha256_file, write_text
 from streamspec.checks import MAX_JSON, Fields, parse_json
-from streamspec.errors import BundleError
+from streamspec.errors import BundleError, ConfigError
 from streamspec.prompt_format import KINDS, PromptFormat
 from streamspec.trees import DraftTree
 
@@ -124,6 +124,11 @@ class Manifest:
     tools: dict[str, str] = field(default_factory=dict)
     files: dict[str, FileInfo] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+
+    def check_prunes(self) -> None:
+        """Raises ConfigError for a bundle without an early exit."""
+        if self.streams is None or not self.streams.pruning:
+            raise ConfigError("pruning for a bundle without an early exit", "a bundle trained with --prune-rank", "leave pruning out")
 
     def to_json(self) -> str:
         """JSON text; raises ValueError on numbers JSON does not have (NaN, infinities)."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamspec.bench.report import Measure
+from streamspec.runtime.interface import Pruning
 from streamspec.runtime.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
@@ -34,13 +35,14 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """`rows`: forced upon the session instead of its own choice."""
+    """`rows`, `pruning`: forced upon the session instead of its own choice; None for the latter is the session's own."""
 
     name: str
     session: Session
     speculate: bool
     sampling: Sampling = GREEDY
     rows: int | None = None
+    pruning: Pruning | None = None
 
     def answer(self, prompt: Any, limit: int) -> Answer:
         with self._forced():
@@ -56,17 +58,15 @@ class Contender:
 
     @contextmanager
     def _forced(self) -> Iterator[None]:
-        if self.rows is None:
-            yield
-            return
         session = self.session
-        before = session.rows, session.calibration
-        # Without a calibration the session does not second-guess the rows while it runs.
-        session.rows, session.calibration = self.rows, None
+        before = session.rows, session.calibration, session.pruning
+        if self.rows is not None:  # without a calibration the session does not second-guess the rows while it runs
+            session.rows, session.calibration = self.rows, None
+        session.pruning = self.pruning or session.pruning
         try:
             yield
         finally:
-            session.rows, session.calibration = before
+            session.rows, session.calibration, session.pruning = before
 
 
 class SessionReferee:

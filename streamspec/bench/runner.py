@@ -18,6 +18,7 @@ from streamspec.bench.report import Report
 from streamspec.bench.summary import Summary, judge_all
 from streamspec.errors import ConfigError
 from streamspec.progress import track
+from streamspec.runtime.interface import Pruning
 from streamspec.runtime.sampling import GREEDY, Sampling
 
 
@@ -29,6 +30,7 @@ def bench(
     repeats: int = 5,
     also: Sequence[str | Path] = (),
     rows: Sequence[int] = (),
+    prune: Sequence[float] = (),
     tree: int | str = "auto",
     threads: int | None = None,
     save_outputs: str | Path | None = None,
@@ -38,11 +40,13 @@ def bench(
     """Measures `bundle` on at most `limit` rows of the JSONL file `prompts`.
 
     `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree sizes
-    to force one after the other. `ngram`: also draft what followed earlier in the text. `sampling`, where random, needs a
+    to force one after the other. `prune`: chances below which rows of a draft stop at the early exit, one after the other. `ngram`: also draft what followed earlier in the text. `sampling`, where random, needs a
     seed, so that all sides draw alike. `save_outputs`: JSONL file for the answers, for `compare`. Raises StreamspecError for
     prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
+    if any(not 0 < least < 1 for least in prune):
+        raise ConfigError(f"chances {list(prune)} to prune at", "chances between 0 and 1", "change --prune")
     if save_outputs is not None and not Path(save_outputs).parent.is_dir():
         raise ConfigError(f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs")
     cases = read_cases(prompts, limit)
@@ -54,7 +58,10 @@ def bench(
     if rows and session.manifest.trees is None:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     contenders = [Contender(PLAIN, session, False, sampling), Contender(SPECULATIVE, session, True, sampling)]
+    if prune:
+        session.manifest.check_prunes()
     contenders += [Contender(f"{n} rows", session, True, sampling, n) for n in rows]
+    contenders += [Contender(f"chance {least:g}", session, True, sampling, pruning=Pruning(least=least)) for least in prune]
     others = [Contender(str(path), load(path, threads=threads, tree="plain"), False, sampling) for path in also]
     record = Recorder(contenders + others, max_new_tokens)
     record.warm_up(cases[0])

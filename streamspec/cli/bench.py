@@ -33,6 +33,9 @@ def command(
     rows: Annotated[
         str | None, typer.Option(help="Also force trees of these sizes, such as 1,2,4,8.", show_default=False)
     ] = None,
+    prune: Annotated[
+        str | None, typer.Option(help="Also prune drafts below these chances at the early exit, such as 0.01,0.1.", show_default=False)
+    ] = None,
     tree: Annotated[str, typer.Option(help="Tree of the speculative side: auto, plain or a number of rows.")] = "auto",
     threads: Threads = None,
     no_ngram: NoNgram = False,
@@ -58,7 +61,7 @@ def command(
 
     report = bench(
         bundle, prompts, limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, also=also or (),
-        rows=parse_rows(rows), tree=int(tree) if tree.isdigit() else tree, threads=threads, save_outputs=save_outputs,
+        rows=parse_rows(rows), prune=parse_chances(prune), tree=int(tree) if tree.isdigit() else tree, threads=threads, save_outputs=save_outputs,
         ngram=not no_ngram, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
     )  # fmt: skip
     if as_json:
@@ -76,6 +79,13 @@ def parse_rows(text: str | None) -> list[int]:
     return [int(part) for part in parts]
 
 
+def parse_chances(text: str | None) -> list[float]:
+    try:
+        return [float(part) for part in (text or "").replace(",", " ").split()]
+    except ValueError:
+        raise ConfigError(f"--prune {text}", "chances with commas, such as 0.01,0.1", "change --prune") from None
+
+
 def show(report: Report) -> None:
     """Tables for reading: the two sides, then what was asked for beside them."""
     from rich.console import Console
@@ -83,7 +93,7 @@ def show(report: Report) -> None:
     console = Console(width=max(Console().width, 112), markup=False)
     passes = f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass, {report.threads} threads"
     console.print(f"{report.bundle}: {passes}; speculation: {report.speculation}", highlight=False, soft_wrap=True)
-    console.print(_speeds(report))
+    console.print(speeds(report))
     if report.over_fastest_plain:
         print(f"over the fastest plain decoding ({report.fastest_plain}): {_spread(report.over_fastest_plain)}")
     ties = (
@@ -108,7 +118,7 @@ def show(report: Report) -> None:
         )
 
 
-def _speeds(report: Report) -> Table:
+def speeds(report: Report) -> Table:
     from rich.table import Table
 
     table = Table()

@@ -1,8 +1,9 @@
-"""`streamspec tune`: what a step costs on this machine by rows, and which tree that makes the fastest."""
+"""`streamspec tune`: what a step costs on this machine by rows, which tree that makes the fastest, and whether pruning it pays."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,11 @@ def command(
     context: Annotated[
         list[int] | None, typer.Option(min=1, help="Tokens in the cache while measuring; may be given again. Default: 64 and 512.", show_default=False)
     ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Validation data (JSONL): also find by it below which chance to prune drafts.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Take the first N rows of --prompts only.")] = 20,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer to --prompts.")] = 128,
     threads: Threads = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file to draw the curves into.", show_default=False)] = None,
     as_json: Annotated[
@@ -31,9 +37,11 @@ def command(
     from rich.console import Console
 
     from streamspec.runtime import load
-    from streamspec.runtime.calibrate import tune
+    from streamspec.runtime.calibrate import keep_least, tune
 
     session: Any = load(bundle, threads=threads, tree="plain")
+    if prompts is not None:
+        session.manifest.check_prunes()
     found = tune(session.engine, session.manifest, context or [64, 512])
     console = Console(highlight=False, markup=False)
     for tokens, calibration in found.items():
@@ -43,8 +51,18 @@ def command(
     if plot is not None:
         draw(found, plot)
         console.print(f"curves: {plot}")
+    result: dict[str, Any] = {"rows": chosen.rows, "contexts": {str(n): as_dict(c) for n, c in found.items()}}
+    if prompts is not None:
+        from streamspec.bench.pruning import find_least
+        from streamspec.cli.bench import speeds
+
+        report, least = find_least(bundle, prompts, limit, max_new_tokens, threads)
+        keep_least(session.engine, session.manifest, least)
+        console.print(speeds(report))
+        console.print(f"pruning: below a chance of {least:g}" if least else "pruning: none (it does not pay here)")
+        result["prune"] = {"least": least, "tried": [asdict(one) for one in report.rows]}
     if as_json:
-        print(json.dumps({"rows": chosen.rows, "contexts": {str(n): as_dict(c) for n, c in found.items()}}))
+        print(json.dumps(result))
 
 
 def as_dict(calibration: Calibration) -> dict[str, Any]:

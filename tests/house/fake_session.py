@@ -49,6 +49,7 @@ class FakeSession:
     seconds: tuple[float, float] = (0.4, 0.1)  # decode time per step, plain and speculative
     rows: Any = 1
     calibration: Any = None
+    pruning: Any = None
     speculation: str = "on"
     calls: list[bool] = field(default_factory=list)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object()))

@@ -16,6 +16,7 @@ from streamspec.bench.contender import Contender, wide_narrow_difference
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.report import Measure, Spread, figures
 from streamspec.errors import ConfigError, DataError
+from streamspec.runtime.interface import Pruning
 
 
 class Script:
@@ -174,12 +175,12 @@ def test_wide_and_narrow_rows_are_compared_over_the_rows_asked_for() -> None:
 
 
 def test_forced_rows_are_given_back() -> None:
-    session = FakeSession(rows="own", calibration="own")
-    Contender("2 rows", session, True, rows=2).answer("a b", 4)  # type: ignore[arg-type]
-    assert (session.rows, session.calibration) == ("own", "own")
+    session = FakeSession(rows="own", calibration="own", pruning="own")
+    Contender("2 rows", session, True, rows=2, pruning=Pruning(3)).answer("a b", 4)  # type: ignore[arg-type]
+    assert (session.rows, session.calibration, session.pruning) == ("own", "own", "own")
 
 
-@pytest.mark.parametrize("wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}])
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}, {"prune": [0.0]}, {"prune": [1.5]}])
 def test_senseless_options_are_refused(prompts: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         bench("mine", prompts, **wrong)

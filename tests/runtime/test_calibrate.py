@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from streamspec.bench.pruning import CHANCES, best_chance
+from streamspec.bench.report import Spread
+from streamspec.cli import app
 from streamspec.errors import BundleError
-from streamspec.runtime import calibrate, load
+from streamspec.runtime import Pruning, calibrate, load
 from streamspec.runtime.calibrate import choose
 from streamspec.runtime.engine import OrtEngine, causal_mask
 
@@ -58,11 +63,50 @@ def test_measurements_are_cached_and_damaged_ones_ignored(
         '{"format_version": 1, "costs": {"x": 1}}',
         '{"format_version": 9, "costs": {"1": 1}}',
         '{"format_version": 1, "costs": {"2": 1}}',
+        '{"format_version": 1, "costs": {"1": 1}, "least": 2}',
     ):
         file.write_text(damage)
         before = len(calls)
         opened()
         assert len(calls) == before + 1 and json.loads(file.read_text())["format_version"] == 1
+
+
+def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles, tmp_path: Path) -> None:
+    session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+    assert session.pruning is None and isinstance(session.engine, OrtEngine)
+    calibrate.keep_least(session.engine, session.manifest, 0.02, tmp_path)
+    later = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+    assert later.pruning == Pruning(least=0.02) and later.calibration == replace(session.calibration, least=0.02)  # type: ignore[type-var]
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).pruning == Pruning(3)
+    calibrate.tune(session.engine, session.manifest, [8], tmp_path)
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path).pruning is None
+
+
+def test_tune_keeps_what_it_found_on_the_prompts(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dev.jsonl").write_text('{"prompt": "a b c", "completion": "d"}\n' * 2)
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibrate, "TUNING_BUDGET", 0.2)
+    options = ["--prompts", tmp_path / "dev.jsonl", "--max-new-tokens", 8, "--context", 8, "--threads", 1, "--json"]
+    done = CliRunner().invoke(app, ["tune", str(bundles("fp32")), *map(str, options)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [one["name"] for one in found["prune"]["tried"]] == [f"chance {chance:g}" for chance in CHANCES]
+    assert not any(one["mismatches"] for one in found["prune"]["tried"])
+    calibration = load(bundles("fp32"), threads=1).calibration
+    assert calibration is not None and calibration.least == found["prune"]["least"]
+
+
+def test_pruning_has_to_pay_in_every_repetition() -> None:
+    without = Spread(2.0, 1.9, 2.2)
+    assert best_chance(without, [Spread(2.1, 1.95, 2.3), Spread(2.0, 2.0, 2.0)], (0.1, 0.2)) == 0
+    assert best_chance(without, [Spread(2.1, 2.05, 2.3), Spread(2.4, 2.3, 2.5)], (0.1, 0.2)) == 0.2
+
+
+def test_pruning_wants_an_early_exit(bundles: Bundles, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", str(bundles("lora")), "--prompts", str(tmp_path / "dev.jsonl")])
+    assert done.exit_code == 2 and "without an early exit" in done.stderr
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(bundles: Bundles, tmp_path: Path) -> None:
