@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -18,9 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_dir
-
 from streamspec.atomic import new_folder, sha256_file, write_text
+from streamspec.cache import cache_dir
 from streamspec.errors import BaseModelError
 
 REFERENCE = "smollm2-135m"
@@ -62,11 +60,6 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         return _from_hub(text, say)
     raise BaseModelError(f"no base called {text}", KINDS, "check --base")
-
-
-def cache_dir() -> Path:
-    """Root of everything streamspec keeps between runs."""
-    return Path(os.environ.get("STREAMSPEC_CACHE") or user_cache_dir("streamspec")).expanduser()
 
 
 def cached_reference() -> Base | None:

@@ -12,12 +12,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from streamspec.bundle import METHODS, POSITIONS
 from streamspec.errors import ConfigError
 
-METHODS = ("lora", "streaming", "medusa")
 RECIPES = ("joint", "staged")
 FORMATS = ("raw", "chat")
-POSITIONS = ("shifted", "same")
 LABELS = ("hard", "kl", "tv")
 CLOCKS = ("wall", "cpu")
 MAX_GAMMA = 8

@@ -89,18 +89,19 @@ def regenerate(
     batch_size: int,
     sampled: tuple[float, float, int] | None = None,
     minutes: float | None = None,
+    now: Callable[[], float] = time.monotonic,
     label: str = "regenerating",
 ) -> list[tuple[list[int], list[int]]]:
     """(prompt, answer) in the order of `prompts`, end-of-text included where it was reached.
 
-    `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept` are not made again, new ones are added to it. With `minutes`, stops at that time, with at least one batch:
+    `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept` are not made again, new ones are added to it. With `minutes`, stops at that time by the clock `now`, with at least one batch:
     prompts without an answer are then left out.
     """
-    known, started = kept.known, time.monotonic()
+    known, started = kept.known, now()
     missing = [list(p) for p in dict.fromkeys(map(tuple, prompts)) if p not in known]
     starts = range(0, len(missing), batch_size)
     for start in track(starts, label, len(starts)):
-        if minutes is not None and time.monotonic() - started > 60 * minutes and any(tuple(p) in known for p in prompts):
+        if minutes is not None and now() - started > 60 * minutes and any(tuple(p) in known for p in prompts):
             break
         batch = missing[start : start + batch_size]
         choose: Choose = best

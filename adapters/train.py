@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,13 +38,14 @@ from streamspec.adapters.medusa import MedusaModel
 from streamspec.adapters.regenerate import AnswerFile, regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
 from streamspec.adapters.target import DraftingModel, Target
-from streamspec.adapters.trainer import Stage, has_bf16, run_stage, spare_allocator
+from streamspec.adapters.trainer import Stage, clock_of, has_bf16, run_stage, spare_allocator
 from streamspec.atomic import sha256_file, write_text
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
 from streamspec.prompt_format import PromptFormat
 from streamspec.trees import DraftTree
 
+JOURNAL = "journal.json"
 WORK = "run"  # folder of a run that is not over, inside --out
 UNTOUCHED = "base"  # --target-adapter: no task LoRA under the streams
 REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
@@ -132,7 +132,7 @@ def prepare(config: TrainConfig) -> Run:
         check_answers(config, formatter, examples, val_examples)
     if config.answers:
         AnswerFile(config.answers, made_by(config, base))
-    journal = Journal(config.out / WORK / "journal.json", config)
+    journal = Journal(config.out / WORK / JOURNAL, config)
     return Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows, ns, journal)
 
 
@@ -145,7 +145,11 @@ def check_out(config: TrainConfig) -> None:
         raise AdapterError(f"{out} is a file", "a new folder", "choose another --out")
     if (out / PROVENANCE).exists():
         raise AdapterError(f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out")
-    if any(out.iterdir()) and not config.resume:
+    if not any(out.iterdir()):
+        return
+    if not (out / WORK / JOURNAL).exists():
+        raise AdapterError(f"{out} is neither empty nor an unfinished run", "a new folder", "choose another --out")
+    if not config.resume:
         raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
 
 
@@ -316,7 +320,8 @@ def own_answers(
     used = run.work / f"answered-{name}.json"
     if run.journal.finished(part):  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
-    began, attention, training = time.monotonic(), model.config._attn_implementation, model.training
+    now = clock_of(config)
+    began, attention, training = now(), model.config._attn_implementation, model.training
     model.set_attn_implementation("sdpa")
     model.eval()
     answered = regenerate(
@@ -328,12 +333,13 @@ def own_answers(
         batch_size=config.regenerate_batch,
         sampled=(config.answer_temperature, config.answer_top_p, config.seed) if config.answer_temperature else None,
         minutes=None if run.journal.finished(part) else minutes,
+        now=now,
         label=f"regenerating ({name})",
     )
     model.train(training)
     model.set_attn_implementation(attention)
     if not run.journal.finished(part):
-        tokens, seconds = sum(len(answer) for _, answer in answered), time.monotonic() - began
+        tokens, seconds = sum(len(answer) for _, answer in answered), now() - began
         log = {"completions": len(answered), "tokens": tokens, "seconds": round(seconds, 1)}
         reached = {tuple(prompt) for prompt, _ in answered}
         write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))

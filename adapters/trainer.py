@@ -68,7 +68,7 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
         seed=config.seed,
         disable_tqdm=True,
     )
-    clock = Clock(stage.minutes, config.warmup, processor_time if config.clock == "cpu" else time.monotonic)
+    clock = Clock(stage.minutes, config.warmup, clock_of(config))
     trainer = _StageTrainer(
         stage,
         clock,
@@ -97,6 +97,11 @@ def _autocast_only(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.cast_input_dtype_enabled = True
+
+
+def clock_of(config: TrainConfig) -> Callable[[], float]:
+    """Seconds, as the run counts its minutes."""
+    return processor_time if config.clock == "cpu" else time.monotonic
 
 
 def processor_time() -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from streamspec import cache
 from streamspec.acceptance import expected_tokens
 from streamspec.atomic import write_text
 from streamspec.bundle import Manifest
@@ -35,7 +35,8 @@ TUNING_BUDGET = 12.0  # seconds per context length, where the user asks for it
 TUNING_ROUNDS = 40
 ROUNDS = 8
 ENOUGH = 3  # rounds that make a measurement worth keeping
-CONTEXT = 64  # tokens in the cache while measuring
+CONTEXT = 64  # tokens in the cache while measuring,
+CONTEXTS = (64, 512)  # and where the user asks for it
 LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
 GAIN = 0.9  # of plain decoding: trees that grow step by step do better than promised, and the governor bounds the loss
 TOLERANCE = 0.05  # of the largest logit of the probe: instruction sets round differently, wrong ones are far off
@@ -88,17 +89,19 @@ def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | No
 
 
 def tune(
-    engine: OrtEngine, manifest: Manifest, contexts: Sequence[int], cache_dir: str | Path | None = None
+    engine: OrtEngine, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
 ) -> dict[int, Calibration]:
-    """Measures at leisure, with each number of `contexts` tokens in the cache; what the first of them says is cached.
+    """Measures at leisure, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the model's reaches);
+    what the first of them says is cached.
 
     Raises ConfigError for a bundle without draft trees or a context the model does not have.
     """
     if manifest.trees is None:
         raise ConfigError("a bundle without a drafter", "a bundle with draft trees to choose from", "export an adapter with streams or heads")
-    nodes, found = manifest.trees.nodes, {}
+    nodes, found, most = manifest.trees.nodes, {}, _most_context(engine)
+    contexts = contexts or sorted({min(context, most) for context in CONTEXTS})
     for context in contexts:
-        if not 1 <= context <= _most_context(engine):
+        if not 1 <= context <= most:
             raise ConfigError(f"{context} tokens of context", f"a context of {engine.context_length} with room for drafts", "correct it")
         costs, _ = measure(engine, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
         found[context] = choose(costs, nodes)
@@ -213,13 +216,9 @@ def _row_counts(available: int) -> list[int]:
 
 
 def _cache_file(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None) -> Path:
-    if cache_dir is None:
-        from platformdirs import user_cache_dir
-
-        cache_dir = os.environ.get("STREAMSPEC_CACHE") or user_cache_dir("streamspec")
     parts = [cpu_model(), manifest.to_json(), engine.provider, str(engine.threads), engine.version]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return Path(cache_dir) / "calibration" / f"{key[:32]}.json"
+    return Path(cache_dir or cache.cache_dir()) / "calibration" / f"{key[:32]}.json"
 
 
 def _write(file: Path, costs: dict[int, float], least: float = 0.0) -> None:

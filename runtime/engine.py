@@ -220,15 +220,21 @@ class OrtEngine:
         choices = binding.output("choices", (rows,))
         if not self.gamma:
             self._run(binding)
-            return Verified(choices.copy())
+            return Verified(self._checked(choices))
         accepted = binding.output("accepted_node", (1,))
         shape = (self.gamma if draft else 0, self._candidates)
         candidates, logits = binding.output("candidates", shape), binding.output("candidate_logits", shape)
         pairs = binding.output("pair_logits", (*shape, shape[1])) if self._bigram else None
         self._run(binding)
         if not draft:
-            return Verified(choices.copy())
-        return Verified(choices.copy(), int(accepted[0]), Guesses(candidates.copy(), logits.copy(), None if pairs is None else pairs.copy()))
+            return Verified(self._checked(choices))
+        return Verified(self._checked(choices), int(accepted[0]), Guesses(candidates.copy(), logits.copy(), None if pairs is None else pairs.copy()))
+
+    def _checked(self, choices: np.ndarray) -> np.ndarray:
+        """A copy of choices that are tokens; of rows but the first, the root, -1 as well: they may have been pruned."""
+        if not choices[0] >= 0 or choices.min() < -1 or choices.max() >= self.vocab_size:
+            raise BundleError(f"a graph that chose {choices.tolist()}", f"tokens 0..{self.vocab_size - 1}", "export the bundle again")
+        return choices.copy()
 
     def _run(self, binding: _Binding) -> None:
         if self._cancelled.is_set():

@@ -17,7 +17,7 @@ from collections import deque
 DEPOSIT = 8.0  # plain steps to begin with, and the most that gains are remembered for: a turn for the worse is noticed soon
 PAYBACK = 0.015  # of a plain step, for every plain step
 FRESH_START = 0.5  # plain steps that a new answer adds: another text, another chance
-ATTEMPT = 3.0  # verification steps that bring one token each, the worst case, for which there must be funds before a new attempt
+ATTEMPT = 3.0  # verification steps that bring one token each, the worst case, for which there must be funds before a new attempt (or all that the account holds)
 LOOKS = (32, 40, 48)  # verification steps after which a plain step is timed,
 LOOK_EVERY = 256  # and the distance of all further ones
 TIMED, ENOUGH = 9, 3  # steps of each kind whose median counts; plain ones it takes
@@ -60,7 +60,7 @@ class Governor:
 
     @property
     def _funds(self) -> float:
-        return max(PAYBACK, ATTEMPT * (self._cost - 1))
+        return min(DEPOSIT, max(PAYBACK, ATTEMPT * (self._cost - 1)))
 
     def begin(self) -> None:
         """A new answer."""

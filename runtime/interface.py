@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from streamspec.errors import ConfigError
 from streamspec.runtime.drafting import Guesses
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.trees import DraftTree
@@ -29,12 +30,19 @@ class Verified:
     guesses: Guesses | None = None
 
 
-class Pruning(NamedTuple):
+@dataclass(frozen=True)
+class Pruning:
     """Which rows of a tree go on above the early exit: at most `rows`, none whose chance is below `least`. `rows` None: any
-    number."""
+    number. Raises ConfigError for values out of range."""
 
     rows: int | None = None
     least: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and (type(self.rows) is not int or self.rows < 1):
+            raise ConfigError(f"pruning to {self.rows!r} rows", "a whole number from 1 on, or None", "correct rows")
+        if not 0 <= self.least < 1:
+            raise ConfigError(f"pruning below a chance of {self.least!r}", "a chance from 0 to below 1", "correct least")
 
 
 class Engine(Protocol):

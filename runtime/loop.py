@@ -71,7 +71,7 @@ class Decoder:
         if self._worth is not None:
             self._worth.begin()
         first = self.engine.prefill(prompt, draft=self._may_draft(len(prompt) - 1))
-        self.stats.prefill_seconds = self.stats.first_token_seconds = time.perf_counter() - started
+        self.stats.prefill_seconds = time.perf_counter() - started
         self._guesses = first.guesses
         done = cut([int(first.choices[0])], [False], self.plan.eos, limit)
         self._count(done, None)

@@ -49,7 +49,7 @@ def anonymous() -> list[tuple[Range, float]]:
     """Writable private memory of this process that belongs to no file, in ascending order, and what share of it is in memory."""
     out: list[tuple[Range, float]] = []
     counted = False
-    for line in MEMORY.read_text().splitlines():
+    for line in MEMORY.read_text(encoding="utf-8", errors="replace").splitlines():
         key, *rest = line.split()
         if "-" in key:
             rights, _, _, inode, *name = rest

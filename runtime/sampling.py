@@ -15,11 +15,12 @@ import numpy as np
 from streamspec.errors import ConfigError
 
 STEPS = 2**23  # uniform numbers are multiples of 1 / STEPS: exact in float32, and the largest stays below 1 in every product
+LEAST_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is greedy decoding.
+    """Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is greedy decoding, the least above it 0.001.
 
     `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None draws one. Raises ConfigError for values out of range.
     """
@@ -33,11 +34,12 @@ class Sampling:
     _key: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0.0, 100.0)
+        if self.temperature != 0:  # what is smaller is greedy but for rounding, and float32 cannot divide by it
+            _check("temperature", self.temperature, LEAST_TEMPERATURE, 100.0)
         _check("top_k", self.top_k, 0, 2**31)
         _check("top_p", self.top_p, 0.0, 1.0, above=True)
         _check("min_p", self.min_p, 0.0, 1.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if self.seed is not None:
             _check("seed", self.seed, 0, 2**64 - 1)
         object.__setattr__(self, "_key", secrets.randbits(64) if self.seed is None else self.seed)
@@ -45,6 +47,11 @@ class Sampling:
     @property
     def random(self) -> bool:
         return self.temperature > 0
+
+    @property
+    def plain_argmax(self) -> bool:
+        """Whether the likeliest token is chosen, by the model's own logits."""
+        return not self.random and self.repetition_penalty == 1
 
     def scalars(self) -> dict[str, np.ndarray]:
         """The graph's inputs that stay the same for a whole generation, [1] each."""

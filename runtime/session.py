@@ -57,6 +57,14 @@ class Completion:
     drafted: list[bool] = field(default_factory=list)
 
 
+class Learnt:
+    """What a session learns of its drafts while it runs, from answer to answer."""
+
+    def __init__(self, calibration: Calibration | None) -> None:
+        self.governor, self.experience = Governor(), Experience()
+        self.worth = StreamsWorth(calibration.curve) if calibration and len(calibration.curve) > 1 else None
+
+
 class Session:
     """A loaded bundle. One generation at a time; `cancel` may be called from any thread."""
 
@@ -75,9 +83,8 @@ class Session:
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
         self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
         self._busy = threading.Lock()
-        self._cancelled = False
-        self._governor, self._experience = Governor(), Experience()
-        self._worth = StreamsWorth(calibration.curve) if calibration and len(calibration.curve) > 1 else None
+        self._generating = self._cancelled = False
+        self.learnt = Learnt(calibration)
 
     @property
     def speculation(self) -> str:
@@ -137,17 +144,17 @@ class Session:
             )
         calibrated: dict[str, Any] = {}
         if self.calibration:
-            calibrated = {"costs": self.calibration.curve, "governor": self._governor, "worth": self._worth}
+            calibrated = {"costs": self.calibration.curve, "governor": self.learnt.governor, "worth": self.learnt.worth}
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
-            ngram=self.ngram, experience=self._experience, sampling=sampling, pruning=self.pruning,
+            ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning,
             plain=self.speculation if speculate else "off (asked for plain decoding)", **calibrated,
         )  # fmt: skip
         return self._chunks(ids, plan, stops)
 
     def cancel(self) -> None:
         """Ends the generation under way, from any thread; its last chunk says "cancelled". Without one, does nothing."""
-        if self._busy.locked():
+        if self._generating:
             self._cancelled = True
             self.engine.cancel()
 
@@ -160,6 +167,10 @@ class Session:
         else:
             layout = self.manifest.prompt_format
             text = layout.render(prompt, self.template, self._specials())  # type: ignore[arg-type]
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:  # bytes of another encoding, or half of a surrogate pair
+                raise DataError(f"a prompt with {error.object[error.start]!r}", "text that UTF-8 can hold", "correct its encoding") from None
             ids = list(self.tokenizer.encode(text, add_special_tokens=layout.add_special_tokens).ids)
         if not ids:
             raise DataError("a prompt without tokens", "at least one token", "give a prompt")
@@ -186,7 +197,7 @@ class Session:
 
     def _chunks(self, ids: list[int], plan: Plan, stops: list[str]) -> Iterator[Chunk]:
         with self._exclusive():
-            self._cancelled = False
+            self._generating, self._cancelled = True, False
             decoder, text = Decoder(self.engine, plan), TextStream(self.tokenizer, stops)
             try:
                 for done in decoder.run(ids):
@@ -209,6 +220,8 @@ class Session:
                         raise Cancelled
             except Cancelled:
                 yield Chunk(text.finish()[0], [], [], "cancelled", replace(decoder.stats))
+            finally:
+                self._generating = False
 
     def _exclusive(self) -> _Exclusive:
         return _Exclusive(self._busy)
@@ -228,7 +241,7 @@ class _Exclusive:
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             raise ConfigError(
-                "the session is busy", "one generation at a time", "finish, close or cancel the other one first"
+                "the session is busy", "one generation at a time", "finish or close the other one first"
             )
 
     def __exit__(self, *_: object) -> None:

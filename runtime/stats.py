@@ -21,7 +21,6 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     graph_seconds: float = 0.0  # inside the model, decode phase only
-    first_token_seconds: float = 0.0
     speculation: str = "off"  # what speculation did and why
 
     @property

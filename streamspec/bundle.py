@@ -20,7 +20,7 @@ from typing import Any
 from streamspec.acceptance import MAX_GAMMA
 from streamspec.atomic import new_folder, recover, sha256_file, write_text
 from streamspec.checks import MAX_JSON, Fields, parse_json
-from streamspec.errors import BundleError, ConfigError
+from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.prompt_format import KINDS, PromptFormat
 from streamspec.trees import DraftTree
 
@@ -176,10 +176,6 @@ class Manifest:
             files=_files(raw),
             format_version=version,
         )
-
-    def plain(self) -> Manifest:
-        """This manifest without the drafter."""
-        return replace(self, streams=None, trees=None)
 
 
 def _base(raw: Fields) -> BaseInfo:
@@ -374,7 +370,9 @@ def _check_replaceable(target: Path, force: bool) -> None:
         raise BundleError(f"{target} is a file", "a folder to create", "choose another --out")
     if not any(target.iterdir()):
         return
-    if not (target / MANIFEST).is_file():
-        raise BundleError(f"{target} is neither empty nor a bundle", "a new folder", "choose another --out")
+    try:
+        parse_json((target / MANIFEST).read_bytes(), MANIFEST)["format_version"]
+    except (OSError, StreamspecError, LookupError, TypeError):  # other programs have a manifest.json as well
+        raise BundleError(f"{target} is neither empty nor a bundle", "a new folder", "choose another --out") from None
     if not force:
         raise BundleError(f"{target} already holds a bundle", "a new folder", "choose another --out or pass --force")

@@ -18,9 +18,9 @@ class StreamspecError(Exception):
     exit_status = 2
 
     def __init__(self, found: str, expected: str = "", fix: str = "") -> None:
-        self.found = _one_line(found)
-        self.expected = _one_line(expected)
-        self.fix = _one_line(fix)
+        self.found = one_line(found)
+        self.expected = one_line(expected)
+        self.fix = one_line(fix)
         parts = [self.found]
         if self.expected:
             parts.append(f"expected {self.expected}")
@@ -69,7 +69,7 @@ class BaseModelError(StreamspecError):
     code = "base_model"
 
 
-def _one_line(text: str, limit: int = 600) -> str:
+def one_line(text: str, limit: int = 600) -> str:
     """Collapse whitespace and control characters: file content quoted in a message must not forge further lines."""
     clean = "".join(ch if ch.isprintable() else " " for ch in str(text))
     clean = " ".join(clean.split())

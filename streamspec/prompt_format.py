@@ -7,6 +7,7 @@ another. Templates come from files and are hostile: they run in an immutable san
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,10 @@ from streamspec.errors import ConfigError, DataError
 Message = Mapping[str, Any]
 KINDS = ("raw", "chat")
 MAX_TEMPLATE = 1 << 20  # characters
-MAX_REPEAT = 1 << 20  # longest string or list a template may build by multiplication
+MAX_REPEAT = 1 << 20  # longest string or list a template may build by multiplication,
+MAX_SUM = 1 << 24  # and by addition
+PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"}  # filters and methods that fill up with blanks
+WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")  # a printf field of a thousand and more
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,9 @@ def _compile(template: str) -> Any:
     environment = _environment_class()(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
     )
+    for padding in PADDING & environment.filters.keys():
+        del environment.filters[padding]
+    environment.filters["format"] = _printf
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
@@ -109,13 +116,28 @@ def _compile(template: str) -> Any:
 
 @lru_cache(maxsize=1)
 def _environment_class() -> Any:
+    from jinja2 import nodes
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.visitor import NodeTransformer
 
     class Environment(ImmutableSandboxedEnvironment):
-        """The sandbox hides attributes and limits range(); multiplication could still fill the memory."""
+        """The sandbox hides attributes and limits range(); sums, products and padding could still fill the memory."""
 
-        intercepted_binops = frozenset(["*", "**"])
+        intercepted_binops = frozenset(["*", "**", "+", "%"])
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            return attr not in PADDING and super().is_safe_attribute(obj, attr, value)
+
+        def wrap_str_format(self, value: Any) -> Any:
+            made = super().wrap_str_format(value)
+            if made is not None:
+                raise SecurityError("str.format")
+            return made
+
+        def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+            tree: nodes.Template = Sums().visit(super()._parse(source, name, filename))
+            return tree
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "**" and max(abs(left), 2) > 2 ** (1024 / max(abs(right), 1)):
@@ -124,7 +146,21 @@ def _environment_class() -> Any:
                 for sequence, times in ((left, right), (right, left)):
                     if hasattr(sequence, "__len__") and len(sequence) * times > MAX_REPEAT:
                         raise SecurityError(f"a repetition of {len(sequence)} x {times}")
+            if operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__") and len(left) + len(right) > MAX_SUM:
+                raise SecurityError(f"a sum of {len(left)} + {len(right)}")
+            if operator == "%" and isinstance(left, str) and WIDE.search(left):
+                raise SecurityError(f"a field as wide as {left!r}")
             return super().call_binop(context, operator, left, right)
+
+    class Sums(NodeTransformer):
+        """Turns `a ~ b` into a sum of strings, so that it is looked at as well."""
+
+        def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
+            total: nodes.Expr = nodes.Const("", lineno=node.lineno)
+            for part in node.nodes:
+                text = nodes.Filter(self.visit(part), "string", [], [], None, None, lineno=node.lineno)
+                total = nodes.Add(total, text, lineno=node.lineno)
+            return total
 
     return Environment
 
@@ -147,6 +183,12 @@ def _generation() -> Any:
 
 def _raise_exception(message: str) -> None:
     raise TemplateRefusal(message)
+
+
+def _printf(layout: str, *values: Any) -> str:
+    if WIDE.search(layout):
+        raise ValueError(f"a field as wide as {layout!r}")
+    return layout % values
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:

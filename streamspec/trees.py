@@ -57,11 +57,6 @@ class DraftTree:
         """Depth of the deepest node: the number of streams the tree draws from."""
         return max(self.depths)
 
-    @property
-    def width(self) -> int:
-        """Candidates per stream the tree draws from: largest rank plus one, 0 for a lone root."""
-        return max(self.ranks[1:], default=-1) + 1
-
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
         """Children of every node, in node order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from streamspec.bench.report import Measure
 from streamspec.runtime.interface import Pruning
 from streamspec.runtime.sampling import GREEDY, Sampling
+from streamspec.runtime.session import Learnt
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session
@@ -35,7 +36,10 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """`rows`, `pruning`: forced upon the session instead of its own choice; None for the latter is the session's own."""
+    """`rows`, `pruning`: forced upon the session instead of its own choice; None for the latter is the session's own.
+
+    What a session learns of its drafts is the contender's own: no side profits or suffers from another's.
+    """
 
     name: str
     session: Session
@@ -43,6 +47,7 @@ class Contender:
     sampling: Sampling = GREEDY
     rows: int | None = None
     pruning: Pruning | None = None
+    learnt: list[Learnt] = field(default_factory=list)  # once it has answered
 
     def answer(self, prompt: Any, limit: int) -> Answer:
         with self._forced():
@@ -59,14 +64,17 @@ class Contender:
     @contextmanager
     def _forced(self) -> Iterator[None]:
         session = self.session
-        before = session.rows, session.calibration, session.pruning
+        before = session.rows, session.calibration, session.pruning, session.learnt
         if self.rows is not None:  # without a calibration the session does not second-guess the rows while it runs
             session.rows, session.calibration = self.rows, None
         session.pruning = self.pruning or session.pruning
+        if not self.learnt:
+            self.learnt.append(Learnt(session.calibration))
+        session.learnt = self.learnt[0]
         try:
             yield
         finally:
-            session.rows, session.calibration, session.pruning = before
+            session.rows, session.calibration, session.pruning, session.learnt = before
 
 
 class SessionReferee:
@@ -77,7 +85,7 @@ class SessionReferee:
         self.measured = measured  # the tolerance, once it is known
 
     def margin(self, prompt: Sequence[int], prefix: Sequence[int]) -> float:
-        if self.contender.sampling != GREEDY:
+        if not self.contender.sampling.plain_argmax:
             return math.inf  # rows that agree to the last bit draw alike: nothing else is excused
         ids = [*prompt, *prefix]
         logits = self.contender.session.score(ids, len(ids) - 1)[0]

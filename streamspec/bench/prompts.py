@@ -48,6 +48,7 @@ def _case(example: Example) -> Case:
     if not references and example.completion is not None:
         answer = example.completion
         references = [answer if isinstance(answer, str) else answer[-1]["content"]]
+    references = [text for text in references if text]  # an empty one is no answer to be judged by
     return Case([example.prompt], references, category)
 
 

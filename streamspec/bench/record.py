@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,10 @@ class Recorder:
         """All turns of a case, once. The first repetition is also scored and kept."""
         answers: list[str] = []
         for turn in range(len(case.turns)):
-            prompt = case.prompt(turn, answers)
+            prompt, engine = case.prompt(turn, answers), self.contenders[0].session.engine
+            if turn and len(self.contenders[0].session.encode(prompt)) >= engine.context_length:
+                print(f"row {number + 1}: no room for turn {turn + 1} of {len(case.turns)}", file=sys.stderr, flush=True)
+                return
             given = self._take_turns(prompt, repetition, repetition + number)
             answers.append(given[PLAIN].text)
             if repetition == 0:

@@ -9,17 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamspec.atomic import write_text
 from streamspec.bench.contender import Contender
-from streamspec.bench.prompts import read_cases
+from streamspec.bench.prompts import Case, read_cases
 from streamspec.bench.record import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Report
 from streamspec.bench.summary import Summary, judge_all
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.progress import track
 from streamspec.runtime.interface import Pruning
 from streamspec.runtime.sampling import GREEDY, Sampling
+
+if TYPE_CHECKING:
+    from streamspec.runtime import Session
 
 
 def bench(
@@ -45,8 +49,7 @@ def bench(
     prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
-    if any(not 0 < least < 1 for least in prune):
-        raise ConfigError(f"chances {list(prune)} to prune at", "chances between 0 and 1", "change --prune")
+    pruning = [Pruning(least=least) for least in prune]
     if save_outputs is not None and not Path(save_outputs).parent.is_dir():
         raise ConfigError(f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs")
     cases = read_cases(prompts, limit)
@@ -57,12 +60,17 @@ def bench(
     session = load(bundle, threads=threads, tree=tree, ngram=ngram)
     if rows and session.manifest.trees is None:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
+    check_length(cases, session)
     contenders = [Contender(PLAIN, session, False, sampling), Contender(SPECULATIVE, session, True, sampling)]
     if prune:
         session.manifest.check_prunes()
     contenders += [Contender(f"{n} rows", session, True, sampling, n) for n in rows]
-    contenders += [Contender(f"chance {least:g}", session, True, sampling, pruning=Pruning(least=least)) for least in prune]
+    contenders += [Contender(f"chance {least:g}", session, True, sampling, pruning=one) for least, one in zip(prune, pruning, strict=True)]
     others = [Contender(str(path), load(path, threads=threads, tree="plain"), False, sampling) for path in also]
+    names = [c.name for c in contenders + others]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two sides called {twice!r}", "every side once, under a name of its own", "check --rows, --prune and --also")
     record = Recorder(contenders + others, max_new_tokens)
     record.warm_up(cases[0])
     for repetition in range(repeats):
@@ -74,6 +82,15 @@ def bench(
         lines = [json.dumps(row, ensure_ascii=False) for row in record.outputs]
         write_text(save_outputs, "\n".join(lines) + "\n")
     return report
+
+
+def check_length(cases: Sequence[Case], session: Session) -> None:
+    """Every prompt must leave room for an answer, or an hour's measuring would end at the last one."""
+    longest = session.engine.context_length - 1
+    for number, case in enumerate(cases):
+        tokens = len(session.encode(case.prompt(0, [])))
+        if tokens > longest:
+            raise ContextOverflow(f"row {number + 1} of the prompts has {tokens} tokens", f"at most {longest}", "leave it out or shorten it")
 
 
 def _check(**options: int | None) -> None:

@@ -61,7 +61,7 @@ def command(
 
     report = bench(
         bundle, prompts, limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, also=also or (),
-        rows=parse_rows(rows), prune=parse_chances(prune), tree=int(tree) if tree.isdigit() else tree, threads=threads, save_outputs=save_outputs,
+        rows=parse_rows(rows), prune=parse_chances(prune), tree=int(tree) if tree.isdecimal() else tree, threads=threads, save_outputs=save_outputs,
         ngram=not no_ngram, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
     )  # fmt: skip
     if as_json:
@@ -74,7 +74,7 @@ def command(
 
 def parse_rows(text: str | None) -> list[int]:
     parts = (text or "").replace(",", " ").split()
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise ConfigError(f"--rows {text}", "whole numbers with commas, such as 1,2,4,8", "change --rows")
     return [int(part) for part in parts]
 

@@ -22,7 +22,7 @@ def command(
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="One token per step.")] = False,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows of the draft tree; default: the bundle's choice.", show_default=False),
+        typer.Option(min=1, help="Rows of the draft tree; default: as many as pay, step by step.", show_default=False),
     ] = None,
     threads: Threads = None,
     no_ngram: NoNgram = False,

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from streamspec.errors import StreamspecError
 
 INTERRUPTED = 130
+BROKEN_PIPE = 141
 
 # Modules that an extra brings -> the extra. What several extras bring is named after the command at hand.
 EXTRA_OF = {
@@ -47,7 +48,7 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
             fail("interrupted", INTERRUPTED)
         except BrokenPipeError:  # the reader has gone, as in `| head`: nobody is left to talk to
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(1) from None
+            raise SystemExit(BROKEN_PIPE) from None
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             fail(f"{where}{error.strerror or error}", 2)

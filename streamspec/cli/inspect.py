@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from streamspec.adapter import ACCEPTANCE, STREAM_CONFIG, TASK_CONFIG, TASK_WEIGHTS, read_adapter, read_json
-from streamspec.errors import StreamspecError
+from streamspec.errors import StreamspecError, one_line
 
 Rows = list[tuple[str, str]]
 
@@ -20,6 +20,7 @@ def command(
 ) -> None:
     """Say what a bundle or an adapter is."""
     title, rows = describe(path)
+    rows = [(one_line(name), one_line(value)) for name, value in rows]  # they quote files, which a terminal must not obey
     if as_json:
         print(json.dumps({"kind": title, **dict(rows)}))
         return

@@ -42,7 +42,7 @@ def command(
     session: Any = load(bundle, threads=threads, tree="plain")
     if prompts is not None:
         session.manifest.check_prunes()
-    found = tune(session.engine, session.manifest, context or [64, 512])
+    found = tune(session.engine, session.manifest, context)
     console = Console(highlight=False, markup=False)
     for tokens, calibration in found.items():
         console.print(table(tokens, calibration))

@@ -94,8 +94,9 @@ def test_existing_output_and_too_long_rows_are_refused(base: Path, data: Path, t
         train(options(base, data, task, method="lora", resume=True))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
-    with pytest.raises(AdapterError, match="not empty"):
-        train(options(base, data, tmp_path / "full", method="lora"))
+    for resume in (False, True):
+        with pytest.raises(AdapterError, match="neither empty nor an unfinished run"):
+            train(options(base, data, tmp_path / "full", method="lora", resume=resume))
     with pytest.raises(AdapterError, match="is a file"):
         train(options(base, data, tmp_path / "full" / "x", method="lora"))
     with pytest.raises(DataError, match="no row of at most 3 tokens"):

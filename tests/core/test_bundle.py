@@ -46,8 +46,10 @@ def test_what_is_no_bundle_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years")
     (tmp_path / "file").write_text("x")
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "manifest.json").write_text('{"short_name": "a web app"}')
     (tmp_path / "empty").mkdir()
-    for name in ("home", "file"):
+    for name in ("home", "file", "app"):
         with pytest.raises(BundleError):
             write_bundle(tmp_path / name, FILES, manifest(), force=True)
     write_bundle(tmp_path / "empty", FILES, manifest())

@@ -41,6 +41,11 @@ def test_templates_see_the_usual_globals() -> None:
     assert text == '<s>[{"role": "user", "content": "<é>"}]</s>014'
 
 
+def test_sums_and_printf_work_as_ever() -> None:
+    template = "{{ 'a' ~ 1 ~ missing ~ 'é' }}{{ '%s-%03d'|format('x', 7) }}{{ '%d%%' % 5 }}{{ [1] + [2] }}{{ 1 + 2 }}"
+    assert PromptFormat("chat").render("hi", template) == "a1éx-0075%[1, 2]3"
+
+
 def test_a_template_may_refuse_messages() -> None:
     with pytest.raises(DataError, match="roles must alternate"):
         PromptFormat("chat").render("hi", "{{ raise_exception('roles must\nalternate') }}")
@@ -76,6 +81,14 @@ def test_missing_templates_and_unknown_kinds_are_refused() -> None:
         "{% include '/etc/passwd' %}",
         "{{ messages[0].content.format(messages) ~ '{0.__class__.__mro__}'.format(1) }}",
         "x" * (1 << 21),
+        "{{ 'a'|center(300000000) }}",
+        "{{ 'a'.ljust(300000000) }}",
+        "{{ '%300000000d'|format(1) }}",
+        "{{ '%-300000000d' % 1 }}",
+        "{{ '%*d' % (300000000, 1) }}",
+        "{{ '{:>300000000}'.format(1) }}",
+        "{% set ns = namespace(x='aaaa') %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x='aaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
     ],
 )
 def test_hostile_and_broken_templates_fail_in_one_line(template: str) -> None:

@@ -19,7 +19,7 @@ def test_cartesian_has_all_combinations_depth_first() -> None:
     assert {tree.ranks_to(i) for i in range(len(tree)) if tree.depths[i] == 2} == {
         (a, b) for a in range(3) for b in range(3)
     }
-    assert tree.path(2) == (0, 1, 2) and tree.width == 3
+    assert tree.path(2) == (0, 1, 2)
 
 
 def test_a_row_sees_its_ancestors_only() -> None:

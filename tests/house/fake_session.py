@@ -22,7 +22,7 @@ def target(ids: Sequence[int]) -> int:
 
 
 class FakeEngine:
-    threads = 2
+    threads, context_length = 2, 100
 
     def __init__(self, logits: Callable[[Sequence[int]], np.ndarray]) -> None:
         self.ids: list[int] = []
@@ -50,6 +50,7 @@ class FakeSession:
     rows: Any = 1
     calibration: Any = None
     pruning: Any = None
+    learnt: Any = None
     speculation: str = "on"
     calls: list[bool] = field(default_factory=list)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object()))

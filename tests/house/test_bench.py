@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from house.fake_session import FakeSession
 import streamspec.runtime
 from streamspec.bench import bench, record
 from streamspec.bench.agreement import first_difference, judge
-from streamspec.bench.contender import Contender, wide_narrow_difference
+from streamspec.bench.contender import Contender, SessionReferee, wide_narrow_difference
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.report import Measure, Spread, figures
-from streamspec.errors import ConfigError, DataError
-from streamspec.runtime.interface import Pruning
+from streamspec.errors import ConfigError, ContextOverflow, DataError
+from streamspec.runtime import Pruning, Sampling
 
 
 class Script:
@@ -168,6 +169,39 @@ def test_a_real_difference_is_a_mismatch(prompts: Path, monkeypatch: pytest.Monk
     assert (result["near_ties"], result["mismatches"], result["identical"]) == (0, 2, 0.0)
 
 
+def test_a_prompt_too_long_is_named_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FakeSession()
+    use(monkeypatch, mine=session)
+    file = tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "word " * n}) + "\n" for n in (3, 150)))
+    with pytest.raises(ContextOverflow, match="row 2 .* 150 tokens"):
+        bench("mine", file)
+    assert not session.calls
+
+
+def test_two_sides_of_one_name_are_refused(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, mine=FakeSession(), plain=FakeSession())
+    for wrong in ({"rows": [8, 8]}, {"also": ["plain"]}):
+        with pytest.raises(ConfigError, match="two sides"):
+            bench("mine", prompts, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_seed_that_nothing_draws_with_leaves_near_ties_alone() -> None:
+    session, prompt = FakeSession(margin=0.25, wrong_at=3), [1, 2]
+    for sampling, margin in ((Sampling(seed=5), 0.25), (Sampling(repetition_penalty=1.1), math.inf), (Sampling(1.0, seed=5), math.inf)):
+        referee = SessionReferee(Contender("x", session, True, sampling), [])  # type: ignore[arg-type]
+        assert referee.margin(prompt, [7]) == margin
+
+
+def test_what_one_side_learns_no_other_knows(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, seen = FakeSession(), []
+    generate = session.generate
+    monkeypatch.setattr(session, "generate", lambda *a, **k: (seen.append(id(session.learnt)), generate(*a, **k))[1])
+    use(monkeypatch, mine=session)
+    bench("mine", prompts, repeats=2, rows=[4])
+    assert len(set(seen)) == 3 and len(seen) == 15
+
+
 def test_wide_and_narrow_rows_are_compared_over_the_rows_asked_for() -> None:
     session = FakeSession()
     session.engine.wobble = 0.5
@@ -175,12 +209,12 @@ def test_wide_and_narrow_rows_are_compared_over_the_rows_asked_for() -> None:
 
 
 def test_forced_rows_are_given_back() -> None:
-    session = FakeSession(rows="own", calibration="own", pruning="own")
+    session = FakeSession(rows="own", pruning="own", learnt="own")
     Contender("2 rows", session, True, rows=2, pruning=Pruning(3)).answer("a b", 4)  # type: ignore[arg-type]
-    assert (session.rows, session.calibration, session.pruning) == ("own", "own", "own")
+    assert (session.rows, session.calibration, session.pruning, session.learnt) == ("own", None, "own", "own")
 
 
-@pytest.mark.parametrize("wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}, {"prune": [0.0]}, {"prune": [1.5]}])
+@pytest.mark.parametrize("wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}, {"prune": [-0.1]}, {"prune": [1.5]}])
 def test_senseless_options_are_refused(prompts: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         bench("mine", prompts, **wrong)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from streamspec.errors import ConfigError, ContextOverflow
+from streamspec.errors import BundleError, ConfigError, ContextOverflow
 from streamspec.runtime import Session, load
 from streamspec.runtime.engine import OrtEngine, causal_mask
 from streamspec.runtime.interface import ROOT_ONLY, Cancelled, Pruning
@@ -38,7 +39,7 @@ def assert_near_tie(session: Session, prompt: str, plain: list[int], spec: list[
     assert logits[best] - logits[second] < 0.05 * logits.std()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4", "full"])
 def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) -> None:
     session = open_session(bundles(precision))
     steps = tokens = 0
@@ -68,8 +69,9 @@ def test_two_rows_equal_one_bit_for_bit(bundles: Bundles) -> None:
 
 
 @pytest.mark.parametrize("pruning", [Pruning(2), Pruning(4), Pruning(least=0.02), Pruning(5, 0.01)])
-def test_pruning_changes_no_token(pruning: Pruning, bundles: Bundles) -> None:
-    session = open_session(bundles("int8"))
+@pytest.mark.parametrize("bundle", ["int8", "full"])
+def test_pruning_changes_no_token(bundle: str, pruning: Pruning, bundles: Bundles) -> None:
+    session = open_session(bundles(bundle))
     session.rows = 12
     drafted = 0
     for prompt in PROMPTS:
@@ -80,6 +82,19 @@ def test_pruning_changes_no_token(pruning: Pruning, bundles: Bundles) -> None:
         assert answer.token_ids == plain.token_ids
         drafted += sum(answer.drafted)
     assert drafted > 0
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 0}, {"rows": 2.5}, {"least": 1.0}, {"least": -0.1}, {"least": float("nan")}])
+def test_senseless_pruning_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="pruning"):
+        Pruning(**wrong)
+
+
+@pytest.mark.parametrize("chosen", [[-1, 3], [4, -2], [64, 0]])
+def test_a_graph_that_chooses_no_token_is_refused(chosen: list[int], bundles: Bundles) -> None:
+    engine = engine_of(open_session(bundles("fp32")))
+    with pytest.raises(BundleError, match="chose"):
+        engine._checked(np.array(chosen))
 
 
 @pytest.mark.parametrize("pruning", [Pruning(4), Pruning(least=0.05)])

@@ -138,6 +138,11 @@ def test_cancel_without_a_generation_does_nothing() -> None:
     assert session.generate("p").text == "abc"
 
 
+def test_text_that_utf8_cannot_hold_is_refused() -> None:
+    with pytest.raises(DataError, match="UTF-8"):
+        saying("abc").generate("half a pair: \ud800")
+
+
 def test_a_second_generation_at_a_time_is_refused() -> None:
     session = saying("abc")
     first = session.stream("p")

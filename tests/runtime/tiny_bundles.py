@@ -15,6 +15,10 @@ from streamspec.export import export_bundle
 from tests.adapters.tiny import tiny_model, tiny_tokenizer
 
 HIDDEN, GAMMA, VOCAB = 32, 3, 64
+LINEAR = {  # rows and columns
+    "self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32), "self_attn.o_proj": (32, 32),
+    "mlp.gate_proj": (64, 32), "mlp.up_proj": (64, 32), "mlp.down_proj": (32, 64),
+}  # fmt: skip
 
 
 def tiny_base(folder: Path, chat: bool = False) -> Path:
@@ -25,8 +29,8 @@ def tiny_base(folder: Path, chat: bool = False) -> Path:
     return folder
 
 
-def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "raw") -> Path:
-    """Random streams; the recorded ranks make a tree of many first-level guesses, so that some come true by chance."""
+def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "raw", full: bool = False) -> Path:
+    """Random streams; `full`: with a LoRA of their own, a draft vocabulary and a bigram. The recorded ranks make a tree of many first-level guesses, so that some come true by chance."""
     random = np.random.default_rng(0)
     identity = resolve_base(base, lambda line: None)
     folder.mkdir()
@@ -56,15 +60,24 @@ def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "ra
             "prune_down": random.normal(size=(4, HIDDEN)) * 0.2,
             "prune_up": random.normal(size=(HIDDEN, 4)) * 0.2,
         }
-        save_file({k: v.astype(np.float16) for k, v in tensors.items()}, folder / "streamspec.safetensors")
+        if full:
+            described |= {"lora": {"rank": 2, "alpha": 2.0}, "draft_vocab": 48, "bigram": 3}
+            tensors |= {"bigram_in": random.normal(size=(48, 3)), "bigram_out": random.normal(size=(48, 3))}
+            for layer in (2, 3):
+                for module, (out, width) in LINEAR.items():
+                    name = f"layers.{layer}.{module}.lora_"
+                    tensors |= {f"{name}A": random.normal(size=(2, width)) * 0.2, f"{name}B": random.normal(size=(out, 2)) * 0.2}
+        vocabulary = {"draft_vocab": np.sort(random.permutation(VOCAB)[:48])} if full else {}
+        (folder / "streamspec_config.json").write_text(json.dumps(config))
+        save_file({k: v.astype(np.float16) for k, v in tensors.items()} | vocabulary, folder / "streamspec.safetensors")
         ranks = random.integers(0, 10, size=(200, GAMMA)).tolist()
         Acceptance(GAMMA, 10, [ranks]).save(folder / "acceptance.json")
     return folder
 
 
-def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw") -> Path:
+def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False) -> Path:
     """A bundle of a tiny base and a random adapter."""
     base = tiny_base(folder / "base", chat=kind == "chat")
-    adapter = tiny_adapter(folder / "adapter", base, streams, kind)
+    adapter = tiny_adapter(folder / "adapter", base, streams, kind, full)
     export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None)
     return folder / "bundle"

@@ -68,15 +68,16 @@ def test_good_texts_keep_nearly_all_of_their_gain(cost: float, skill: float) -> 
     assert 40 * 200 / time > 0.95 * mean / cost
 
 
-def test_a_text_that_turns_good_is_noticed() -> None:
+@pytest.mark.parametrize(("cost", "patience"), [(2.0, 400), (4.0, 800), (6.0, 1000)])
+def test_a_text_that_turns_good_is_noticed(cost: float, patience: int) -> None:
     governor = Governor()
     while governor.on:
-        governor.step(1, 2.0)
+        governor.step(1, cost)
     waited = 0
     while not governor.on:
         governor.plain_step()
         waited += 1
-    assert waited < 400
+        assert waited < patience
     for _ in range(50):
         governor.step(5, 2.0)
     assert governor.on and governor.describe(8).startswith("on")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamspec.errors import ConfigError
-from streamspec.runtime import Sampling, load
+from streamspec.runtime import Pruning, Sampling, load
 from streamspec.runtime.sampling import STEPS
 from tests.stats.chi_square import p_value
 
@@ -23,7 +23,10 @@ TRUNCATED = [
     {"temperature": 4.0, "min_p": 0.3},
     {"temperature": 2.0, "top_k": 6, "repetition_penalty": 1.8},
 ]
-P = 0.001 / (len(TRUNCATED) + 3)  # Bonferroni over the tests of this file
+DRAFTED: list[tuple[str, int, Pruning | None]] = [  # bundle, rows of the tree, pruning
+    ("fp32", 2, None), ("fp32", 16, None), ("fp32", 12, Pruning(4)), ("fp32", 12, Pruning(least=0.05)), ("full", 9, None), ("full", 16, Pruning(5)),
+]  # fmt: skip
+P = 0.001 / (len(TRUNCATED) + len(DRAFTED) + 3)  # Bonferroni over the tests of this file
 
 
 def processed(logits: np.ndarray, context: list[int], given: dict[str, Any]) -> np.ndarray:
@@ -60,17 +63,23 @@ def joint(session: Any, given: dict[str, Any], eos: set[int], length: int) -> di
     return done | open_
 
 
-@pytest.mark.parametrize("given", TRUNCATED, ids=str)
-def test_answers_follow_the_true_joint_distribution(bundles: Bundles, given: dict[str, Any]) -> None:
-    session, runs, length = load(bundles("fp32"), tree=8, threads=1), 3000, 3
+def check_joint(session: Any, given: dict[str, Any], runs: int = 3000, length: int = 3) -> None:
     wanted = joint(session, given, set(session.manifest.model.eos_token_ids), length)
     assert abs(sum(wanted.values()) - 1) < 1e-9
-    seen = Counter(
-        tuple(session.generate(PROMPT, max_new_tokens=length, sampling=Sampling(**given, seed=seed)).token_ids)
-        for seed in range(runs)
-    )
-    assert set(seen) <= set(wanted)
+    answers = [session.generate(PROMPT, max_new_tokens=length, sampling=Sampling(**given, seed=seed)) for seed in range(runs)]
+    seen = Counter(tuple(answer.token_ids) for answer in answers)
+    assert set(seen) <= set(wanted) and sum(answer.stats.steps for answer in answers) > runs / 2
     assert p_value(seen, wanted, runs) > P
+
+
+@pytest.mark.parametrize("given", TRUNCATED, ids=str)
+def test_answers_follow_the_true_joint_distribution(bundles: Bundles, given: dict[str, Any]) -> None:
+    check_joint(load(bundles("fp32"), tree=8, threads=1), given)
+
+
+@pytest.mark.parametrize(("bundle", "rows", "pruning"), DRAFTED, ids=str)
+def test_no_tree_pruning_or_drafter_changes_the_distribution(bundles: Bundles, bundle: str, rows: int, pruning: Pruning | None) -> None:
+    check_joint(load(bundles(bundle), tree=rows, threads=1, pruning=pruning), TRUNCATED[0])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -113,6 +122,8 @@ def test_without_a_seed_every_answer_has_its_own() -> None:
     ("given", "found"),
     [
         ({"temperature": -1.0}, "temperature -1.0"),
+        ({"temperature": 1e-38}, "temperature 1e-38"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty 1e-40"),
         ({"temperature": float("nan")}, "temperature nan"),
         ({"top_k": 2.5}, "top_k 2.5"),
         ({"top_p": 0.0}, "top_p 0.0"),
