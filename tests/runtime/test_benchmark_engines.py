@@ -1,4 +1,4 @@
-"""What the benchmarks decode with beside the runtime itself writes plain decoding's tokens too."""
+"""What the benchmarks decode with beside the runtime itself writes plain decoding's tokens too; what they train learns."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from streamspec.adapters.losses import draft_losses, pick_rows
+from streamspec.adapters.streams import StreamConfig
 from streamspec.runtime import load
 from streamspec.runtime.loop import Decoder, Plan
+from tests.adapters.tiny import tiny_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROMPTS = ["hello", "abc", "The lighthouse", "a b c d e f"]
@@ -20,7 +24,7 @@ Bundles = Callable[[str], Path]
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("trees", "two_model"):
+    for name in ("trees", "two_model", "typical", "ablations"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -57,3 +61,45 @@ def test_every_tree_writes_what_plain_decoding_writes(bundles: Bundles, scripts:
         assert drafted == plain
         steps, tokens = steps + decoders[1].stats.steps, tokens + decoders[1].stats.step_tokens
     assert steps and tokens >= steps
+
+
+def test_typical_acceptance_is_exact_where_nothing_is_typical_and_lossy_where_all_is(bundles: Bundles, scripts: Any) -> None:
+    from typical import TypicalEngine
+
+    session: Any = load(bundles("fp32"), threads=1, tree=8)
+    pace = {}
+    for name, epsilon, delta in (("exact", 1.0, 1e9), ("lossy", 1e-9, 1e9)):
+        engine, tokens, steps, same = TypicalEngine(session.engine, epsilon, delta, 0.7), 0, 0, []
+        for prompt in map(session.encode, PROMPTS):
+            plain, drafted = (Decoder(e, Plan(30, rows=rows, ngram=False)) for e, rows in ((session.engine, 1), (engine, 8)))
+            same.append(written(plain, prompt) == written(drafted, prompt))
+            tokens, steps = tokens + drafted.stats.step_tokens, steps + drafted.stats.steps
+        pace[name] = tokens / steps
+        assert all(same) == (name == "exact")
+    assert pace["lossy"] > 2 * pace["exact"]
+
+
+@pytest.mark.parametrize("name", ["StreamingModel", "RotatedValues", "LowRankStart"])
+def test_every_variant_of_the_streams_learns(scripts: Any, name: str) -> None:
+    from ablations import variants
+
+    torch.manual_seed(0)
+    model = tiny_model("llama")
+    model.requires_grad_(False)
+    streams = variants()[name](model, StreamConfig(3, 2, scale=0.7), True)
+    ids = torch.randint(3, 60, (4, 12))
+    batch = {"input_ids": ids, "loss_mask": torch.ones_like(ids, dtype=torch.bool)}
+    own = {n: p for n, p in streams.named_parameters() if p.requires_grad}
+    optimiser, losses = torch.optim.Adam(own.values(), lr=1e-2), []
+    for _ in range(30):
+        loss = draft_losses(streams, streams.main_pass(ids, torch.ones_like(ids)), pick_rows(batch, 3, 16), None, None).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.85 * losses[0]
+    assert ("stream_embeddings" in own) == (name != "RotatedValues") and ("start_up" in own) == (name == "LowRankStart")
+    if name == "RotatedValues":  # the angle alone tells streams apart
+        with torch.no_grad():
+            states = streams.draft_pass(streams.main_pass(ids, torch.ones_like(ids)), torch.tensor([[5]] * 4), ids[:, 6:7])
+        assert not torch.allclose(states[:, :, 0], states[:, :, 1], atol=1e-3)
