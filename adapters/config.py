@@ -42,7 +42,8 @@ class TrainConfig:
     alpha_decay: float = 1.0  # the weight of each further stream's loss over that of the one before
     positions: str = "shifted"  # stream j sits at position t + j ("shifted") or t ("same")
     root_token: bool = True  # streams also see the embedding of the token that follows row t
-    stream_embedding: float = 0.5  # initial rms of P_j, in units of the hidden state's
+    fit_start: bool = True  # streams start as the least-squares fit of the states they are to foretell, not at random
+    stream_embedding: float = 0.5  # initial rms of P_j, in units of the hidden state's, where they start at random
     draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
     bigram_rank: int = 32  # rank of the bias that the token before gives to a stream's guesses; 0: none
     prune_rank: int = 8  # rank of the early exit's map, which foretells rows of a draft that need no upper layers; 0: none

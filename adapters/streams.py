@@ -3,10 +3,11 @@
 Two passes, the same in training and in the exported graph. Pass 1 is the plain model over the main rows; its K/V is kept.
 Pass 2 runs stream rows only, through the family's own last `Ns` decoder layers:
 
-    S_(t,j) = M_t + scale * (P_j + W e(y_(t+1)))          j = 1..gamma
+    S_(t,j) = c_j M_t + scale * (P_j + a_j W e(y_(t+1)))          j = 1..gamma
 
-M_t is the hidden state of row t at the input of layer N-Ns (equation 4 with the identity for f), e(y) the embedding of the
-token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known.
+M_t is the hidden state of row t at the input of layer N-Ns (equation 4 with a factor for f), e(y) the embedding of the
+token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known. All of them start
+as what least squares make of M_(t+j), the state that row t+j will have there (`fit_start`).
 For pruning (section 3.2.3) a map of low rank foretells the next token from M_t alone, through the model's own norm and head:
 
     early(M_t) = head(norm(u + B A u))                    u = M_t over its rms
@@ -19,7 +20,7 @@ Knows nothing about data, optimisers or files.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ from transformers import PreTrainedModel
 
 from streamspec.adapters.target import DraftingModel, MainPass, Target
 from streamspec.errors import ConfigError
+
+RIDGE = 1e-2  # of the mean square, added to the diagonal
+MASSIVE = 3.0
 
 
 @dataclass
@@ -84,6 +88,7 @@ class StreamingModel(DraftingModel):
         # The map starts as a scaled identity: a token's embedding already points where lower layers would carry it.
         width = self.decoder.embedding.weight.shape[1]
         self.root_map = nn.Parameter(torch.eye(hidden, width) * embedding_rms) if config.root_token else None
+        self.shares = nn.Parameter(torch.ones(config.gamma, 2))  # c_j, a_j
         self.prune_down = nn.Parameter(torch.randn(prune_rank, hidden) * hidden**-0.5) if prune_rank else None
         self.prune_up = nn.Parameter(torch.zeros(hidden, prune_rank)) if prune_rank else None
 
@@ -119,10 +124,9 @@ class StreamingModel(DraftingModel):
         hidden = torch.gather(entry, 1, rows[:, :, None].expand(-1, -1, entry.shape[2]))[:, :, None, :]
         shift = self.stream_embeddings[None, None]
         if self.root_map is not None:
-            shift = (
-                shift + nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
-            )
-        return hidden + (self.config.scale * shift).to(hidden.dtype)
+            told = nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
+            shift = shift + self.shares[:, 1:] * told
+        return (self.shares[:, :1] * hidden + self.config.scale * shift).to(hidden.dtype)
 
     def exit_states(self, entry: Tensor) -> Tensor:
         """Of rows M [.., H], ready for the head; learning stops here and leaves what made M alone."""
@@ -132,7 +136,7 @@ class StreamingModel(DraftingModel):
         return self.decoder.finish((unit + moved).to(entry.dtype))
 
     def drafter_tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {"stream_embeddings": self.stream_embeddings}
+        tensors: dict[str, Tensor] = {"stream_embeddings": self.stream_embeddings, "shares": self.shares}
         if self.root_map is not None:
             tensors["root_map"] = self.root_map
         if self.prune_down is not None and self.prune_up is not None:
@@ -156,6 +160,7 @@ class StreamingModel(DraftingModel):
             "scale": shape.scale,
             "positions": shape.positions,
             "root_token": shape.root_token,
+            "shares": True,
             "lora": {"rank": rank, "alpha": float(rank)} if rank else None,
             "pruning": None if self.prune_down is None else self.prune_down.shape[0],
         }
@@ -201,3 +206,47 @@ def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, T
     if not math.isfinite(scale) or scale <= 0:
         raise ConfigError(f"hidden states with rms {scale}", "finite activations", "check the base's weights")
     return scale
+
+
+@torch.no_grad()
+def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Sets c, a, W and P to the least-squares fit of M_(t+j) by M_t and e(y_(t+1)) over all rows of `batches` (ids and attention mask
+    [B, T] each): W for the first stream, two factors and a mean for each. Returns the share of the first stream's variance that
+    is left. Rows with massive activations (rms above `MASSIVE` times the scale) are left out: they would rule the fit.
+    """
+    gamma, scale = streams.config.gamma, streams.config.scale
+    told, here, there = ([[] for _ in range(gamma)] for _ in range(3))
+    for ids, mask in batches:
+        states = streams.main_pass(ids, mask).entry.float() / scale
+        usable = mask.bool() & (states.pow(2).mean(-1) < MASSIVE**2)
+        tokens = unit_rms(streams.decoder.embed(ids).float())
+        for j in range(1, min(gamma, ids.shape[1] - 1) + 1):
+            both = usable[:, :-j] & usable[:, j:]
+            for side, rows in ((told, tokens[:, 1 : ids.shape[1] - j + 1]), (here, states[:, :-j]), (there, states[:, j:])):
+                side[j - 1].append(rows[both])
+    if not told[0] or not any(map(len, told[-1])):
+        return 1.0  # nothing to learn from: texts shorter than a draft
+    left = 1.0
+    for j in range(gamma):
+        token, state, wanted = (torch.cat(side[j]) for side in (told, here, there))
+        means = token.mean(0), state.mean(0), wanted.mean(0)
+        token, state, wanted = token - means[0], state - means[1], wanted - means[2]
+        parts, pull = [state], means[1][:, None]
+        if streams.root_map is not None:
+            if j == 0:
+                streams.root_map.copy_(_ridge(token, wanted - state).T)
+            parts.append(token @ streams.root_map.T)
+            pull = torch.stack([means[1], streams.root_map @ means[0]], dim=1)
+        columns = torch.stack([part.flatten() for part in parts], dim=1)
+        shares = _ridge(columns, wanted.flatten()[:, None])[:, 0]
+        streams.shares[j, : len(shares)] = shares
+        streams.stream_embeddings[j] = means[2] - pull @ shares
+        if j == 0:
+            left = float((wanted.flatten() - columns @ shares).pow(2).sum() / wanted.pow(2).sum())
+    return left
+
+
+def _ridge(x: Tensor, y: Tensor) -> Tensor:
+    """The matrix [columns of x, columns of y] by which x [n, ..] best makes y [n, ..]."""
+    square = x.T @ x
+    return torch.linalg.solve(square + RIDGE * square.diagonal().mean() * torch.eye(len(square), device=x.device), x.T @ y)

@@ -36,7 +36,7 @@ from streamspec.adapters.journal import Journal
 from streamspec.adapters.losses import draft_losses, exit_loss, lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.medusa import MedusaModel
 from streamspec.adapters.regenerate import AnswerFile, regenerate
-from streamspec.adapters.streams import StreamConfig, StreamingModel, measure_scale
+from streamspec.adapters.streams import StreamConfig, StreamingModel, fit_start, measure_scale
 from streamspec.adapters.target import DraftingModel, Target
 from streamspec.adapters.trainer import Stage, clock_of, has_bf16, run_stage, spare_allocator
 from streamspec.atomic import sha256_file, write_text
@@ -48,6 +48,7 @@ from streamspec.trees import DraftTree
 JOURNAL = "journal.json"
 WORK = "run"  # folder of a run that is not over, inside --out
 UNTOUCHED = "base"  # --target-adapter: no task LoRA under the streams
+FIT_ROWS = 128  # training rows by which the streams' start is fitted
 REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
 
 
@@ -452,7 +453,14 @@ def new_streams(
         scale = measure_scale(model, ns, [(batch["input_ids"], batch["attention_mask"])])
     shape = StreamConfig(config.gamma, ns, scale, config.positions, config.root_token)
     bigram = bigram_shape(run, model, vocabulary)
-    return kind(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank).to(run.device)
+    streams = kind(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank).to(run.device)
+    if config.fit_start and config.warm_start is None:
+        now = clock_of(config)
+        began, collate = now(), Collator(run.device)
+        batches = (collate(run.rows[i : i + config.batch_size]) for i in range(0, min(len(run.rows), FIT_ROWS), config.batch_size))
+        left = fit_start(streams.eval(), ((b["input_ids"], b["attention_mask"]) for b in batches))
+        run.journal.finish("start", (now() - began) / 60, {"unexplained": round(left, 4)})
+    return streams
 
 
 def bigram_shape(run: Run, model: PreTrainedModel, vocabulary: Tensor | None) -> tuple[int, int] | None:

@@ -79,11 +79,12 @@ class Oracle:
     def _stream_logits(self, spec: StreamSpec, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:
         """Streams see the main rows that `row` sees."""
         shift = torch.as_tensor(spec.embeddings)
+        shares = torch.ones(spec.gamma, 2) if spec.shares is None else torch.as_tensor(spec.shares)
         if spec.root_map is not None:
             embedded = self.decoder.embed(torch.tensor([root]))
             unit = embedded * torch.rsqrt(embedded.pow(2).mean(-1, keepdim=True) + 1e-12)
-            shift = shift + unit @ torch.as_tensor(spec.root_map).T
-        hidden = main.entry[:, row : row + 1] + spec.scale * shift[None]
+            shift = shift + shares[:, 1:] * (unit @ torch.as_tensor(spec.root_map).T)
+        hidden = shares[:, :1] * main.entry[:, row : row + 1] + spec.scale * shift[None]
         steps = torch.arange(1, spec.gamma + 1) if spec.shifted else torch.zeros(spec.gamma, dtype=torch.long)
         where = int(positions[row]) + steps
         rotary = self.decoder.rotary_embeddings(hidden, where[None])

@@ -91,6 +91,7 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     return StreamSpec(
         **shared, ns=config["ns"], scale=float(config["scale"]), shifted=config["positions"] == "shifted",
         embeddings=tensors["stream_embeddings"].astype(np.float32),
+        shares=tensors["shares"].astype(np.float32) if "shares" in tensors else None,
         root_map=tensors["root_map"].astype(np.float32) if "root_map" in tensors else None,
         lora=_lora(tensors, spec, config["ns"], factor) if lora else {},
         pruning=PruningSpec(*pruning) if pruning else None,
@@ -127,6 +128,8 @@ def _stream_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, 
     if config.get("positions") not in ("shifted", "same"):
         raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", "shifted or same", RESTORE)
     shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (gamma, spec.hidden)}
+    if config.get("shares"):
+        shapes["shares"] = (gamma, 2)
     if config.get("root_token"):
         shapes["root_map"] = (spec.hidden, spec.hidden)
     if config.get("pruning"):

@@ -1,6 +1,6 @@
 """Deferred speculative streams as nodes: gamma rows beside the accepted node, once more through the last Ns layers.
 
-    S_j = M + scale * (P_j + W e(root))           (docs/architecture.md)
+    S_j = c_j M + scale * (P_j + a_j W e(root))           (docs/architecture.md)
 
 Attention is written in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the streams' own,
 whose scores meet in one softmax: nothing is concatenated or repeated per query head. Knows nothing about how nodes are accepted.
@@ -33,6 +33,7 @@ class StreamSpec(DraftSpec):
     shifted: bool
     embeddings: Array  # P [gamma, hidden]
     root_map: Array | None = None  # W [hidden, hidden]
+    shares: Array | None = None  # c, a [gamma, 2]; None: ones
     lora: Mapping[tuple[int, str], tuple[Array, Array]] = field(default_factory=dict)
 
     @property
@@ -130,15 +131,22 @@ class StreamPass(DraftPass):
         """S [1, m, H]"""
         spec, store = self.spec, g.store
         table = store.add("streams.embeddings", (spec.embeddings * spec.scale).astype(np.float32)[None])
-        shift = g.op("Gather", table, stream_ids, axis=1)
-        start = g.op("Add", g.op("Gather", accepted.entry, accepted.node, axis=1), shift)
+        shift, state = g.op("Gather", table, stream_ids, axis=1), g.op("Gather", accepted.entry, accepted.node, axis=1)
+        start = g.op("Add", self._share(g, state, stream_ids, 0), shift)
         if spec.root_map is None:
             return start
         root = self.decoder.embed(g, g.op("Unsqueeze", accepted.root, g.ints(0)))
         ones = store.add("streams.ones", np.ones(self.decoder.spec.hidden, np.float32))
         unit = g.op("SimplifiedLayerNormalization", root, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
         mapping = store.add("streams.root_map", (spec.root_map * spec.scale).astype(np.float32).T)
-        return g.op("Add", start, g.op("MatMul", unit, mapping))
+        return g.op("Add", start, self._share(g, g.op("MatMul", unit, mapping), stream_ids, 1))
+
+    def _share(self, g: Scope, x: str, stream_ids: str, which: int) -> str:
+        """x [1, 1, H] times c (0) or a (1) of each stream: [1, m, H], or x itself where all are 1."""
+        if self.spec.shares is None:
+            return x
+        column = g.store.add(f"streams.shares.{which}", self.spec.shares[None, :, which : which + 1].astype(np.float32))
+        return g.op("Mul", x, g.op("Gather", column, stream_ids, axis=1))
 
     def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """int64 [m]"""

@@ -10,7 +10,8 @@ from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.families import FAMILIES, Decoder
 from streamspec.adapters.losses import IGNORE, draft_losses, lookup_table, pick_rows
-from streamspec.adapters.streams import StreamConfig, StreamingModel, stream_mask, unit_rms
+from streamspec.adapters.streams import StreamConfig, StreamingModel, fit_start, stream_mask, unit_rms
+from streamspec.adapters.target import MainPass
 from streamspec.errors import BaseModelError, ConfigError
 from tests.adapters.tiny import tiny_model
 
@@ -57,9 +58,10 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
     cache = RowByRow([x.keys for x in layers], [x.values for x in layers], streams.first)
     outputs = []
     for j in range(streams.config.gamma):
-        state = entry[0][:, t] + streams.config.scale * streams.stream_embeddings[j]
+        keep, tell = streams.shares[j]
+        state = keep * entry[0][:, t] + streams.config.scale * streams.stream_embeddings[j]
         if streams.root_map is not None:
-            state = state + streams.config.scale * unit_rms(decoder.embedding.weight[root]) @ streams.root_map.T
+            state = state + streams.config.scale * tell * unit_rms(decoder.embedding.weight[root]) @ streams.root_map.T
         position = torch.tensor([[t + 1 + j if streams.config.positions == "shifted" else t]])
         hidden = state[None]
         for i in range(streams.first, len(decoder.layers)):
@@ -228,3 +230,49 @@ def test_out_of_range_ns_and_unknown_family_are_refused_by_name() -> None:
     model.config.model_type = "mamba"
     with pytest.raises(BaseModelError, match="mamba.*llama.*gpt2"):
         Decoder(model)
+
+
+@pytest.mark.parametrize("root_token", [True, False])
+@torch.no_grad()
+def test_the_start_foretells_the_states_ahead(root_token: bool) -> None:
+    streams = streaming(tiny_model("llama"), root_token=root_token)
+    torch.manual_seed(0)
+    ids = torch.randint(3, 60, (32, 12))
+    mask = torch.ones_like(ids)
+    mask[::2, 9:] = 0
+
+    def error(stream: int) -> float:
+        main = streams.main_pass(ids, mask)
+        rows = torch.arange(0, 8 - stream).expand(len(ids), -1)
+        roots = ids.gather(1, rows + 1)
+        made = streams.entry_states(main.entry, rows, roots)[:, :, stream]
+        wanted = main.entry.gather(1, (rows + 1 + stream)[:, :, None].expand(-1, -1, 32))
+        return float((made - wanted).pow(2).sum() / (wanted - wanted.mean((0, 1))).pow(2).sum())
+
+    before = [error(j) for j in range(3)]
+    left = fit_start(streams, [(ids[:16], mask[:16]), (ids[16:], mask[16:])])
+    after = [error(j) for j in range(3)]
+    assert all(b < a and b < 1.1 for a, b in zip(before, after, strict=True))  # no worse than the mean, and streams see further
+    assert after[0] < (0.95 if root_token else 1.1) and 0 < left < 1
+    streams.root_map.normal_() if streams.root_map is not None else None
+    assert fit_start(streams, [(ids[:, :1], mask[:, :1])]) == 1.0  # too short a text to learn from
+
+
+@torch.no_grad()
+def test_massive_activations_do_not_rule_the_start() -> None:
+    streams = streaming(tiny_model("llama"))
+    torch.manual_seed(0)
+    ids = torch.randint(3, 60, (32, 12))
+    streams.config.scale = float(streams.main_pass(ids, torch.ones_like(ids)).entry.pow(2).mean().sqrt())
+    calm = fit_start(streams, [(ids, torch.ones_like(ids))])
+    shares = streams.shares.clone()
+    main_pass = streams.main_pass
+
+    def shouting(*arguments: torch.Tensor) -> MainPass:
+        main = main_pass(*arguments)
+        main.entry[:, 0] *= 1000  # as the first token of many models does
+        return main
+
+    streams.main_pass = shouting  # type: ignore[method-assign]
+    assert fit_start(streams, [(ids, torch.ones_like(ids))]) == pytest.approx(calm, abs=0.05)
+    torch.testing.assert_close(streams.shares, shares, atol=0.05, rtol=0.1)

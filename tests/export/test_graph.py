@@ -68,7 +68,7 @@ def test_oracle_agrees_with_hugging_face() -> None:
         assert off(ours, expected) < 1e-5
 
 
-@pytest.mark.parametrize("options", [{"lora": False}, {"root": False}, {"shifted": False}, {"ns": LAYERS}])
+@pytest.mark.parametrize("options", [{"lora": False}, {"root": False}, {"shifted": False}, {"shares": False}, {"ns": LAYERS}])
 def test_variants_of_streams_agree_with_pytorch(options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model()
     check_against_oracle(build(tmp_path, model, tiny_streams(describe(model), **options)))

@@ -56,7 +56,7 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
 
 def tiny_streams(
     spec: DecoderSpec, gamma: int = 3, ns: int = 2, lora: bool = True, root: bool = True, shifted: bool = True,
-    draft_vocab: np.ndarray | None = None, bigram: int = 0, pruning: int = 0, seed: int = 0,
+    draft_vocab: np.ndarray | None = None, bigram: int = 0, pruning: int = 0, shares: bool = True, seed: int = 0,
 ) -> StreamSpec:
     """Random streams."""
     rng = np.random.default_rng(seed)
@@ -72,7 +72,7 @@ def tiny_streams(
     return StreamSpec(
         bigram=(draw(size, bigram), draw(size, bigram)) if bigram else None,
         gamma=gamma, ns=ns, scale=1.5, shifted=shifted, embeddings=draw(gamma, spec.hidden),
-        root_map=draw(spec.hidden, spec.hidden) if root else None, lora=pairs if lora else {}, draft_vocab=draft_vocab,
+        root_map=draw(spec.hidden, spec.hidden) if root else None, shares=1 + draw(gamma, 2) if shares else None, lora=pairs if lora else {}, draft_vocab=draft_vocab,
         pruning=PruningSpec(draw(pruning, spec.hidden), draw(spec.hidden, pruning)) if pruning else None,
     )
 
@@ -131,13 +131,15 @@ def save_adapter(folder: Path, base: Base, streams: StreamSpec, **changes: Any) 
         tensors["root_map"] = streams.root_map
     if streams.pruning is not None:
         tensors |= {"prune_down": streams.pruning.down, "prune_up": streams.pruning.up}
+    if streams.shares is not None:
+        tensors["shares"] = streams.shares
     for (layer, module), (a, b) in streams.lora.items():
         tensors |= {f"layers.{layer}.{module}.lora_A": a, f"layers.{layer}.{module}.lora_B": b / 2}
     save_file(tensors, folder / "streamspec.safetensors")
     section = {
         "gamma": streams.gamma, "ns": streams.ns, "scale": streams.scale, "positions": "shifted" if streams.shifted else "same",
         "root_token": streams.root_map is not None, "lora": {"rank": 4, "alpha": 8.0} if streams.lora else None, "draft_vocab": None,
-        "pruning": None if streams.pruning is None else len(streams.pruning.down),
+        "shares": streams.shares is not None, "pruning": None if streams.pruning is None else len(streams.pruning.down),
     }
     config = {
         "format_version": 1, "method": "streaming", "recipe": "staged",
