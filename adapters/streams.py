@@ -34,6 +34,7 @@ from streamspec.errors import ConfigError
 
 RIDGE = 1e-2  # of the mean square, added to the diagonal
 MASSIVE = 3.0
+FIT_TOKENS = 8192
 
 
 @dataclass
@@ -210,25 +211,24 @@ def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, T
 
 @torch.no_grad()
 def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Sets c, a, W and P to the least-squares fit of M_(t+j) by M_t and e(y_(t+1)) over all rows of `batches` (ids and attention mask
+    """Sets c, a, W and P to the least-squares fit of M_(t+j) by M_t and e(y_(t+1)) over the rows of `batches` (ids and attention mask
     [B, T] each): W for the first stream, two factors and a mean for each. Returns the share of the first stream's variance that
-    is left. Rows with massive activations (rms above `MASSIVE` times the scale) are left out: they would rule the fit.
+    is left. Rows with massive activations (rms above `MASSIVE` times the scale) are left out: they would rule the fit. No more
+    batches are read once `FIT_TOKENS` rows are there.
     """
-    gamma, scale = streams.config.gamma, streams.config.scale
-    told, here, there = ([[] for _ in range(gamma)] for _ in range(3))
+    seen, count = [], 0
     for ids, mask in batches:
-        states = streams.main_pass(ids, mask).entry.float() / scale
+        states = streams.main_pass(ids, mask).entry.float() / streams.config.scale
         usable = mask.bool() & (states.pow(2).mean(-1) < MASSIVE**2)
-        tokens = unit_rms(streams.decoder.embed(ids).float())
-        for j in range(1, min(gamma, ids.shape[1] - 1) + 1):
-            both = usable[:, :-j] & usable[:, j:]
-            for side, rows in ((told, tokens[:, 1 : ids.shape[1] - j + 1]), (here, states[:, :-j]), (there, states[:, j:])):
-                side[j - 1].append(rows[both])
-    if not told[0] or not any(map(len, told[-1])):
-        return 1.0  # nothing to learn from: texts shorter than a draft
+        seen.append((unit_rms(streams.decoder.embed(ids).float()), states, usable))
+        count += int(usable.sum())
+        if count >= FIT_TOKENS:
+            break
     left = 1.0
-    for j in range(gamma):
-        token, state, wanted = (torch.cat(side[j]) for side in (told, here, there))
+    for j in range(streams.config.gamma):
+        token, state, wanted = (torch.cat(side) for side in zip(*(_pairs(*one, ahead=j + 1) for one in seen), strict=True))
+        if not len(token):  # texts shorter than a draft
+            break
         means = token.mean(0), state.mean(0), wanted.mean(0)
         token, state, wanted = token - means[0], state - means[1], wanted - means[2]
         parts, pull = [state], means[1][:, None]
@@ -244,6 +244,13 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
         if j == 0:
             left = float((wanted.flatten() - columns @ shares).pow(2).sum() / wanted.pow(2).sum())
     return left
+
+
+def _pairs(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
+    """e(y_(t+1)), M_t and M_(t+ahead) [n, ..] of all t in [B, T] where both rows are usable."""
+    both = usable[:, :-ahead] & usable[:, ahead:]
+    last = max(usable.shape[1] - ahead, 0)
+    return tokens[:, 1 : last + 1][both], states[:, :-ahead][both], states[:, ahead:][both]
 
 
 def _ridge(x: Tensor, y: Tensor) -> Tensor:

@@ -48,7 +48,6 @@ from streamspec.trees import DraftTree
 JOURNAL = "journal.json"
 WORK = "run"  # folder of a run that is not over, inside --out
 UNTOUCHED = "base"  # --target-adapter: no task LoRA under the streams
-FIT_ROWS = 128  # training rows by which the streams' start is fitted
 REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
 
 
@@ -457,7 +456,7 @@ def new_streams(
     if config.fit_start and config.warm_start is None:
         now = clock_of(config)
         began, collate = now(), Collator(run.device)
-        batches = (collate(run.rows[i : i + config.batch_size]) for i in range(0, min(len(run.rows), FIT_ROWS), config.batch_size))
+        batches = (collate(run.rows[i : i + config.batch_size]) for i in range(0, len(run.rows), config.batch_size))
         left = fit_start(streams.eval(), ((b["input_ids"], b["attention_mask"]) for b in batches))
         run.journal.finish("start", (now() - began) / 60, {"unexplained": round(left, 4)})
     return streams

@@ -31,13 +31,14 @@ class Variant:
     model: str = "StreamingModel"
 
 
-BASIS = Variant("basis", "gamma 6, Ns 10, embeddings and root token, t + j, hard labels, no bigram, rank 32")
+BASIS = Variant("basis", "gamma 6, Ns 10, embeddings and root token, t + j, hard labels, no bigram, rank 32")  # and a random start
 MOST_CHILDREN = (1, 2, 3, 4)  # k: guesses of a stream that a tree may use, tried on the basis
 VARIANTS = (
     BASIS,
     *(Variant("gamma", str(n), {"gamma": n}) for n in (2, 4, 8)),
     *(Variant("Ns", str(n), {"ns": n}) for n in (2, 4, 6, 14, 20)),
     *(Variant("learning rate", f"3e-3, Ns {n}", {"ns": n, "stream_lr": 3e-3}) for n in (2, 10)),
+    Variant("start", "least squares", {"fit_start": True}),
     Variant("start", "no root token", {"root_token": False}),
     Variant("start", "value rotation, no embeddings", model="RotatedValues"),
     Variant("start", "value rotation, no embeddings, no root token", {"root_token": False}, "RotatedValues"),
@@ -111,7 +112,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     shared = TrainConfig(
         base=arguments.base, data=arguments.data / "train.jsonl", val=arguments.data / "dev.jsonl", out=arguments.out / "shared", recipe="staged",
         target_adapter=arguments.target_adapter, regenerate_rows=arguments.rows, val_rows=arguments.val_rows, max_new_tokens=96,
-        threads=arguments.threads, epochs=50, clock="cpu", prune_rank=0, resume=True, ns=10, bigram_rank=0, stream_lr=1e-3,
+        threads=arguments.threads, epochs=50, clock="cpu", prune_rank=0, resume=True, ns=10, bigram_rank=0, stream_lr=1e-3, fit_start=False,
     )  # fmt: skip
     run = stages.prepare(shared)
     model = stages.load_target(run, stages.task_lora(shared))
@@ -128,7 +129,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     stages.inject_stream_lora(run, model)
     torch.manual_seed(shared.seed)
     streams = stages.new_streams(run, model, vocabulary, True, variants()[variant.model])
-    stages.fit_drafter(run, "streams", streams, rows, vocabulary, run.config.stream_lr, arguments.minutes)
+    stages.fit_drafter(run, "streams", streams, rows, vocabulary, run.config.stream_lr, run.journal.left(arguments.minutes))
     streams.eval()
     ranks = record_ranks(streams, val_rows, vocabulary)
     shown = {
