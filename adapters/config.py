@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from streamspec.bundle import METHODS, POSITIONS
+from streamspec.bundle import DRAFT_LAYERS, METHODS, POSITIONS
 from streamspec.errors import ConfigError
 
 RECIPES = ("joint", "staged")
@@ -37,7 +37,7 @@ class TrainConfig:
     separator: str = "\n"
     # streams
     gamma: int = 6  # number of streams, 1..8
-    ns: int | None = None  # MSA layers; default: a third of the layers
+    ns: int | None = None  # MSA layers; default: a third of the layers. jakiro, eagle: layers above the states they read (2)
     alpha: float = 0.1  # weight of the first stream's loss beside the next-token loss (joint)
     alpha_decay: float = 1.0  # the weight of each further stream's loss over that of the one before
     positions: str = "shifted"  # stream j sits at position t + j ("shifted") or t ("same")
@@ -52,6 +52,10 @@ class TrainConfig:
     stream_rows: int = 32  # most main rows of a training sequence that carry streams
     own_heads: bool = False  # medusa: each head has a vocabulary matrix of its own; otherwise all share the LM head
     heads_share: float = 0.25  # medusa, joint: share of max_minutes in which the heads learn alone
+    experts: int = 2  # jakiro: experts of the draft layer
+    active: int = 2  # jakiro: experts that count for a row
+    contrast: bool = True  # jakiro: the last place is guessed by the experts' contrast, without a pass of its own
+    state_weight: float = 0.0  # jakiro, eagle: weight of the loss on hidden states beside that on tokens
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
     rank: int = 32
@@ -86,7 +90,7 @@ class TrainConfig:
         for name, hint in get_type_hints(type(self)).items():
             setattr(self, name, _typed(name, getattr(self, name), hint))
         if self.recipe is None:
-            self.recipe = "staged" if self.target_adapter or self.warm_start else "joint"
+            self.recipe = "staged" if self.target_adapter or self.warm_start or self.method in DRAFT_LAYERS else "joint"
         self._check()
 
     def _check(self) -> None:
@@ -133,6 +137,12 @@ class TrainConfig:
         if self.target_adapter and (self.method == "lora" or self.recipe != "staged"):
             raise ConfigError("--target-adapter with another recipe", "a drafter and --recipe staged", "drop one of the two")
 
+        if self.method in DRAFT_LAYERS:
+            if self.recipe != "staged":
+                raise ConfigError(f"--method {self.method} with --recipe {self.recipe}", "--recipe staged: the target stays as it is", "change --recipe")
+            shape = (self.experts, self.active, self.contrast) if self.method == "jakiro" else (1, 1, False)
+            _require(1 <= shape[1] <= shape[0] <= 64, "active / experts", shape[:2], "1 or more, no more active than there are")
+            _require(not shape[2] or (shape[1] >= 2 and self.gamma >= 2), "contrast", shape[2], "two active experts and gamma 2, or --no-contrast")
         if self.own_heads and self.method != "medusa":
             raise ConfigError(f"--own-heads with --method {self.method}", "--method medusa", "drop one of the two")
         if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):

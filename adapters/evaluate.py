@@ -10,8 +10,8 @@ from torch import Tensor
 
 from streamspec.acceptance import ENDED, MISSED
 from streamspec.adapters.data import Collator, TokenRow
-from streamspec.adapters.losses import IGNORE, lookup_table, next_token_loss, number
-from streamspec.adapters.target import DraftingModel, Target
+from streamspec.adapters.losses import lookup_table, next_token_loss, number
+from streamspec.adapters.target import IGNORE, DraftingModel, DraftRows, Target
 from streamspec.progress import track
 
 MAX_RANK = 10
@@ -38,7 +38,7 @@ def record_ranks(
             labels = _labels(row, positions, gamma).to(device)
             rows_ = torch.tensor([positions], device=device)
             roots = torch.tensor([[row.input_ids[t + 1] for t in positions]], device=device)
-            states = model.draft_pass(main.of(i), rows_, roots)[0]
+            states = model.draft_pass(main.of(i), DraftRows(rows_, roots, labels[None]))[0]
             places = torch.arange(gamma, device=device).repeat(len(positions))
             guessed = model.guess(states.flatten(0, 1), places, vocabulary).unflatten(0, (-1, gamma))
             before = number(torch.cat([roots[0][:, None], labels[:, :-1]], dim=1), lookup)

@@ -5,16 +5,13 @@ Batches come from `data.Collator`. Knows nothing about optimisers or recipes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import cross_entropy, kl_div, smooth_l1_loss
 
+from streamspec.adapters.jakiro import JakiroModel
 from streamspec.adapters.streams import StreamingModel
-from streamspec.adapters.target import DraftingModel, MainPass, Target
-
-IGNORE = -100
+from streamspec.adapters.target import IGNORE, DraftingModel, DraftRows, MainPass, Target
 
 
 def next_token_loss(model: Target, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
@@ -22,15 +19,6 @@ def next_token_loss(model: Target, main: MainPass, batch: dict[str, Tensor]) -> 
     targets = batch["loss_mask"][:, 1:]
     hidden = main.final[:, :-1][targets]
     return cross_entropy(model.head(hidden).float(), batch["input_ids"][:, 1:][targets])
-
-
-@dataclass(frozen=True)
-class DraftRows:
-    """Main rows that the drafter stands beside, and what follows them. -100 marks a label that does not count."""
-
-    rows: Tensor  # int64 [B, P]
-    roots: Tensor  # int64 [B, P], token t+1
-    labels: Tensor  # int64 [B, P, gamma], tokens t+2 .. t+1+gamma
 
 
 def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.Generator | None = None) -> DraftRows:
@@ -64,16 +52,50 @@ def draft_losses(
     `kind`: "hard", cross-entropy of the tokens that came; "kl" or "tv", Kullback-Leibler divergence or total variation from what
     the main stream expects in the same place, over the tokens that may be proposed.
     """
-    labels, roots = number(picked.labels, lookup), number(picked.roots, lookup)
-    before = torch.cat([roots[:, :, None], labels[:, :, :-1]], dim=2)
-    counts = labels >= 0 if kind == "hard" else picked.labels != IGNORE
-    place = torch.arange(labels.shape[2], device=labels.device).expand_as(labels)[counts]
-    states = model.draft_pass(main, picked.rows, picked.roots)[counts]
-    logits = model.with_bigram(model.guess(states, place, vocabulary), before[counts])
+    states = model.draft_pass(main, picked)
+    return _losses(model, main, states, picked, 0, vocabulary, lookup, kind)
+
+
+def jakiro_losses(
+    model: JakiroModel,
+    main: MainPass,
+    picked: DraftRows,
+    vocabulary: Tensor | None,
+    lookup: Tensor | None,
+    kind: str = "hard",
+) -> dict[str, Tensor]:
+    """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted.
+
+    "places" [passes]: mean loss of the mixture's guesses. "contrast" [passes]: of the contrast's, one place further each; not
+    there without a contrast. "state": smooth L1 of the mixture's states against the target's own, over the spread of these.
+    """
+    mixture, contrast = model.unroll(main, picked)
+    found = {"places": _losses(model, main, mixture, picked, 0, vocabulary, lookup, kind)}
+    if contrast is not None and model.config.contrast:
+        found["contrast"] = _losses(model, main, contrast, picked, 1, vocabulary, lookup, kind)
+    ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
+    rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
+    text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
+    counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
+    wanted = main.final[text, rows][counts].float()
+    found["state"] = smooth_l1_loss(mixture[counts] / wanted.std(), wanted / wanted.std())
+    return found
+
+
+def _losses(
+    model: DraftingModel, main: MainPass, states: Tensor, picked: DraftRows, first: int, vocabulary: Tensor | None, lookup: Tensor | None, kind: str
+) -> Tensor:
+    """Mean losses [m] of states [B, P, m, E] of the places first + 1 .. first + m."""
+    ahead = slice(first, first + states.shape[2])
+    known, roots = number(picked.labels, lookup), number(picked.roots, lookup)
+    labels, before = known[:, :, ahead], torch.cat([roots[:, :, None], known], dim=2)[:, :, ahead]
+    counts = labels >= 0 if kind == "hard" else picked.labels[:, :, ahead] != IGNORE
+    place = torch.arange(states.shape[2], device=labels.device).expand_as(labels)[counts]
+    logits = model.with_bigram(model.guess(states[counts], first + place, vocabulary), before[counts])
     if kind == "hard":
         losses = cross_entropy(logits, labels[counts], reduction="none")
     else:
-        row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + place
+        row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + place
         text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
         with torch.no_grad():
             wanted = model.head(main.final[text, row], vocabulary).float().log_softmax(-1)

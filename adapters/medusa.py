@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.target import DraftingModel, MainPass
+from streamspec.adapters.target import DraftingModel, DraftRows, MainPass
 
 
 class MedusaModel(DraftingModel):
@@ -41,9 +41,9 @@ class MedusaModel(DraftingModel):
         start = self.decoder.lm_head.weight if vocabulary is None else self.decoder.lm_head.weight[vocabulary]
         self.heads = nn.Parameter(start.detach().float().repeat(gamma, 1, 1)) if own_heads else None
 
-    def draft_pass(self, main: MainPass, rows: Tensor, roots: Tensor) -> Tensor:
-        """States [B, P, gamma, E]; `roots` are not used."""
-        hidden = torch.gather(main.final, 1, rows[:, :, None].expand(-1, -1, main.final.shape[2]))
+    def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
+        """States [B, P, gamma, E], from the rows alone."""
+        hidden = torch.gather(main.final, 1, picked.rows[:, :, None].expand(-1, -1, main.final.shape[2]))
         moved = torch.einsum("bph,jeh->bpje", hidden, self.block_weights.to(hidden.dtype)) + self.block_biases.to(hidden.dtype)
         return hidden[:, :, None] + nn.functional.silu(moved)
 

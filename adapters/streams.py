@@ -29,7 +29,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.target import DraftingModel, MainPass, Target
+from streamspec.adapters.target import DraftingModel, DraftRows, MainPass, Target
 from streamspec.errors import ConfigError
 
 RIDGE = 1e-2  # of the mean square, added to the diagonal
@@ -93,11 +93,12 @@ class StreamingModel(DraftingModel):
         self.prune_down = nn.Parameter(torch.randn(prune_rank, hidden) * hidden**-0.5) if prune_rank else None
         self.prune_up = nn.Parameter(torch.zeros(hidden, prune_rank)) if prune_rank else None
 
-    def draft_pass(self, main: MainPass, rows: Tensor, roots: Tensor) -> Tensor:
+    def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """Pass 2: finished hidden states [B, P, gamma, E] of the streams."""
+        rows = picked.rows
         batch, count = rows.shape
         gamma = self.config.gamma
-        hidden = self.entry_states(main.entry, rows, roots).reshape(batch, count * gamma, -1)
+        hidden = self.entry_states(main.entry, rows, picked.roots).reshape(batch, count * gamma, -1)
         offsets = torch.arange(1, gamma + 1, device=rows.device) if self.config.positions == "shifted" else 0
         positions = (rows[:, :, None] + offsets + torch.zeros(gamma, dtype=rows.dtype, device=rows.device)).reshape(
             batch, -1
@@ -226,7 +227,7 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
             break
     left = 1.0
     for j in range(streams.config.gamma):
-        token, state, wanted = (torch.cat(side) for side in zip(*(_pairs(*one, ahead=j + 1) for one in seen), strict=True))
+        token, state, wanted = (torch.cat(side) for side in zip(*(pairs_ahead(*one, ahead=j + 1) for one in seen), strict=True))
         if not len(token):  # texts shorter than a draft
             break
         means = token.mean(0), state.mean(0), wanted.mean(0)
@@ -234,11 +235,11 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
         parts, pull = [state], means[1][:, None]
         if streams.root_map is not None:
             if j == 0:
-                streams.root_map.copy_(_ridge(token, wanted - state).T)
+                streams.root_map.copy_(ridge(token, wanted - state).T)
             parts.append(token @ streams.root_map.T)
             pull = torch.stack([means[1], streams.root_map @ means[0]], dim=1)
         columns = torch.stack([part.flatten() for part in parts], dim=1)
-        shares = _ridge(columns, wanted.flatten()[:, None])[:, 0]
+        shares = ridge(columns, wanted.flatten()[:, None])[:, 0]
         streams.shares[j, : len(shares)] = shares
         streams.stream_embeddings[j] = means[2] - pull @ shares
         if j == 0:
@@ -246,14 +247,14 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
     return left
 
 
-def _pairs(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
+def pairs_ahead(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
     """e(y_(t+1)), M_t and M_(t+ahead) [n, ..] of all t in [B, T] where both rows are usable."""
     both = usable[:, :-ahead] & usable[:, ahead:]
     last = max(usable.shape[1] - ahead, 0)
     return tokens[:, 1 : last + 1][both], states[:, :-ahead][both], states[:, ahead:][both]
 
 
-def _ridge(x: Tensor, y: Tensor) -> Tensor:
+def ridge(x: Tensor, y: Tensor) -> Tensor:
     """The matrix [columns of x, columns of y] by which x [n, ..] best makes y [n, ..]."""
     square = x.T @ x
     return torch.linalg.solve(square + RIDGE * square.diagonal().mean() * torch.eye(len(square), device=x.device), x.T @ y)

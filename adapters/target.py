@@ -20,12 +20,15 @@ from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.families import Decoder
 
+IGNORE = -100
+
 
 @dataclass
 class MainPass:
-    """What the main pass leaves behind: M [B, T, H] at the input of layer `first`, the finished hidden states [B, T, E] and
+    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first`, the finished hidden states [B, T, E] and
     K/V of the layers from `first` on."""
 
+    tokens: Tensor
     entry: Tensor
     final: Tensor
     keys: list[Tensor]
@@ -35,7 +38,16 @@ class MainPass:
         """Of one row of the batch."""
         one = slice(i, i + 1)
         keys, values = ([x[one] for x in side] for side in (self.keys, self.values))
-        return MainPass(self.entry[one], self.final[one], keys, values)
+        return MainPass(self.tokens[one], self.entry[one], self.final[one], keys, values)
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Main rows that the drafter stands beside, and what follows them. -100 marks a token that does not count."""
+
+    rows: Tensor  # int64 [B, P]
+    roots: Tensor  # int64 [B, P], token t+1
+    labels: Tensor  # int64 [B, P, gamma], tokens t+2 .. t+1+gamma
 
 
 class Target(nn.Module):
@@ -74,6 +86,7 @@ class Target(nn.Module):
                 hook.remove()
         layers = cache.layers[self.first :]
         return MainPass(
+            tokens=input_ids,
             entry=caught[0],
             final=out.last_hidden_state,
             keys=[layer.keys for layer in layers],
@@ -125,8 +138,8 @@ class DraftingModel(Target, ABC):
         self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
 
     @abstractmethod
-    def draft_pass(self, main: MainPass, rows: Tensor, roots: Tensor) -> Tensor:
-        """Beside main rows `rows` [B, P], whose next tokens are `roots` [B, P]: states [B, P, gamma, E], ready for `guess`."""
+    def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
+        """States [B, P, gamma, E] beside the rows `picked`, ready for `guess`. A place may look at tokens before its own."""
 
     def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
         """Logits [n, D] of states [n, E] of the places `places` int64 [n], 0 .. gamma-1; the bigram's share is not in them."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,14 +33,17 @@ from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.data import Collator, Formatter, TokenRow, draft_vocabulary, joined
 from streamspec.adapters.evaluate import record_ranks, validation_loss
 from streamspec.adapters.families import Decoder
+from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
+from streamspec.adapters.jakiro import fit_start as fit_layer
 from streamspec.adapters.journal import Journal
-from streamspec.adapters.losses import draft_losses, exit_loss, lookup_table, next_token_loss, pick_rows
+from streamspec.adapters.losses import draft_losses, exit_loss, jakiro_losses, lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.medusa import MedusaModel
 from streamspec.adapters.regenerate import AnswerFile, regenerate
 from streamspec.adapters.streams import StreamConfig, StreamingModel, fit_start, measure_scale
 from streamspec.adapters.target import DraftingModel, Target
 from streamspec.adapters.trainer import Stage, clock_of, has_bf16, run_stage, spare_allocator
 from streamspec.atomic import sha256_file, write_text
+from streamspec.bundle import DRAFT_LAYERS
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
 from streamspec.prompt_format import PromptFormat
@@ -48,6 +52,7 @@ from streamspec.trees import DraftTree
 JOURNAL = "journal.json"
 WORK = "run"  # folder of a run that is not over, inside --out
 UNTOUCHED = "base"  # --target-adapter: no task LoRA under the streams
+CONTRAST_WEIGHT = 0.5  # of the loss of a draft layer's second branch, as in the paper
 REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
 
 
@@ -289,6 +294,8 @@ def fit_drafter(
         with torch.set_grad_enabled(not drafter.frozen):
             main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
+        if isinstance(drafter, JakiroModel):
+            return draft_layer_loss(jakiro_losses(drafter, main, picked, vocabulary, lookup, config.labels))
         per_stream = draft_losses(drafter, main, picked, vocabulary, lookup, config.labels)
         parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
         if drafter.frozen:
@@ -300,6 +307,15 @@ def fit_drafter(
             parts["early_exit"] = exit_loss(drafter, main, picked, vocabulary, lookup)
             total = total + parts["early_exit"]
         return {"total": total, **parts}
+
+    def draft_layer_loss(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        places, contrast = found["places"], found.get("contrast")
+        parts = {f"place_{j + 1}": value for j, value in enumerate(places)} | {"state": found["state"]}
+        total = (weights[: len(places)] * places).sum() + config.state_weight * len(places) * found["state"]
+        if contrast is not None:
+            parts["contrast"] = contrast.mean()
+            total = total + CONTRAST_WEIGHT * (weights[1:] * contrast).sum()
+        return {"total": total / weights.sum(), **parts}
 
     if run.journal.finished(name):
         folder.load_stage(done, drafter)
@@ -436,8 +452,28 @@ def new_drafter(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, fro
     config = run.config
     if config.method == "streaming":
         return new_streams(run, model, vocabulary, frozen)
+    if config.method in DRAFT_LAYERS:
+        return new_draft_layer(run, model)
     bigram = bigram_shape(run, model, vocabulary)
     return MedusaModel(model, config.gamma, frozen, vocabulary, config.own_heads, bigram).to(run.device)
+
+
+def new_draft_layer(run: Run, model: PreTrainedModel) -> JakiroModel:
+    """A fresh draft layer; `eagle`: one expert, no contrast."""
+    config = run.config
+    experts = (config.experts, config.active, config.contrast) if config.method == "jakiro" else (1, 1, False)
+    drafter = JakiroModel(model, JakiroConfig(config.gamma, *experts, config.ns or JakiroConfig.depth)).to(run.device)
+    start_fitted(run, lambda batches: fit_layer(drafter.eval(), batches))
+    return drafter
+
+
+def start_fitted(run: Run, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
+    """Lets `fit` see the training rows, batch by batch; its time counts."""
+    config, now = run.config, clock_of(run.config)
+    began, collate = now(), Collator(run.device)
+    batches = (collate(run.rows[i : i + config.batch_size]) for i in range(0, len(run.rows), config.batch_size))
+    left = fit((b["input_ids"], b["attention_mask"]) for b in batches)
+    run.journal.finish("start", (now() - began) / 60, {"unexplained": round(left, 4)})
 
 
 def new_streams(
@@ -454,11 +490,7 @@ def new_streams(
     bigram = bigram_shape(run, model, vocabulary)
     streams = kind(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank).to(run.device)
     if config.fit_start and config.warm_start is None:
-        now = clock_of(config)
-        began, collate = now(), Collator(run.device)
-        batches = (collate(run.rows[i : i + config.batch_size]) for i in range(0, len(run.rows), config.batch_size))
-        left = fit_start(streams.eval(), ((b["input_ids"], b["attention_mask"]) for b in batches))
-        run.journal.finish("start", (now() - began) / 60, {"unexplained": round(left, 4)})
+        start_fitted(run, lambda batches: fit_start(streams.eval(), batches))
     return streams
 
 

@@ -8,6 +8,7 @@ beside it, from the references, its own task LoRA included):
     streams-deep    that with Ns 10
     medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
     medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
+    eagle           a draft layer                      jakiro          two experts, the last place by contrast
     two-models      the target's first 6 layers, all their weights trained
 
 and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding (`streamspec bench`, n-grams off), the
@@ -33,6 +34,8 @@ DRAFTERS = {
     "medusa": f"{MEDUSA} --recipe staged --bigram-rank 0",
     "medusa-bigram": f"{MEDUSA} --recipe staged",
     "medusa-own": f"{MEDUSA} --recipe staged --own-heads --bigram-rank 0",
+    "eagle": "--method eagle --gamma 6 --stream-lr 1e-3",
+    "jakiro": "--method jakiro --gamma 6 --stream-lr 1e-3",
     "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3 --bigram-rank 0",
 }
 

@@ -27,7 +27,7 @@ import numpy as np
 from streamspec.examples import read_examples
 from streamspec.runtime import load
 from streamspec.runtime.decoding import accept
-from streamspec.runtime.drafting import Guesses
+from streamspec.runtime.drafting import PlaceGuesses
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.loop import Decoder, Plan
@@ -84,11 +84,11 @@ class TwoModelEngine:
         self.draft.keep(range(len(tokens)))
         return int(choices[-1])
 
-    def _guess(self, committed: list[int]) -> Guesses:
+    def _guess(self, committed: list[int]) -> PlaceGuesses:
         guesses = [self._feed(committed)]
         while len(guesses) < self.gamma:
             guesses.append(self._feed(guesses[-1:]))
-        return Guesses(np.array(guesses)[:, None], np.zeros((self.gamma, 1), np.float32))
+        return PlaceGuesses(np.array(guesses)[:, None], np.zeros((self.gamma, 1), np.float32))
 
 
 def decode(engine: Any, prompt: list[int], plan: Plan) -> tuple[list[int], float, int]:

@@ -42,6 +42,7 @@ from streamspec.export.decoder import Source
 from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
+from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_parity, make_probe, page
 from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
@@ -174,7 +175,9 @@ def _drafter(parts: _Parts) -> StreamsInfo | None:
     spec = parts.streams
     if spec is None:
         return None
-    shared = {"bigram": spec.bigram is not None, "pruning": spec.pruning is not None}
+    shared: dict[str, Any] = {"bigram": spec.bigram is not None, "pruning": spec.pruning is not None}
+    if isinstance(spec, JakiroSpec):
+        return StreamsInfo(spec.gamma, spec.depth, parts.candidates, "same", root_token=True, levels=spec.levels, **shared)
     if not isinstance(spec, StreamSpec):
         return StreamsInfo(spec.gamma, 0, parts.candidates, "same", root_token=False, **shared)
     positions = "shifted" if spec.shifted else "same"

@@ -75,23 +75,23 @@ class DraftPass(ABC):
         `presents` are the MSA layers' cache outputs, first layer first."""
         asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
         g.ops(
-            "If", asked, out=tuple(self._shapes()),
+            "If", asked, out=tuple(self.shapes()),
             then_branch=self._drafting(Scope(g.store, "streams"), accept, presents, stream_ids), else_branch=self._nothing(),
         )
 
     def _nothing(self) -> onnx.GraphProto:
         none = helper.make_tensor("no_node", TensorProto.INT64, [1], [-1])
-        shapes = list(self._shapes().items())[1:]
+        shapes = list(self.shapes().items())[1:]
         empty = [none, *(helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in shapes)]
         nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
         return helper.make_graph(nodes, "without_streams", [], self._outputs([value.name for value in empty]))
 
-    def _shapes(self) -> dict[str, tuple[int, list[int | str]]]:
+    def shapes(self) -> dict[str, tuple[int, list[int | str]]]:
         """Type and shape of the outputs."""
         return draft_outputs(self.spec, self.candidates)
 
     def _outputs(self, values: Sequence[str]) -> list[onnx.ValueInfoProto]:
-        return [tensor(value, *form) for value, form in zip(values, self._shapes().values(), strict=True)]
+        return [tensor(value, *form) for value, form in zip(values, self.shapes().values(), strict=True)]
 
     def _drafting(
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str

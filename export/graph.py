@@ -16,8 +16,9 @@ from onnx import TensorProto
 from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.decoder import OUT, Decoder, Residual, Source
-from streamspec.export.drafting import Accepted, DraftPass, DraftSpec, draft_outputs
+from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
 from streamspec.export.families import DecoderSpec
+from streamspec.export.jakiro import JakiroPass, JakiroSpec
 from streamspec.export.medusa import MedusaPass, MedusaSpec
 from streamspec.export.pruning import EarlyExit
 from streamspec.export.quantise import Precision, Rows
@@ -72,7 +73,9 @@ class _Builder:
         self.chooser = Chooser(parts.spec.vocab)
         self.g = Scope(store)
         pruning = parts.streams.pruning if parts.streams is not None else None
+        self.drafter = self._drafter(parts.streams) if parts.streams is not None else None
         self.exit = EarlyExit(self.decoder, pruning) if pruning is not None else None
+        self.own_layers = int(isinstance(parts.streams, JakiroSpec))  # of the drafter, in the cache
         self.presents: list[tuple[str, str]] = []
         self.entry = self.final = ""
 
@@ -89,13 +92,20 @@ class _Builder:
                 g.op("ScatterElements", none, batch.places, choices, out="choices", axis=0)
         if streams is not None:
             first = streams.first_layer(self.spec.layers)
-            self._drafter(streams).add(g, lambda branch: self._accept(branch, choices), self.presents[first:], "stream_ids")
+            drafter = self.drafter
+            assert drafter is not None
+            if isinstance(drafter, JakiroPass):
+                drafter.rows(g, self.entry, self._following(choices), batch.positions, batch.attention, batch.rows)
+                self.presents.append(drafter.present)
+            drafter.add(g, lambda branch: self._accept(branch, choices), self.presents[first:], "stream_ids")
         self._defaults()
         return finish(g, self._inputs(), self._outputs(), "streamspec")
 
     def _drafter(self, spec: DraftSpec) -> DraftPass:
         if isinstance(spec, StreamSpec):
             return StreamPass(self.decoder, spec, self.parts.candidates, self.parts.stream_weights)
+        if isinstance(spec, JakiroSpec):
+            return JakiroPass(self.decoder, spec, self.parts.candidates)
         assert isinstance(spec, MedusaSpec)
         return MedusaPass(self.decoder, spec, self.parts.candidates)
 
@@ -114,19 +124,21 @@ class _Builder:
             inputs += [tensor("parents", INT64, ["r"]), tensor("stream_ids", INT64, ["m"]), tensor("forced_node", INT64, [1])]
             if streams.uses_root:
                 inputs.append(tensor("forced_root", INT64, [1]))
+            if isinstance(streams, JakiroSpec):
+                inputs.append(tensor("next_ids", INT64, ["n"]))
         return inputs + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         outputs = [tensor("choices", INT64, ["r"]), tensor("logits", FLOAT, ["s", self.spec.vocab])]
-        if self.parts.streams is not None:
-            outputs += [tensor(name, *form) for name, form in draft_outputs(self.parts.streams, self.parts.candidates).items()]
+        if self.drafter is not None:
+            outputs += [tensor(name, *form) for name, form in self.drafter.shapes().items()]
         return outputs + [tensor(f"present.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _cache(self) -> list[int | str]:
         return [1, self.spec.kv_heads, "S", self.spec.head_dim]
 
     def _cache_names(self) -> list[tuple[int, str]]:
-        return [(i, kind) for i in range(self.spec.layers) for kind in ("key", "value")]
+        return [(i, kind) for i in range(self.spec.layers + self.own_layers) for kind in ("key", "value")]
 
     def _defaults(self) -> None:
         """The exported tree as overridable initializers (graph inputs of the same name)."""
@@ -228,6 +240,13 @@ class _Builder:
             self.final = flat = g.op("Squeeze", normed, g.ints(0))
             logits = self.parts.precision.head(g, flat, self.answering, self.decoder.head_weight())
             return g.op("Identity", logits, out="logits")
+
+    def _following(self, choices: str) -> str:
+        """int64 [n]: the token behind each row, as given by `next_ids`, or else as chosen."""
+        g = self.g
+        chosen = g.op("ScatterElements", "next_ids", self.batch.logit_rows, choices, axis=0)
+        given = g.op("GreaterOrEqual", "next_ids", self.store.constant(0, np.int64))
+        return g.op("Where", given, "next_ids", chosen)
 
     # ---- acceptance
 

@@ -6,6 +6,7 @@ to docs/architecture.md, not to be fast. Knows nothing about ONNX.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,11 @@ import torch
 from torch import Tensor
 
 from streamspec.adapters.families import Decoder
+from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
+from streamspec.adapters.target import DraftRows
 from streamspec.export.builder import Array
 from streamspec.export.drafting import DraftSpec
+from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.medusa import MedusaSpec
 from streamspec.export.streams import StreamSpec
 from streamspec.trees import MASKED, DraftTree
@@ -102,6 +106,43 @@ class Oracle:
         if window is not None:
             sees = sees & (rows[:, None] - columns[None, :] < window)
         return torch.where(sees, 0.0, MASKED)[None, None]
+
+
+class LayerOracle:
+    """The draft layer as it was trained (`adapters/jakiro.py`), beside one text."""
+
+    def __init__(self, model: Any, spec: JakiroSpec) -> None:
+        experts = len(spec.tensors["experts.gate"])
+        self.spec = spec
+        self.model = JakiroModel(model, JakiroConfig(spec.gamma, experts, spec.active, spec.contrast, depth=spec.depth)).eval()
+        with torch.no_grad():
+            for name, parameter in self.model.drafter_tensors().items():
+                parameter.copy_(torch.as_tensor(spec.tensors[name]))
+
+    @torch.no_grad()
+    def guesses(self, text: Array, root: int, out: dict[str, Array]) -> Iterator[tuple[Array, Array, Array]]:
+        """For every row of guesses in `out`, the graph's outputs behind the last token of `text` [T], whose next is `root`:
+        its candidates [C], their logits [C], and the layer's own logits [V] behind the same guesses."""
+        tokens = torch.as_tensor(text)[None]
+        main = self.model.main_pass(tokens, torch.ones_like(tokens))
+        main.tokens = torch.cat([main.tokens[:, :1], tokens[:, 1:]], dim=1)
+        main.tokens[0, 0] = root  # the layer takes row t's next token from place t + 1, the last row's from place 0
+        behind: list[list[int]] = []  # of each row of the level before: the guesses it stands behind
+        start, candidates = 0, out["candidates"].shape[1]
+        for place, count in enumerate(self.spec.levels):
+            before, behind = behind, []
+            for row in range(count):
+                origin = int(out["origins"][start + row])
+                if place and origin >= 0:
+                    token = int(out["candidates"][start - len(before) + origin // candidates, origin % candidates])
+                    behind.append([*before[origin // candidates], token])
+                else:  # the first row, or a contrast
+                    behind.append([*before[row]] if place else [])
+                following = torch.tensor([[[*behind[-1], *[0] * (self.spec.gamma - len(behind[-1]))]]])
+                picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
+                logits = self.model.head(self.model.draft_pass(main, picked)[0, 0, place])
+                yield out["candidates"][start + row], out["candidate_logits"][start + row], logits.numpy()
+            start += count
 
 
 def tree_rows(context: Array, tree_tokens: Array, tree: DraftTree) -> tuple[Array, Array, Array]:

@@ -16,7 +16,8 @@ from streamspec.bundle import ProbeInfo
 from streamspec.errors import StreamspecError
 from streamspec.export.builder import Array
 from streamspec.export.drafting import DraftSpec
-from streamspec.export.oracle import Oracle, tree_rows
+from streamspec.export.jakiro import JakiroSpec
+from streamspec.export.oracle import LayerOracle, Oracle, tree_rows
 from streamspec.export.session import Stepper
 from streamspec.trees import DraftTree
 
@@ -84,7 +85,9 @@ def check_parity(session: Any, model: Any, streams: DraftSpec | None, precision:
         "plain": _Difference([prompt["logits"]], [expected[: len(context)]]).summary(),
         "tree": _Difference([verified["logits"]], [expected[len(context) :]]).summary(),
     }
-    if streams is not None:
+    if isinstance(streams, JakiroSpec):
+        report["streams"] = _grown(session, LayerOracle(model, streams), (tree, drafted), context, truth)
+    elif streams is not None:
         report["streams"] = _streams(stepper, oracle, streams, (tree, drafted), truth, (positions, sees))
     _judge(report, precision)
     return report
@@ -114,6 +117,31 @@ def _streams(
     spread = float(truth.logits.std())
     off = np.concatenate(difference.ours) - np.concatenate(difference.theirs)
     return summary | {"relative": _short(np.sqrt(np.square(off).mean()) / max(spread, 1e-30)), "argmax": _short(np.mean(agreed))}
+
+
+def _grown(session: Any, oracle: LayerOracle, tree_tokens: tuple[DraftTree, Array], context: Array, truth: Any) -> dict[str, float | int]:
+    """The draft layer beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
+    tree, tokens = tree_tokens
+    vocabulary = oracle.spec.draft_vocab
+    difference, agreed = _Difference([], []), []
+    stepper = Stepper(session, len(context) + len(tokens))
+    stepper.prefill(context, next_ids=np.append(context[1:], tokens[0]))
+    for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int):
+        root, path = int(tokens[-1 - node]), list(tree.path(int(node)))
+        following = np.full(len(tree), -1)
+        following[path] = [*tokens[path[1:]], root]
+        out = stepper.step(
+            tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=1,
+            forced_node=int(node), forced_root=root, next_ids=following,
+        )
+        for candidates, ours, logits in oracle.guesses(np.concatenate([context, tokens[path]]), root, out):
+            difference.ours.append(ours)
+            difference.theirs.append(logits[candidates])
+            offered = logits if vocabulary is None else np.where(np.isin(np.arange(len(logits)), vocabulary), logits, -np.inf)
+            agreed.append(offered.argmax() == candidates[0])
+    off = np.stack(difference.ours) - np.stack(difference.theirs)
+    relative = _short(np.sqrt(np.square(off).mean()) / max(float(truth.logits.std()), 1e-30))
+    return difference.summary() | {"relative": relative, "argmax": _short(np.mean(agreed))}
 
 
 def _judge(report: dict[str, Any], precision: str) -> None:

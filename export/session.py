@@ -45,7 +45,7 @@ class Stepper:
     def step(
         self, tokens: Array, offsets: Array, mask: Array, *, rows: Array | None = None, parents: Array | None = None,
         streams: int = 0, forced_node: int = -1, forced_root: int = -1, keep_rows: int = 1 << 30,
-        keep_above: float = -np.inf, priors: Array | None = None,
+        keep_above: float = -np.inf, priors: Array | None = None, next_ids: Array | None = None,
     ) -> dict[str, Array]:
         """One call over `tokens` [n] at positions length + offsets [n]. K/V are written; `length` stays as it is."""
         import onnxruntime as ort
@@ -57,7 +57,7 @@ class Stepper:
             "tree_mask": np.asarray(mask, np.float32), "parents": np.zeros(len(rows), np.int64) if parents is None else np.asarray(parents, np.int64),
             "past_length": np.array([self.length]), "logit_rows": rows.astype(np.int64), "stream_ids": np.arange(streams),
             "forced_node": np.array([forced_node]), "forced_root": np.array([forced_root]), "keep_rows": np.array([keep_rows]),
-            "keep_above": np.array([keep_above], np.float32), "priors": np.zeros(n, np.float32) if priors is None else np.asarray(priors, np.float32),
+            "next_ids": np.full(n, -1) if next_ids is None else np.asarray(next_ids), "keep_above": np.array([keep_above], np.float32), "priors": np.zeros(n, np.float32) if priors is None else np.asarray(priors, np.float32),
         }
         binding = self.session.io_binding()
         held = []  # the binding does not keep the arrays alive

@@ -18,11 +18,13 @@ from transformers import AutoModelForCausalLM
 from streamspec.acceptance import MAX_GAMMA, MISSED, Acceptance, node_order
 from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter
 from streamspec.adapters.base import Base
+from streamspec.bundle import DRAFT_LAYERS
 from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.builder import Array
 from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV
 from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import FAMILIES, DecoderSpec
+from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.streams import StreamSpec
@@ -73,7 +75,12 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
         shapes["draft_vocab"] = (proposable,)
     if pair:
         shapes |= dict.fromkeys(("bigram_in", "bigram_out"), (proposable, pair))
-    own = _medusa_shapes(config, spec, gamma, proposable) if adapter.method == "medusa" else _stream_shapes(adapter, config, spec, gamma)
+    if adapter.method in DRAFT_LAYERS:
+        own = _layer_shapes(adapter, config, spec, gamma)
+    elif adapter.method == "medusa":
+        own = _medusa_shapes(config, spec, gamma, proposable)
+    else:
+        own = _stream_shapes(adapter, config, spec, gamma)
     _check_tensors(adapter, tensors, shapes | own)
     vocabulary = tensors.get("draft_vocab")
     if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
@@ -82,6 +89,9 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
         "gamma": gamma, "draft_vocab": None if vocabulary is None else vocabulary.astype(np.int64),
         "bigram": (tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
     }  # fmt: skip
+    if adapter.method in DRAFT_LAYERS:
+        layer = {name: tensors[name].astype(np.float32) for name in own}
+        return JakiroSpec(**shared, depth=config["depth"], active=config["active"], contrast=bool(config["contrast"]), tensors=layer)
     if adapter.method == "medusa":
         blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
         return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))
@@ -147,6 +157,28 @@ def _stream_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, 
 def _medusa_shapes(config: dict[str, Any], spec: DecoderSpec, gamma: int, proposable: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"block_weights": (gamma, spec.hidden, spec.hidden), "block_biases": (gamma, spec.hidden)}
     return shapes | {"heads": (gamma, proposable, spec.hidden)} if config.get("own_heads") else shapes
+
+
+def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, gamma: int) -> dict[str, tuple[int, ...]]:
+    """Of a draft layer; checks its configuration."""
+    experts, hidden = _whole(adapter, config, "experts", 1, 64), spec.hidden
+    active = _whole(adapter, config, "active", 1, experts)
+    _whole(adapter, config, "depth", 1, spec.layers)
+    if config.get("contrast") and (active < 2 or gamma < 2):
+        raise AdapterError(f"{adapter.path}: a contrast with {active} active expert and gamma {gamma}", "two of each at least", RESTORE)
+    if config.get("bigram"):
+        raise AdapterError(f"{adapter.path}: a draft layer with a bigram", "no bigram: its guesses know the token before", RESTORE)
+    queries, keys, inner = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate // active
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("from_token", "from_entry", "from_state"), (hidden, hidden))
+    shapes |= {"bias": (hidden,), "norm_in.weight": (hidden,), "norm_mid.weight": (hidden,), "norm_out.weight": (hidden,)}
+    shapes |= {"attention.q_proj.weight": (queries, hidden), "attention.o_proj.weight": (hidden, queries)}
+    shapes |= {f"attention.{name}_proj.weight": (keys, hidden) for name in "kv"}
+    if spec.qk_norm:
+        shapes |= {f"attention.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
+    shapes |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
+    shapes["experts.router"] = (experts + 2 * (experts > 1), hidden)
+    biases = {f"attention.{name}_proj.bias": (width,) for name, width in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))}
+    return shapes | {name: shape for name, shape in biases.items() if name in (config.get("biases") or ())}
 
 
 def _check_tensors(adapter: Adapter, tensors: dict[str, Array], expected: dict[str, tuple[int, ...]]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from streamspec.export.builder import Array, Scope
 from streamspec.export.decoder import OUT, Decoder, Linear, Residual, Source
 from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
+from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Rows
 from streamspec.trees import MASKED
 
@@ -163,34 +164,9 @@ class StreamPass(DraftPass):
         normed, residual = decoder.norm(g, residual, decoder.spec.weight_name(layer, "input_layernorm"))
         q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
         mask = masks.of(g, decoder.spec.windows[layer])
-        mixed = self._attention(g, q, k, v, present, mask, accepted.visible)
+        mixed = attend(g, decoder.spec, q, (k, v), present, mask, accepted.visible)
         residual = Residual(residual.stream, self.linear(g, mixed, rows, layer, OUT))
         return decoder.mlp(g, residual, rows, layer, self.linear)
-
-    def _attention(
-        self, g: Scope, q: str, k: str, v: str, present: tuple[str, str], mask: str, visible: str
-    ) -> str:
-        """[1, m, Hq*D] of q [1, m, Hq*D] over main K/V [1, Hkv, :visible, D] and the streams' own k, v [1, m, Hkv*D]."""
-        spec = self.decoder.spec
-        kv, group, width = spec.kv_heads, spec.group, spec.head_dim
-        # Query heads that share a key head become further rows of it: [Hkv, group * m, D].
-        folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
-        folded = g.op("Reshape", folded, g.ints(1, kv, -1, width))
-        keys, values = (
-            g.op("Slice", past, g.ints(0), visible, g.ints(2)) for past in present
-        )
-        own_keys, own_values = (
-            g.op("Transpose", g.op("Reshape", x, g.ints(1, -1, kv, width)), perm=[0, 2, 1, 3]) for x in (k, v)
-        )
-        alpha = float(width**-0.5)
-        on_main = g.contrib("FusedMatMul", folded, keys, transB=1, alpha=alpha)
-        on_own = g.contrib("FusedMatMul", folded, own_keys, transB=1, alpha=alpha)
-        weights = g.op("Softmax", g.op("Add", g.op("Concat", on_main, on_own, axis=-1), mask), axis=-1)
-        lengths = g.op("Concat", visible, g.op("Shape", own_keys, start=2, end=3), axis=0)
-        main_weights, own_weights = g.ops("Split", weights, lengths, out=(None, None), axis=-1)
-        mixed = g.op("Add", g.op("MatMul", main_weights, values), g.op("MatMul", own_weights, own_values))
-        unfolded = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
-        return g.op("Reshape", unfolded, g.ints(1, -1, kv * group * width))
 
 
 class _StreamMasks:
@@ -237,3 +213,30 @@ def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> s
     distance = g.op("Sub", g.op("Unsqueeze", positions, g.ints(1)), seen)
     near = g.op("Less", distance, g.store.constant(window, np.int64))
     return g.op("Where", near, mask, g.store.constant(MASKED, np.float32))
+
+
+def attend(
+    g: Scope, spec: DecoderSpec, q: str, own: tuple[str, ...] | None, present: tuple[str, str], mask: str, visible: str
+) -> str:
+    """[1, m, Hq*D] of q [1, m, Hq*D] over main K/V [1, Hkv, :visible, D] and, where there are any, further `own` k, v [1, o, Hkv*D],
+    under an additive mask [group * m, visible + o]."""
+    kv, group, width = spec.kv_heads, spec.group, spec.head_dim
+    # Query heads that share a key head become further rows of it: [Hkv, group * m, D].
+    folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
+    folded = g.op("Reshape", folded, g.ints(1, kv, -1, width))
+    keys, values = (g.op("Slice", past, g.ints(0), visible, g.ints(2)) for past in present)
+    alpha = float(width**-0.5)
+    scores = g.contrib("FusedMatMul", folded, keys, transB=1, alpha=alpha)
+    if own is None:
+        mixed = g.op("MatMul", g.op("Softmax", g.op("Add", scores, mask), axis=-1), values)
+    else:
+        own_keys, own_values = (
+            g.op("Transpose", g.op("Reshape", x, g.ints(1, -1, kv, width)), perm=[0, 2, 1, 3]) for x in own
+        )
+        on_own = g.contrib("FusedMatMul", folded, own_keys, transB=1, alpha=alpha)
+        weights = g.op("Softmax", g.op("Add", g.op("Concat", scores, on_own, axis=-1), mask), axis=-1)
+        lengths = g.op("Concat", visible, g.op("Shape", own_keys, start=2, end=3), axis=0)
+        main_weights, own_weights = g.ops("Split", weights, lengths, out=(None, None), axis=-1)
+        mixed = g.op("Add", g.op("MatMul", main_weights, values), g.op("MatMul", own_weights, own_values))
+    unfolded = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
+    return g.op("Reshape", unfolded, g.ints(1, -1, kv * group * width))

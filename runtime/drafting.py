@@ -9,6 +9,7 @@ likelier than its parent, and ends where another row costs more than it promises
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,43 +26,99 @@ LEAST, MOST = 0.2, 2.0  # its bounds,
 LEARNING = 0.003  # and what a nat of error moves it by
 
 
-class Guesses(NamedTuple):
-    """What the streams propose. `tokens` int64 [gamma, C]: row d holds guesses for the token d + 1 places after the root, best
-    first; `logits` float32 [gamma, C]; `pairs` float32 [gamma, C, C] or None: what guess u of the row before, if it comes true,
-    adds to the logit of guess v (row 0: the root, the same for every u)."""
+class Guesses(ABC):
+    """What a drafter proposes for the next `depths` places. Guesses for a place have numbers; `conditional`: they depend on the
+    guess before them."""
 
-    tokens: np.ndarray
-    logits: np.ndarray
-    pairs: np.ndarray | None = None
+    depths: int
+    conditional: bool
+
+    @abstractmethod
+    def chances(self, depth: int, parent: int | None, sharpness: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, int] | None:
+        """Tokens, chances and logits (the largest 0) [C] of the guesses for place `depth` behind guess `parent` of the place before
+        (None: another token came true there), and the number of the first of them. None where nothing is guessed there."""
 
     def behind(self, depth: int, parent: int | None, sharpness: float = SHARPNESS) -> list[tuple[int, float, int]]:
-        """(token, chance, number) of row `depth`, likeliest first, as if no other token could come; `parent`: the guess of the
-        row before that has come true, None where that was another token."""
-        chances, _ = self._chances(depth, parent, sharpness)
+        """(token, chance, number) of the guesses for place `depth`, likeliest first, as if no other token could come."""
+        found = self.chances(depth, parent, sharpness)
+        if found is None:
+            return []
+        tokens, chances, _, first = found
         order = np.argsort(-chances, kind="stable")
-        return list(zip(self.tokens[depth, order].tolist(), chances[order].tolist(), order.tolist(), strict=True))
+        return list(zip(tokens[order].tolist(), chances[order].tolist(), (first + order).tolist(), strict=True))
 
     def gradient(self, came: Sequence[int], sharpness: float) -> float:
         """Of the log chance of the tokens that `came`, by the sharpness. A token that was not among the guesses counts as the
         least of them and ends the sum."""
         total, parent = 0.0, 0
-        for depth, token in enumerate(came[: len(self.tokens)]):
-            chances, logits = self._chances(depth, parent, sharpness)
-            at = np.flatnonzero(self.tokens[depth] == token)
+        for depth, token in enumerate(came[: self.depths]):
+            found = self.chances(depth, parent, sharpness)
+            if found is None:
+                break
+            tokens, chances, logits, first = found
+            at = np.flatnonzero(tokens == token)
             total += float((logits[at[0]] if len(at) else logits.min()) - chances @ logits)
             if not len(at):
                 break
-            parent = int(at[0])
+            parent = first + int(at[0])
         return total
 
-    def _chances(self, depth: int, parent: int | None, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
-        """Chances [C] and logits [C], the largest 0, of row `depth`."""
+
+class PlaceGuesses(Guesses):
+    """Of streams or heads, for each place by itself. `tokens` int64 [gamma, C]: row d holds guesses for the token d + 1 places
+    after the root, best first; `logits` float32 [gamma, C]; `pairs` float32 [gamma, C, C] or None: what guess u of the row
+    before, if it comes true, adds to the logit of guess v (row 0: the root, the same for every u)."""
+
+    def __init__(self, tokens: np.ndarray, logits: np.ndarray, pairs: np.ndarray | None = None) -> None:
+        self.tokens, self.logits, self.pairs = tokens, logits, pairs
+        self.depths, self.conditional = len(tokens), pairs is not None
+
+    def chances(self, depth: int, parent: int | None, sharpness: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         logits = self.logits[depth]
         if self.pairs is not None and parent is not None:
             logits = logits + self.pairs[depth, parent]
-        logits = logits - logits.max()
-        weights = np.exp(sharpness * logits)
-        return weights / weights.sum(), logits
+        return self.tokens[depth], *_softmax(logits, sharpness), 0
+
+
+class GrownGuesses(Guesses):
+    """Of a draft layer, place after place behind the likeliest guesses of the place before.
+
+    `levels`: rows of guesses for each place. `tokens` int64 [rows, C], `logits` float32 [rows, C]: of all levels, one after the
+    other. `origins` int64 [rows]: the guess a row stands behind, numbered row x C + place within the level before; -1: row r
+    stands behind all guesses of that level's row r.
+    """
+
+    conditional = True
+
+    def __init__(self, tokens: np.ndarray, logits: np.ndarray, origins: np.ndarray, levels: Sequence[int]) -> None:
+        self.tokens, self.logits, self.depths = tokens, logits, len(levels)
+        self._row: list[dict[int, int]] = []
+        candidates, start = tokens.shape[1], 0
+        for depth, wide in enumerate(levels):
+            rows: dict[int, int] = {} if depth else {0: 0}
+            for row in range(wide) if depth else ():
+                origin = int(origins[start + row])
+                behind = range(row * candidates, (row + 1) * candidates) if origin < 0 else (origin,)
+                rows |= dict.fromkeys(behind, row)
+            self._row.append(rows)
+            start += wide
+        self._starts = np.cumsum([0, *levels[:-1]]).tolist()
+
+    def chances(
+        self, depth: int, parent: int | None, sharpness: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int] | None:
+        row = None if parent is None else self._row[depth].get(parent)
+        if row is None:
+            return None
+        at = self._starts[depth] + row
+        return self.tokens[at], *_softmax(self.logits[at], sharpness), row * self.tokens.shape[1]
+
+
+def _softmax(logits: np.ndarray, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
+    """Chances [C], and the logits less their largest."""
+    logits = logits - logits.max()
+    weights = np.exp(sharpness * logits)
+    return weights / weights.sum(), logits
 
 
 @dataclass
@@ -84,8 +141,8 @@ class Experience:
         parent: int | None = 0
         for depth, (said, token) in enumerate(zip(found.tokens, came, strict=False)):
             kind = "alone"
-            if guesses is not None and depth < len(guesses.tokens):
-                guessed = guesses.behind(depth, parent, self.sharpness)
+            guessed = guesses.behind(depth, parent, self.sharpness) if guesses is not None and depth < guesses.depths else []
+            if guessed:
                 kind = "agrees" if said == guessed[0][0] else "differs"
                 parent = next((number for guess, _, number in guessed if guess == said), None)
             self.rates.see(kind, found.match, said == token)
@@ -146,7 +203,7 @@ class _Node(NamedTuple):
 class _Search:
     def __init__(self, guesses: Guesses | None, found: Continuation | None, sharpness: float) -> None:
         self._guesses, self._found, self._sharpness = guesses, found, sharpness
-        self._depths = 0 if guesses is None else len(guesses.tokens)
+        self._depths = 0 if guesses is None else guesses.depths
         self._behind: dict[tuple[int, int | None], list[tuple[int, float, int]]] = {}
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
@@ -208,7 +265,7 @@ class _Search:
         """Guesses for the place behind `parent`."""
         if self._guesses is None or parent.depth >= self._depths:
             return []
-        key = parent.depth, parent.number if self._guesses.pairs is not None else None
+        key = parent.depth, parent.number if self._guesses.conditional else None
         if key not in self._behind:
             self._behind[key] = self._guesses.behind(*key, self._sharpness)
         return self._behind[key]

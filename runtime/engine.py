@@ -18,7 +18,7 @@ import numpy as np
 
 from streamspec.bundle import Manifest
 from streamspec.errors import BundleError, ConfigError
-from streamspec.runtime.drafting import Guesses
+from streamspec.runtime.drafting import GrownGuesses, PlaceGuesses
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.runtime.machine import physical_cores
@@ -61,6 +61,7 @@ class OrtEngine:
         self.context_length = manifest.model.context_length
         self.gamma = manifest.streams.gamma if manifest.streams else 0
         self._bigram = bool(manifest.streams and manifest.streams.bigram)
+        self._levels = manifest.streams.levels if manifest.streams else ()
         self._candidates = manifest.streams.candidates if manifest.streams else 0
         self.vocab_size = manifest.model.vocab_size
         self.graph_seconds = 0.0
@@ -71,7 +72,7 @@ class OrtEngine:
         shape = manifest.model
         # Room beyond the context for rows that are verified but never committed.
         limit = self.context_length + CHUNK + self.gamma
-        self.cache = KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, limit, dtype)
+        self.cache = KeyValueCache(shape.layers + bool(self._levels), shape.kv_heads, shape.head_dim, limit, dtype)
         self._binding = _Binding(self._ort, self._session, self.cache)
         self._scoring: _Binding | None = None
         self._options = self._ort.RunOptions()
@@ -114,6 +115,7 @@ class OrtEngine:
             chunk = tokens[start : start + CHUNK]
             n, last = len(chunk), start + CHUNK >= len(tokens)
             inputs = self._inputs(chunk, np.arange(n), causal_mask(n), np.zeros(1, np.int64), np.array([n - 1]))
+            inputs["next_ids"][:] = [*tokens[start + 1 : start + n + 1], -1][:n]
             self._seen[chunk] = True
             result = self._call(inputs, draft and last, forced_node=n - 1)
             self.cache.length += n
@@ -190,6 +192,7 @@ class OrtEngine:
             "parents": parents,
             "past_length": np.array([length]),
             "logit_rows": logit_rows,
+            "next_ids": np.full(len(tokens), -1),  # as chosen
             "keep_rows": np.array([len(tokens)]),
             "keep_above": NO_LIMIT,
         }
@@ -222,13 +225,16 @@ class OrtEngine:
             self._run(binding)
             return Verified(self._checked(choices))
         accepted = binding.output("accepted_node", (1,))
-        shape = (self.gamma if draft else 0, self._candidates)
+        shape = ((sum(self._levels) or self.gamma) if draft else 0, self._candidates)
         candidates, logits = binding.output("candidates", shape), binding.output("candidate_logits", shape)
         pairs = binding.output("pair_logits", (*shape, shape[1])) if self._bigram else None
+        origins = binding.output("origins", shape[:1]) if self._levels else None
         self._run(binding)
         if not draft:
             return Verified(self._checked(choices))
-        return Verified(self._checked(choices), int(accepted[0]), Guesses(candidates.copy(), logits.copy(), None if pairs is None else pairs.copy()))
+        found = candidates.copy(), logits.copy()
+        guesses = GrownGuesses(*found, origins, self._levels) if origins is not None else PlaceGuesses(*found, None if pairs is None else pairs.copy())
+        return Verified(self._checked(choices), int(accepted[0]), guesses)
 
     def _checked(self, choices: np.ndarray) -> np.ndarray:
         """A copy of choices that are tokens; of rows but the first, the root, -1 as well: they may have been pruned."""
@@ -281,11 +287,13 @@ class OrtEngine:
         """The graph's names and cache shape against the manifest; returns the cache's type."""
         inputs = {i.name: i for i in self._session.get_inputs() + self._session.get_overridable_initializers()}
         outputs = {o.name for o in self._session.get_outputs()}
-        streams = manifest.streams is not None
+        streams, layers = manifest.streams is not None, range(manifest.model.layers + bool(self._levels))
         wanted = set(_NEEDED) | set(_CHOICE_INPUTS) | (set(_STREAM_INPUTS) if streams else set())
-        wanted |= {f"past_key_values.{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")}
+        wanted |= {"next_ids"} if self._levels else set()
+        wanted |= {f"past_key_values.{i}.{kind}" for i in layers for kind in ("key", "value")}
         produced = {"choices", "logits"} | (set(_STREAM_OUTPUTS) if streams else set())
-        produced |= {f"present.{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")}
+        produced |= {"origins"} if self._levels else set()
+        produced |= {f"present.{i}.{kind}" for i in layers for kind in ("key", "value")}
         missing = sorted((wanted - set(inputs)) | (produced - outputs))
         unknown = sorted({i.name for i in self._session.get_inputs()} - wanted - {"forced_root", "parents"})
         if missing or unknown:

@@ -29,9 +29,11 @@ MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down
 
-METHODS = ("streaming", "medusa", "lora")
+METHODS = ("streaming", "medusa", "jakiro", "eagle", "lora")
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
+DRAFT_LAYERS = ("jakiro", "eagle")  # methods whose drafter is a layer of its own
 POSITIONS = ("shifted", "same")
+MAX_LEVEL = 64  # rows of guesses for a place
 MAX_NODES, MAX_CANDIDATES = 256, 1024
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
@@ -73,6 +75,7 @@ class StreamsInfo:
     root_token: bool = True
     bigram: bool = False
     pruning: bool = False
+    levels: tuple[int, ...] = ()  # of a draft layer: rows of guesses for each place; it has a layer of its own in the cache
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,10 @@ class Manifest:
                 "streams and trees for every method but lora",
                 "export the bundle again",
             )
+        if streams is not None and bool(streams.levels) != (method in DRAFT_LAYERS):
+            raise BundleError(f"method {method} with levels {list(streams.levels)}", f"levels for {' and '.join(DRAFT_LAYERS)}", "export the bundle again")
+        if streams is not None and streams.levels and (len(streams.levels) != streams.gamma or streams.levels[0] != 1):
+            raise BundleError(f"levels {list(streams.levels)}", f"{streams.gamma}, the first of one row", "export the bundle again")
         if streams is not None and ((streams.ns == 0) != (method == "medusa") or (streams.pruning and not streams.ns)):
             raise BundleError(f"method {method} with streams over {streams.ns} layers", "0 layers for medusa, and only there", "export the bundle again")
         prompt = raw.nested("prompt_format")
@@ -206,6 +213,7 @@ def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
         root_token=raw.flag("root_token"),
         bigram=raw.flag("bigram"),
         pruning=raw.optional("pruning") and raw.flag("pruning"),
+        levels=raw.integers("levels", 1, MAX_LEVEL, MAX_GAMMA) if raw.optional("levels") else (),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from streamspec.adapter import ACCEPTANCE, STREAM_CONFIG, TASK_CONFIG, TASK_WEIGHTS, read_adapter, read_json
+from streamspec.bundle import StreamsInfo
 from streamspec.errors import StreamspecError, one_line
 
 Rows = list[tuple[str, str]]
@@ -68,7 +69,7 @@ def _bundle(path: Path) -> Rows:
         tree: DraftTree = manifest.trees.tree()
         expected = sum(probability for _, _, probability in nodes[: len(tree)])
         rows += [
-            (manifest.drafter or "streams", f"{streams.gamma} {_where(streams.ns)}, {streams.candidates} candidates each"),
+            (manifest.drafter or "streams", f"{streams.gamma} {_where(streams)}, {streams.candidates} candidates each"),
             ("trees", f"1..{len(nodes)} rows, default {manifest.trees.default_rows} (depth {tree.depth})"),
             ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, on validation data"),
         ]
@@ -92,7 +93,7 @@ def _adapter(path: Path) -> Rows:
     ]
     if adapter.streams is not None:
         try:
-            rows += _heads(adapter.streams) if adapter.method == "medusa" else _streams(adapter.streams)
+            rows += DESCRIBED.get(adapter.method, _streams)(adapter.streams)
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(path / STREAM_CONFIG, f"{type(error).__name__} {error}") from None
     rows.append(("task LoRA", _task_lora(path)))
@@ -107,7 +108,7 @@ def _adapter(path: Path) -> Rows:
 def _streams(streams: dict[str, Any]) -> Rows:
     lora, vocabulary = streams["lora"], streams["draft_vocab"]
     return [
-        ("streams", f"{streams['gamma']} {_where(streams['ns'])}, scale {streams['scale']:.3g}"),
+        ("streams", f"{streams['gamma']} over the last {streams['ns']} layers, scale {streams['scale']:.3g}"),
         ("streams' LoRA", f"rank {lora['rank']}" if lora else "shared with the task"),
         ("streams propose from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]
@@ -121,8 +122,22 @@ def _heads(heads: dict[str, Any]) -> Rows:
     ]
 
 
-def _where(ns: int) -> str:
-    return f"over the last {ns} layers" if ns else "heads"
+def _layer(layer: dict[str, Any]) -> Rows:
+    vocabulary, last = layer["draft_vocab"], ", the last place by contrast" if layer["contrast"] else ""
+    return [
+        ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts"),
+        ("it reads", f"the states below the last {layer['depth']} layers"),
+        ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
+    ]
+
+
+DESCRIBED = {"medusa": _heads, "jakiro": _layer, "eagle": _layer}
+
+
+def _where(streams: StreamsInfo) -> str:
+    if streams.levels:
+        return f"places by a layer of its own, {sum(streams.levels)} rows of guesses"
+    return f"over the last {streams.ns} layers" if streams.ns else "heads"
 
 
 def _task_lora(path: Path) -> str:

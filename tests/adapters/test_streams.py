@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.families import FAMILIES, Decoder
-from streamspec.adapters.losses import IGNORE, draft_losses, lookup_table, pick_rows
+from streamspec.adapters.losses import draft_losses, lookup_table, pick_rows
 from streamspec.adapters.streams import StreamConfig, StreamingModel, fit_start, stream_mask, unit_rms
-from streamspec.adapters.target import MainPass
+from streamspec.adapters.target import IGNORE, DraftRows, MainPass
 from streamspec.errors import BaseModelError, ConfigError
 from tests.adapters.tiny import tiny_model
 
@@ -76,13 +76,17 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
     return torch.stack(outputs)
 
 
+def beside(rows: torch.Tensor, roots: torch.Tensor) -> DraftRows:
+    return DraftRows(rows, roots, torch.empty(*rows.shape, 0, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("root_token", [True, False])
 def test_streams_equal_the_row_by_row_reference(family: str, root_token: bool) -> None:
     streams = streaming(tiny_model(family), root_token=root_token)
     rows, roots = torch.tensor([[2, 4], [1, 3]]), torch.tensor([[12, 41], [21, 11]])
     with torch.no_grad():
-        logits = streams.head(streams.draft_pass(streams.main_pass(IDS, MASK), rows, roots))
+        logits = streams.head(streams.draft_pass(streams.main_pass(IDS, MASK), beside(rows, roots)))
     for b in range(2):
         length = int(MASK[b].sum())
         for p in range(2):
@@ -95,7 +99,7 @@ def test_same_positions_option_moves_rotary_models_only() -> None:
     for family, differs in (("llama", True), ("gpt2", False)):
         shifted, same = (streaming(tiny_model(family), positions=p) for p in ("shifted", "same"))
         with torch.no_grad():
-            outputs = [s.draft_pass(s.main_pass(IDS, MASK), rows, roots) for s in (shifted, same)]
+            outputs = [s.draft_pass(s.main_pass(IDS, MASK), beside(rows, roots)) for s in (shifted, same)]
         assert torch.allclose(*outputs, atol=1e-5) != differs
         expected = reference(same, IDS[0], 4, 41)
         torch.testing.assert_close(same.head(outputs[1])[0, 0], expected, atol=2e-4, rtol=2e-4)
@@ -117,9 +121,9 @@ def test_main_rows_are_bit_for_bit_those_of_the_plain_model_with_a_stream_lora_a
     with torch.no_grad():
         main = streams.main_pass(IDS, MASK)
         assert torch.equal(streams.head(main.final), before)
-        with_lora = streams.draft_pass(main, rows, roots)
+        with_lora = streams.draft_pass(main, beside(rows, roots))
         with streams.drafter_lora(False):
-            without = streams.draft_pass(main, rows, roots)
+            without = streams.draft_pass(main, beside(rows, roots))
     assert not torch.allclose(with_lora, without, atol=1e-3), "the stream LoRA must act on stream rows"
 
 
@@ -167,7 +171,7 @@ def test_the_bigram_conditions_each_stream_on_the_true_token_before(trimmed: boo
     main = streams.main_pass(IDS, MASK)
     found = draft_losses(streams, main, picked, vocabulary, lookup)
     names = list(range(size)) if vocabulary is None else vocabulary.tolist()
-    logits = streams.head(streams.draft_pass(main, picked.rows, picked.roots), vocabulary)
+    logits = streams.head(streams.draft_pass(main, picked), vocabulary)
     for stream in range(3):
         losses = []
         for b in range(2):
@@ -194,7 +198,7 @@ def test_soft_labels_are_what_the_main_stream_expects_in_the_same_place(kind: st
     picked = pick_rows(batch, 3, 32)
     main = streams.main_pass(IDS, MASK)
     found = draft_losses(streams, main, picked, vocabulary, lookup, kind)
-    given = streams.head(streams.draft_pass(main, picked.rows, picked.roots), vocabulary).softmax(-1)
+    given = streams.head(streams.draft_pass(main, picked), vocabulary).softmax(-1)
     expected = streams.head(main.final, vocabulary).softmax(-1)
     for stream in range(3):
         losses = []

@@ -69,6 +69,19 @@ def test_medusa_recipes_write_a_complete_folder(base: Path, data: Path, tmp_path
     assert 1 <= summary["tau"] <= 3
 
 
+@pytest.mark.parametrize("method", ["jakiro", "eagle"])
+def test_draft_layers_write_a_complete_folder(base: Path, data: Path, task: Path, tmp_path: Path, method: str) -> None:
+    summary = train(options(base, data, tmp_path / "out", method=method, target_adapter=task, ns=1))
+    tensors = load_file(tmp_path / "out" / "streamspec.safetensors")
+    config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
+    experts = 2 if method == "jakiro" else 1
+    assert config["method"] == method and config["recipe"] == "staged" and config["streams"]["experts"] == experts
+    assert config["streams"]["contrast"] == (method == "jakiro") and config["streams"]["depth"] == 1 and config["streams"]["bigram"] is None
+    assert tensors["experts.gate"].shape == (experts, 64 // experts, 32) and tensors["from_entry"].shape == (32, 32)
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["log"]["start"]["unexplained"] < 1
+    assert 1 <= summary["tau"] <= 3
+
+
 def test_staged_copies_the_given_target_untouched(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task))
     assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == (
@@ -157,6 +170,9 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
+        ({"method": "jakiro", "recipe": "joint"}, "--method jakiro with --recipe joint; expected --recipe staged"),
+        ({"method": "jakiro", "active": 3}, "active / experts"),
+        ({"method": "jakiro", "active": 1}, "contrast"),
         ({"own_heads": True}, "--own-heads with --method streaming; expected --method medusa"),
         ({"method": "medusa", "recipe": "staged", "warm_start": "x"}, "--warm-start with --method medusa --recipe staged; expected --method streaming"),
         ({"answers": "x"}, "--answers without --target-adapter"),

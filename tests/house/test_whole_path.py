@@ -21,6 +21,7 @@ from streamspec import load
 from streamspec.adapters.base import resolve_base
 from streamspec.adapters.train import train
 from streamspec.bundle import verify_files
+from streamspec.cli.inspect import describe
 from streamspec.export import export_bundle
 from streamspec.runtime import Session
 from tests.adapters.tiny import options
@@ -50,8 +51,10 @@ def test_the_runtime_writes_what_transformers_writes(base: Path, adapter: Path, 
     check(session, model, base)
 
 
-def test_medusa_writes_what_transformers_writes(base: Path, data: Path, tmp_path: Path) -> None:
-    train(options(base, data, tmp_path / "adapter", method="medusa", recipe="staged", epochs=6.0))
+@pytest.mark.parametrize("method", ["medusa", "jakiro", "eagle"])
+def test_every_drafter_writes_what_transformers_writes(method: str, base: Path, data: Path, tmp_path: Path) -> None:
+    train(options(base, data, tmp_path / "adapter", method=method, recipe="staged", epochs=6.0, ns=2))
+    assert "draft" in str(describe(tmp_path / "adapter")) or method == "medusa"
     export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()

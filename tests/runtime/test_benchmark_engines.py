@@ -12,6 +12,7 @@ import torch
 
 from streamspec.adapters.losses import draft_losses, pick_rows
 from streamspec.adapters.streams import StreamConfig
+from streamspec.adapters.target import DraftRows
 from streamspec.runtime import load
 from streamspec.runtime.loop import Decoder, Plan
 from tests.adapters.tiny import tiny_model
@@ -101,5 +102,6 @@ def test_every_variant_of_the_streams_learns(scripts: Any, name: str) -> None:
     assert ("stream_embeddings" in own) == (name != "RotatedValues") and ("start_up" in own) == (name == "LowRankStart")
     if name == "RotatedValues":  # the angle alone tells streams apart
         with torch.no_grad():
-            states = streams.draft_pass(streams.main_pass(ids, torch.ones_like(ids)), torch.tensor([[5]] * 4), ids[:, 6:7])
+            beside = DraftRows(torch.tensor([[5]] * 4), ids[:, 6:7], ids[:, None, 7:10])
+            states = streams.draft_pass(streams.main_pass(ids, torch.ones_like(ids)), beside)
         assert not torch.allclose(states[:, :, 0], states[:, :, 1], atol=1e-3)

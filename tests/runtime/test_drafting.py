@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.drafting import LEAST, MOST_ROWS, SHARPNESS, Draft, Experience, Guesses, draft
+from streamspec.runtime.drafting import LEAST, MOST_ROWS, SHARPNESS, Draft, Experience, PlaceGuesses, draft
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
 from tests.runtime.test_loop import decode
@@ -46,7 +46,7 @@ def test_the_rates_follow_what_came() -> None:
     experience = Experience(index.rates)
     first = index.find()
     assert first is not None and first.match == 2 and first.tokens == (3, 1, 2)
-    guesses = Guesses(np.array([[3], [4]]), np.zeros((2, 1)))
+    guesses = PlaceGuesses(np.array([[3], [4]]), np.zeros((2, 1)))
     for _ in range(300):
         experience.observe(guesses, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
     later = index.find(limit=1)
@@ -63,7 +63,7 @@ def test_the_streams_are_believed_as_far_as_what_came_bears_them_out(boast: floa
     experience, late = Experience(), []
     for step in range(4000):
         chances = random.dirichlet(np.full(6, 0.3), 2)
-        guesses = Guesses(np.array([range(6), range(6)]), boast * np.log(chances + 1e-9))
+        guesses = PlaceGuesses(np.array([range(6), range(6)]), boast * np.log(chances + 1e-9))
         experience.observe(guesses, None, [random.choice(6, p=row) for row in chances])
         late += [experience.sharpness] if step >= 2000 else []
     assert np.mean(late) == pytest.approx(1 / boast, rel=0.1)
@@ -79,8 +79,8 @@ def test_tokens_that_no_stream_guesses_make_them_less_believed_but_not_without_e
     assert experience.sharpness == LEAST
 
 
-def guessing(tokens: np.ndarray, chances: np.ndarray) -> Guesses:
-    return Guesses(tokens, np.log(chances) / SHARPNESS)
+def guessing(tokens: np.ndarray, chances: np.ndarray) -> PlaceGuesses:
+    return PlaceGuesses(tokens, np.log(chances) / SHARPNESS)
 
 
 GUESSES = guessing(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.75, 0.25], [0.75, 0.25], [0.6, 0.4]]))
@@ -153,7 +153,7 @@ def test_chances_are_a_guess_s_share_of_its_row_given_the_guess_before() -> None
     tokens = np.array([[10, 11], [20, 21]])
     pairs = np.zeros((2, 2, 2), np.float32)
     pairs[1, 1] = [0, 10 / SHARPNESS]  # after 11, 21 is all but certain
-    guesses = Guesses(tokens, np.zeros((2, 2), np.float32), pairs)
+    guesses = PlaceGuesses(tokens, np.zeros((2, 2), np.float32), pairs)
     assert guesses.behind(1, 0) == [(20, 0.5, 0), (21, 0.5, 1)] == guesses.behind(1, None)
     (token, chance, number), _ = guesses.behind(1, 1)
     assert (token, number) == (21, 1) and chance == pytest.approx(1, abs=1e-4)

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
 
 from streamspec.acceptance import Acceptance
 from streamspec.adapters.base import resolve_base
+from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
 from streamspec.export import export_bundle
 from tests.adapters.tiny import tiny_model, tiny_tokenizer
 
@@ -75,9 +77,22 @@ def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "ra
     return folder
 
 
-def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False) -> Path:
+def draft_layer(folder: Path, base: Path, method: str) -> Path:
+    """An untrained draft layer, dealt from the base's last one."""
+    adapter = tiny_adapter(folder, base)
+    torch.manual_seed(0)
+    shape = JakiroConfig(GAMMA) if method == "jakiro" else JakiroConfig(GAMMA, 1, 1, False)
+    layer = JakiroModel(AutoModelForCausalLM.from_pretrained(base), shape)
+    config = json.loads((adapter / "streamspec_config.json").read_text())
+    config |= {"method": method, "recipe": "staged", "streams": layer.described() | {"draft_vocab": None}}
+    (adapter / "streamspec_config.json").write_text(json.dumps(config))
+    save_file({k: v.detach().half().numpy() for k, v in layer.drafter_tensors().items()}, adapter / "streamspec.safetensors")
+    return adapter
+
+
+def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False, method: str = "") -> Path:
     """A bundle of a tiny base and a random adapter."""
     base = tiny_base(folder / "base", chat=kind == "chat")
-    adapter = tiny_adapter(folder / "adapter", base, streams, kind, full)
+    adapter = draft_layer(folder / "adapter", base, method) if method else tiny_adapter(folder / "adapter", base, streams, kind, full)
     export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None)
     return folder / "bundle"

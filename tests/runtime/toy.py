@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from streamspec.runtime.drafting import Guesses
+from streamspec.runtime.drafting import PlaceGuesses
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.sampling import GREEDY, Sampling
@@ -109,7 +109,7 @@ class ToyEngine:
             raise Cancelled
         self.calls.append((rows, draft))
 
-    def _draft(self, context: list[int], root: int) -> Guesses:
+    def _draft(self, context: list[int], root: int) -> PlaceGuesses:
         ahead, out = [*context, root], np.empty((self.gamma, self.width), np.int64)
         for j in range(self.gamma):
             ahead.append(self.rule(ahead))
@@ -117,7 +117,7 @@ class ToyEngine:
             if self.random.random() < self.skill and ahead[-1] not in out[j]:
                 out[j, self.random.integers(self.width)] = ahead[-1]
         chances = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
-        return Guesses(out, np.log(chances))
+        return PlaceGuesses(out, np.log(chances))
 
 
 class Untimed(Governor):

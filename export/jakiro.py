@@ -1,0 +1,271 @@
+"""Jakiro's draft layer as nodes (arXiv 2502.06282; with one expert EAGLE's): all its passes inside the one call of a step.
+
+Every main row also becomes a row of the draft layer: its state at the tapped layer and the token the target chose behind it.
+Only its K/V is made, and lies in the cache like that of one more layer. Behind the accepted node the layer then drafts:
+
+    level 1         the accepted node's own row                         C guesses for the place behind the root
+    level 2 ..      the `BEAM` likeliest guesses of the level before,   C guesses behind each
+                    each with its parent's finished state
+    the last        no pass: the contrast of the level before           C guesses behind each of its rows, whatever was guessed there
+
+(docs/architecture.md). Row for row the equations of `adapters/jakiro.py`. Knows nothing about how nodes are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from streamspec.export.attention import RowExactAttention
+from streamspec.export.builder import Array, Scope
+from streamspec.export.decoder import OUT, Decoder, Residual, Source
+from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
+from streamspec.export.quantise import Rows, Weight
+from streamspec.export.streams import UNIT_RMS_EPS, attend
+
+BEAM = 4  # guesses of a level that the next one goes on from
+LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "post_attention_layernorm"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JakiroSpec(DraftSpec):
+    """The draft layer of one adapter. `depth`: layers of the target above the tapped state; `tensors`: by their names in the adapter."""
+
+    depth: int
+    active: int
+    contrast: bool
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def uses_root(self) -> bool:
+        return True
+
+    @property
+    def passes(self) -> int:
+        """Of the layer, for one draft."""
+        return self.gamma - self.contrast
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Rows of guesses for each place."""
+        wide = (1, *[BEAM] * (self.passes - 1))
+        return (*wide, wide[-1]) if self.contrast else wide
+
+    def first_layer(self, layers: int) -> int:
+        return layers - self.depth
+
+
+class DraftSource:
+    """The target's weights, and the draft layer's as those of layer number `layers`."""
+
+    def __init__(self, source: Source, spec: JakiroSpec, layers: int) -> None:
+        self.source = source
+        self.own = {}
+        for name, tensor in spec.tensors.items():
+            part, _, rest = name.partition(".")
+            if part in LAYER:
+                self.own[f"model.layers.{layers}.{LAYER[part]}.{rest}"] = tensor.astype(np.float32)
+
+    def weight(self, name: str) -> Array:
+        return self.own[name] if name in self.own else self.source.weight(name)
+
+    def bias(self, name: str) -> Array | None:
+        return self.own.get(name) if ".self_attn." in name else self.source.bias(name)
+
+
+@dataclass
+class _Level:
+    """Rows of the draft layer that guess the same place. `sees` [m, own]: which of the layer's own rows so far, additive."""
+
+    mixture: str  # finished states [1, m, H]
+    contrast: str
+    sees: str
+    logits: str = ""  # [m, D]
+    values: str = ""  # [m, C]
+    numbers: str = ""  # int64 [m, C], among the draft tokens
+    tokens: str = ""  # int64 [m, C]
+    chances: str = ""  # log [m, C] of the whole path
+
+
+class JakiroPass(DraftPass):
+    """The draft layer as a branch, and its rows' K/V in the main graph."""
+
+    spec: JakiroSpec
+
+    def __init__(self, decoder: Decoder, spec: JakiroSpec, candidates: int) -> None:
+        self.layer = decoder.spec.layers
+        own = Decoder(decoder.spec, DraftSource(decoder.source, spec, self.layer), decoder.precision)
+        super().__init__(own, spec, candidates)
+        self.inputs = ""  # x [1, n, H] of the main rows
+        self.present = ("", "")
+
+    # ---- in the main graph
+
+    def rows(self, g: Scope, entry: str, following: str, positions: str, attention: RowExactAttention, rows: Rows) -> None:
+        """Writes K/V of all rows: `entry` [1, n, H] at the tapped layer, `following` int64 [n] the tokens behind them."""
+        state = self._map(g, self._unit(g, entry), rows, "from_entry")
+        self.inputs = self._input(g, following, state, rows)
+        _, k, v = self._queries_keys_values(g, self._norm(g, self.inputs), rows, positions)
+        self.present = attention.append(k, self.layer, "key"), attention.append(v, self.layer, "value")
+
+    # ---- in the branch
+
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
+        raise AssertionError("levels have logits of their own")
+
+    def shapes(self) -> dict[str, tuple[int, list[int | str]]]:
+        """`origins` int64 [m]: the guess that a row stands behind, as row x C + place within the level before; -1 for none of them."""
+        return super().shapes() | {"origins": (TensorProto.INT64, ["rows"])}
+
+    def _drafting(
+        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
+    ) -> onnx.GraphProto:
+        accepted = accept(g)
+        past = self._past_mask(g, accepted)
+        own: list[tuple[str, str]] = []
+        origins, levels = [g.ints(-1)], []
+        with g.named("level.1"):
+            x = g.op("Gather", self.inputs, accepted.node, axis=1)
+            where = g.op("Gather", accepted.positions, accepted.node, axis=0)
+            levels.append(self._level(g, x, 1, where, accepted, past, own, ""))
+            self._guess_level(g, levels[-1], None)
+        for number in range(1, self.spec.passes):
+            with g.named(f"level.{number + 1}"):
+                before = levels[-1]
+                _, picked = g.ops("TopK", g.op("Reshape", before.chances, g.ints(-1)), g.ints(BEAM), out=(None, None), axis=0)
+                parents = g.op("Div", picked, g.ints(self.candidates))
+                tokens = g.op("Gather", g.op("Reshape", before.tokens, g.ints(-1)), picked, axis=0)
+                rows = Rows(g.ints(BEAM))
+                state = self._map(g, g.op("Gather", before.mixture, parents, axis=1), rows, "from_state")
+                x = self._input(g, tokens, state, rows)
+                positions = g.op("Expand", g.op("Add", where, g.ints(number)), g.ints(BEAM))
+                sees = g.op("Gather", before.sees, parents, axis=0) if before.sees else ""
+                levels.append(self._level(g, x, BEAM, positions, accepted, past, own, sees))
+                self._guess_level(g, levels[-1], (g.op("Gather", g.op("Reshape", before.chances, g.ints(-1)), picked, axis=0)))
+                origins.append(picked)
+        if self.spec.contrast:
+            with g.named("contrast"):
+                last = levels[-1]
+                other = _Level(last.contrast, "", "")
+                self._guess_level(g, other, None, self.spec.levels[-1])
+                levels.append(other)
+                origins.append(g.op("Expand", g.ints(-1), g.ints(self.spec.levels[-1])))
+        joined = [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
+        return helper.make_graph(g.nodes, "with_drafts", [], self._outputs([accepted.number, *joined]))
+
+    def _level(
+        self, g: Scope, x: str, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str
+    ) -> _Level:
+        """Runs the layer. The first level's row lies in the cache already; all others add to `own`."""
+        decoder, spec = self.decoder, self.decoder.spec
+        rows, first = Rows(g.ints(count)), not self._deep(own, count)
+        q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, positions)
+        mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
+        if not first:
+            own.append((k, v))
+            masked = np.where(np.eye(count, dtype=bool), 0, -np.inf).astype(np.float32).clip(-1e30)
+            alone = g.store.constant(masked, np.float32)
+            sees = g.op("Concat", sees, alone, axis=1) if sees else alone
+            mask = g.op("Concat", mask, sees, axis=1)
+        keys_values = tuple(g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True)) if own else None
+        mixed = attend(g, spec, q, keys_values, self.present, g.op("Tile", mask, g.ints(spec.group, 1)), accepted.visible)
+        update = decoder.linear(g, mixed, rows, self.layer, OUT)
+        normed, residual = decoder.norm(g, Residual(x, update), spec.weight_name(self.layer, "post_attention_layernorm"))
+        mixture, contrast = self._experts(g, normed, rows, count)
+        finished = [self._finish(g, g.op("Add", residual.stream, said)) if said else "" for said in (mixture, contrast)]
+        return _Level(finished[0], finished[1], "" if first else sees)
+
+    @staticmethod
+    def _deep(own: list[tuple[str, str]], count: int) -> bool:
+        return bool(own) or count > 1
+
+    def _guess_level(self, g: Scope, level: _Level, before: str | None, rows: int = 0) -> None:
+        """The level's best guesses, and with the chance of the path `before` [m] that of the whole path."""
+        flat = g.op("Squeeze", level.mixture, g.ints(0))
+        level.logits = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1)))
+        values, numbers = g.ops("TopK", level.logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
+        level.values, level.numbers, level.tokens = values, numbers, numbers
+        if self.spec.draft_vocab is not None:
+            name = "streams.draft_vocab"
+            table = name if name in g.store else g.store.add(name, self.spec.draft_vocab)
+            level.tokens = g.op("Gather", table, numbers, axis=0)
+        level.chances = g.op("Sub", values, g.op("ReduceLogSumExp", level.logits, g.ints(-1), keepdims=1))
+        if before is not None:
+            level.chances = g.op("Add", level.chances, g.op("Unsqueeze", before, g.ints(1)))
+
+    # ---- parts of the layer
+
+    def _input(self, g: Scope, tokens: str, state: str, rows: Rows) -> str:
+        embedded = self._unit(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
+        bias = self._constant(g, "bias", self.spec.tensors["bias"])
+        return g.op("Add", g.op("Add", self._map(g, embedded, rows, "from_token"), bias), state)
+
+    def _unit(self, g: Scope, x: str) -> str:
+        ones = self._constant(g, "ones", np.ones(self.decoder.spec.hidden, np.float32))
+        return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
+
+    def _map(self, g: Scope, x: str, rows: Rows, name: str) -> str:
+        return self.decoder.precision.linear(g, x, rows, self._weight(name, self.spec.tensors[name]))
+
+    def _norm(self, g: Scope, x: str) -> str:
+        return self.decoder.norm(g, Residual(x), self.decoder.spec.weight_name(self.layer, "input_layernorm"))[0]
+
+    def _finish(self, g: Scope, x: str) -> str:
+        weight = self._constant(g, "norm_out", self.spec.tensors["norm_out.weight"])
+        return g.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=self.decoder.spec.eps, stash_type=1)
+
+    def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
+        return self.decoder.queries_keys_values(g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear)
+
+    def _experts(self, g: Scope, z: str, rows: Rows, count: int) -> tuple[str, str]:
+        """What the mixture and the contrast add, [1, m, H] each; '' without a contrast. All experts run: they are one product."""
+        tensors, decoder = self.spec.tensors, self.decoder
+        experts, inner, hidden = tensors["experts.gate"].shape
+        stacked = np.concatenate([tensors[f"experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
+        half = experts * inner
+        gate, up = g.ops("Split", decoder.precision.linear(g, z, rows, self._weight("gate_up", stacked)), g.ints(half, half), out=(None, None), axis=-1)
+        product = g.op("Mul", decoder._activate(g, gate), up)
+        down = self._weight("down", tensors["experts.down"].transpose(2, 0, 1).reshape(hidden, half))
+        if experts == 1:
+            return decoder.precision.linear(g, product, rows, down), ""
+        router = self._constant(g, "router", np.ascontiguousarray(tensors["experts.router"].T))
+        scores, sides = g.ops("Split", g.op("MatMul", z, router), g.ints(experts, 2), out=(None, None), axis=-1)
+        chances, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(self.spec.active), out=(None, None), axis=-1)
+        share = g.op("Div", chances, g.op("ReduceSum", chances, g.ints(-1), keepdims=1))
+        nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
+        spread = self._constant(g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32))  # an expert's weight to its channels
+        sums = [product_of(g, product, g.op("ScatterElements", nothing, best, share, axis=-1), spread)]
+        if self.spec.contrast:
+            high, _ = g.ops("TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1)
+            signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
+            two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
+            sums.append(product_of(g, product, g.op("ScatterElements", nothing, two, signed, axis=-1), spread))
+        if len(sums) == 1:
+            return decoder.precision.linear(g, sums[0], rows, down), ""
+        both = decoder.precision.linear(g, g.op("Concat", *sums, axis=1), Rows(g.ints(2 * count)), down)
+        mixture, contrast = g.ops("Split", both, g.ints(count, count), out=(None, None), axis=1)
+        return mixture, contrast
+
+    def _past_mask(self, g: Scope, accepted: Accepted) -> str:
+        """[1, visible]: 0 over the past and the accepted node's ancestors and itself."""
+        tree = g.op("Gather", accepted.tree_mask, accepted.node, axis=0)
+        past = g.op("Sub", accepted.visible, g.op("Shape", accepted.tree_mask, start=1))
+        zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Concat", g.ints(1), past, axis=0))
+        return g.op("Concat", zeros, tree, axis=1)
+
+    def _weight(self, name: str, array: Array) -> Weight:
+        return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))
+
+    @staticmethod
+    def _constant(g: Scope, name: str, array: Array) -> str:
+        label = f"jakiro.{name}"
+        return label if label in g.store else g.store.add(label, array.astype(np.float32))
+
+
+def product_of(g: Scope, product: str, weights: str, spread: str) -> str:
+    """Channels [1, m, N I] times their experts' weights [1, m, N]."""
+    return g.op("Mul", product, g.op("MatMul", weights, spread))

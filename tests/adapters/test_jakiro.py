@@ -1,0 +1,149 @@
+"""The draft layer against a row-by-row reference, its start, its experts and its losses."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from streamspec.adapters.jakiro import Experts, JakiroConfig, JakiroModel, fit_start
+from streamspec.adapters.losses import jakiro_losses, pick_rows
+from streamspec.adapters.streams import unit_rms
+from streamspec.adapters.target import DraftRows
+from streamspec.errors import BaseModelError, ConfigError
+from tests.adapters.tiny import tiny_model
+
+IDS = torch.tensor([[5, 9, 12, 33, 7, 41, 8, 20], [11, 3, 21, 11, 2, 0, 0, 0]])
+MASK = (IDS > 0).long()
+GAMMA = 4
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def jakiro(family: str = "llama", bigram: tuple[int, int] | None = None, **shape: object) -> JakiroModel:
+    torch.manual_seed(0)
+    model = JakiroModel(tiny_model(family), JakiroConfig(GAMMA, **shape), bigram).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in model.drafter_tensors().items():
+            if "norm" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model
+
+
+def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) -> list[Tensor]:
+    """States for every place behind row `t`: the layer over rows 0..t, then one row for each token that it drafted."""
+    with torch.no_grad():
+        entry = model.main_pass(ids[None], torch.ones(1, len(ids))).entry[0]
+    cache, out, contrast = DynamicCache(), [], torch.empty(0)
+    model.attention.layer_idx = 0
+    rows = [(int(ids[i + 1]), model.from_entry @ unit_rms(entry[i])) for i in range(t + 1)]
+    for position in range(t + model.passes):
+        token, state = rows[position] if position <= t else (following[position - t - 1], model.from_state @ out[-1])
+        x = model.from_token @ unit_rms(model.decoder.embedding.weight[token]) + state + model.bias
+        where = torch.tensor([[position]])
+        rotary = model.decoder.rotary_embeddings(x[None, None], where)
+        mixed = model.attention(
+            model.norm_in(x)[None, None], position_embeddings=rotary, attention_mask=None, past_key_values=cache,
+            cache_position=where[0],
+        )[0][0, 0]  # fmt: skip
+        u = x + mixed
+        mixture, other = model.experts(model.norm_mid(u))
+        if position >= t:
+            out.append(model.norm_out(u + mixture))
+            contrast = torch.empty(0) if other is None else model.norm_out(u + other)
+    return [*out, contrast] if model.config.contrast else out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("contrast", [True, False])
+@torch.no_grad()
+def test_places_equal_the_row_by_row_reference(family: str, contrast: bool) -> None:
+    model = jakiro(family, contrast=contrast)
+    rows, roots = torch.tensor([[1, 3], [0, 2]]), torch.tensor([[12, 7], [3, 11]])
+    labels = torch.randint(1, 60, (2, 2, GAMMA))
+    states = model.draft_pass(model.main_pass(IDS, MASK), DraftRows(rows, roots, labels))
+    assert states.shape == (2, 2, GAMMA, 32)
+    for b in range(2):
+        for p in range(2):
+            expected = one_by_one(model, IDS[b, : int(MASK[b].sum())], int(rows[b, p]), labels[b, p].tolist())
+            torch.testing.assert_close(states[b, p], torch.stack(expected), atol=2e-4, rtol=2e-4)
+
+
+@torch.no_grad()
+def test_experts_begin_as_the_mlp_they_were_dealt_from() -> None:
+    mlp, z = copy.deepcopy(tiny_model("llama").model.layers[-1].mlp), torch.randn(5, 32)
+    for count in (1, 2, 4):
+        experts = Experts(mlp, count, count)
+        experts.router.zero_()
+        torch.testing.assert_close(experts(z)[0], mlp(z), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_only_the_best_experts_count() -> None:
+    experts = Experts(tiny_model("llama").model.layers[-1].mlp, 4, 2)
+    experts.router.copy_(torch.randn_like(experts.router))
+    z = torch.randn(16, 32)
+    scores = torch.nn.functional.linear(z, experts.router)
+    said = torch.stack([
+        (nn.functional.silu(z @ experts.gate[i].T) * (z @ experts.up[i].T)) @ experts.down[i] for i in range(4)
+    ])  # fmt: skip
+    for row, (mixture, contrast) in enumerate(zip(*experts(z), strict=True)):
+        first, second = scores[row, :4].argsort(descending=True)[:2].tolist()
+        a = scores[row, [first, second]].softmax(0)  # of all four, over the sum of the two
+        high, low = scores[row, 4:].softmax(0).sort(descending=True).values
+        torch.testing.assert_close(mixture, a[0] * said[first, row] + a[1] * said[second, row], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(contrast, high * said[first, row] - low * said[second, row], atol=1e-5, rtol=1e-4)
+
+
+def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
+    model = jakiro(bigram=(64, 4))
+    before = {n: p.clone() for n, p in model.model.named_parameters()}
+    model.model.requires_grad_(False)
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
+    optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    seen = []
+    for _ in range(60):
+        with torch.no_grad():
+            main = model.main_pass(IDS, MASK)
+        found = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)
+        assert found["places"].shape == found["contrast"].shape == (GAMMA - 1,)
+        total = found["places"].mean() + found["contrast"].mean() + 3 * found["state"]
+        optimiser.zero_grad()
+        total.backward()
+        optimiser.step()
+        seen.append(torch.stack([found["places"].mean(), found["contrast"].mean(), found["state"]]).detach())
+    assert bool((seen[-1] < 0.5 * seen[0])[:2].all()) and seen[-1][2] < seen[0][2]
+    assert all(torch.equal(p, before[n]) for n, p in model.model.named_parameters())
+    assert all(p.grad is not None for p in model.drafter_tensors().values())
+
+
+def test_a_family_without_gates_is_refused() -> None:
+    with pytest.raises(BaseModelError, match="Llama kind"):
+        jakiro("gpt2")
+
+
+@pytest.mark.parametrize("shape", [{"experts": 2, "active": 3}, {"experts": 1, "active": 1, "contrast": True}, {"depth": 5}, {"depth": 0}])
+def test_senseless_shapes_are_refused(shape: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        jakiro(**shape)
+
+
+@torch.no_grad()
+def test_the_start_foretells_what_the_last_layer_sees_next() -> None:
+    torch.manual_seed(0)
+    model = JakiroModel(tiny_model("llama"), JakiroConfig(GAMMA)).eval()
+    ids = torch.randint(3, 60, (48, 12))
+    mask = torch.ones_like(ids)
+    mask[::2, 9:] = 0
+    batch = {"input_ids": ids, "loss_mask": mask.bool()}
+
+    def losses() -> dict[str, Tensor]:
+        return jakiro_losses(model, model.main_pass(ids, mask), pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0)), None, None, "kl")
+
+    before = losses()["places"]
+    left = fit_start(model, [(ids[:24], mask[:24]), (ids[24:], mask[24:])])
+    assert 0 < left < 0.9
+    assert bool((losses()["places"] < before).all())
+    assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from

@@ -1,0 +1,66 @@
+"""The draft layer's graph against the model that was trained, level by level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
+from streamspec.export.jakiro import JakiroSpec
+from streamspec.export.oracle import LayerOracle
+from streamspec.trees import DraftTree
+from tests.export.tiny import FAMILIES, VOCAB, build, tiny_model
+
+CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
+GAMMA, WRONG = 4, 5
+SHAPES = [{}, {"experts": 1, "active": 1, "contrast": False}, {"experts": 4, "active": 2}, {"experts": 3, "active": 3, "contrast": False}, {"depth": 3}]
+
+
+def trained(family: str, **shape: object) -> JakiroModel:
+    torch.manual_seed(1)
+    model = JakiroModel(tiny_model(family), JakiroConfig(GAMMA, **shape)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.drafter_tensors().values():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def spec_of(model: JakiroModel, draft_vocab: np.ndarray | None = None) -> JakiroSpec:
+    shape = model.config
+    tensors = {name: value.detach().numpy() for name, value in model.drafter_tensors().items()}
+    return JakiroSpec(gamma=GAMMA, depth=shape.depth, active=shape.active, contrast=shape.contrast, tensors=tensors, draft_vocab=draft_vocab)
+
+
+def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:
+    """A prompt, then a tree whose right path stops at its second node: levels behind that node."""
+    built = build(folder, model.model, spec_of(model, draft_vocab))
+    candidates, stepper = 10, built.stepper()
+    with torch.no_grad():
+        ids = CONTEXT.tolist()
+        for _ in range(4):  # the greedy continuation
+            ids.append(int(model.model(torch.tensor([ids])).logits[0, -1].argmax()))
+    root, first, second, after = ids[len(CONTEXT) :]
+    stepper.prefill(CONTEXT, next_ids=np.append(CONTEXT[1:], -1))
+    tree = DraftTree((0, 0, 1, 0, 2), (0, 0, 0, 1, 0))
+    tokens = np.array([root, first, second, (first + 1) % VOCAB, (after + 1) % VOCAB])
+    out = stepper.step(tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=1)
+    assert int(out["accepted_node"][0]) == 2
+    assert len(out["candidates"]) == len(out["origins"]) == sum(built.streams.levels)
+    offered = np.arange(VOCAB) if draft_vocab is None else draft_vocab
+    for guesses, logits, expected in LayerOracle(built.model, built.streams).guesses(np.array(ids[:-1]), after, out):
+        best = offered[np.argsort(-expected[offered], kind="stable")[:candidates]]
+        np.testing.assert_array_equal(guesses, best)
+        np.testing.assert_allclose(logits, expected[best], atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_agrees_with_the_trained_model(family: str, tmp_path: Path) -> None:
+    check(trained(family), tmp_path)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_all_shapes_agree(shape: dict[str, int], tmp_path: Path) -> None:
+    check(trained("llama", **shape), tmp_path, np.sort(np.random.default_rng(0).permutation(VOCAB)[:40]))
