@@ -113,7 +113,7 @@ def test_draft_vocabulary_keeps_the_most_frequent_and_the_end() -> None:
         ({"gamma": 9}, "gamma = 9.*1..8"),
         ({"gamma": 0}, "gamma = 0"),
         ({"ns": 0}, "ns = 0"),
-        ({"method": "magic"}, "method = magic.*lora or streaming"),
+        ({"method": "magic"}, "method = magic.*streaming or medusa"),
         ({"lr": 0.0}, "lr"),
         ({"recipe": "staged", "self_distill": True}, "self-distill"),
         ({"recipe": "joint", "target_adapter": "x"}, "target-adapter"),
