@@ -84,9 +84,7 @@ class _Level:
     mixture: str  # finished states [1, m, H]
     contrast: str
     sees: str
-    logits: str = ""  # [m, D]
-    values: str = ""  # [m, C]
-    numbers: str = ""  # int64 [m, C], among the draft tokens
+    values: str = ""  # logits [m, C]
     tokens: str = ""  # int64 [m, C]
     chances: str = ""  # log [m, C] of the whole path
 
@@ -131,7 +129,7 @@ class JakiroPass(DraftPass):
         with g.named("level.1"):
             x = g.op("Gather", self.inputs, accepted.node, axis=1)
             where = g.op("Gather", accepted.positions, accepted.node, axis=0)
-            levels.append(self._level(g, x, 1, where, accepted, past, own, ""))
+            levels.append(self._level(g, x, 1, where, accepted, past, own, None))
             self._guess_level(g, levels[-1], None)
         for number in range(1, self.spec.passes):
             with g.named(f"level.{number + 1}"):
@@ -151,21 +149,21 @@ class JakiroPass(DraftPass):
             with g.named("contrast"):
                 last = levels[-1]
                 other = _Level(last.contrast, "", "")
-                self._guess_level(g, other, None, self.spec.levels[-1])
+                self._guess_level(g, other, None)
                 levels.append(other)
                 origins.append(g.op("Expand", g.ints(-1), g.ints(self.spec.levels[-1])))
         joined = [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
         return helper.make_graph(g.nodes, "with_drafts", [], self._outputs([accepted.number, *joined]))
 
     def _level(
-        self, g: Scope, x: str, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str
+        self, g: Scope, x: str, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
     ) -> _Level:
-        """Runs the layer. The first level's row lies in the cache already; all others add to `own`."""
+        """Runs the layer. The first level's row lies in the cache already (`sees` None); all others add to `own`."""
         decoder, spec = self.decoder, self.decoder.spec
-        rows, first = Rows(g.ints(count)), not self._deep(own, count)
+        rows = Rows(g.ints(count))
         q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, positions)
         mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
-        if not first:
+        if sees is not None:
             own.append((k, v))
             masked = np.where(np.eye(count, dtype=bool), 0, -np.inf).astype(np.float32).clip(-1e30)
             alone = g.store.constant(masked, np.float32)
@@ -177,23 +175,18 @@ class JakiroPass(DraftPass):
         normed, residual = decoder.norm(g, Residual(x, update), spec.weight_name(self.layer, "post_attention_layernorm"))
         mixture, contrast = self._experts(g, normed, rows, count)
         finished = [self._finish(g, g.op("Add", residual.stream, said)) if said else "" for said in (mixture, contrast)]
-        return _Level(finished[0], finished[1], "" if first else sees)
+        return _Level(finished[0], finished[1], sees or "")
 
-    @staticmethod
-    def _deep(own: list[tuple[str, str]], count: int) -> bool:
-        return bool(own) or count > 1
-
-    def _guess_level(self, g: Scope, level: _Level, before: str | None, rows: int = 0) -> None:
+    def _guess_level(self, g: Scope, level: _Level, before: str | None) -> None:
         """The level's best guesses, and with the chance of the path `before` [m] that of the whole path."""
         flat = g.op("Squeeze", level.mixture, g.ints(0))
-        level.logits = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1)))
-        values, numbers = g.ops("TopK", level.logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
-        level.values, level.numbers, level.tokens = values, numbers, numbers
+        logits = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1)))
+        level.values, level.tokens = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
         if self.spec.draft_vocab is not None:
             name = "streams.draft_vocab"
             table = name if name in g.store else g.store.add(name, self.spec.draft_vocab)
-            level.tokens = g.op("Gather", table, numbers, axis=0)
-        level.chances = g.op("Sub", values, g.op("ReduceLogSumExp", level.logits, g.ints(-1), keepdims=1))
+            level.tokens = g.op("Gather", table, level.tokens, axis=0)
+        level.chances = g.op("Sub", level.values, g.op("ReduceLogSumExp", logits, g.ints(-1), keepdims=1))
         if before is not None:
             level.chances = g.op("Add", level.chances, g.op("Unsqueeze", before, g.ints(1)))
 
