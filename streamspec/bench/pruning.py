@@ -8,7 +8,7 @@ from pathlib import Path
 from streamspec.bench.report import Report, Spread
 from streamspec.bench.runner import bench
 
-CHANCES = (0.003, 0.01, 0.03, 0.1)
+CHANCES = (0.01, 0.03, 0.1, 0.3)
 REPEATS = 3
 
 

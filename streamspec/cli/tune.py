@@ -43,7 +43,7 @@ def command(
     if prompts is not None:
         session.manifest.check_prunes()
     found = tune(session.engine, session.manifest, context)
-    console = Console(highlight=False, markup=False)
+    console = Console(width=max(Console().width, 112), highlight=False, markup=False)
     for tokens, calibration in found.items():
         console.print(table(tokens, calibration))
     chosen = next(iter(found.values()))
