@@ -102,6 +102,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     import torch
 
     from streamspec.acceptance import MISSED, node_order, per_stream_accuracy, simulated_tau
+    from streamspec.adapters import models
     from streamspec.adapters import train as stages
     from streamspec.adapters.config import TrainConfig
     from streamspec.adapters.evaluate import record_ranks
@@ -115,7 +116,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
         threads=arguments.threads, epochs=50, clock="cpu", prune_rank=0, resume=True, ns=10, bigram_rank=0, stream_lr=1e-3, fit_start=False,
     )  # fmt: skip
     run = stages.prepare(shared)
-    model = stages.load_target(run, stages.task_lora(shared))
+    model = models.load_target(run, stages.task_lora(shared))
     rows, val_rows = (
         stages.own_answers(run, model, some, count, name, None)
         for some, count, name in ((run.examples, shared.regenerate_rows, "train"), (run.val_examples, shared.val_rows, "val"))
@@ -125,10 +126,10 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     changes = {name: value for name, value in asdict(shared).items() if name not in variant.options and name != "out"}
     run.config = TrainConfig(**changes, **variant.options, out=own)
     run.ns, run.journal = run.config.ns or run.ns, stages.Journal(own / "run" / "journal.json", run.config)
-    vocabulary = stages.choose_vocabulary(run, rows)
-    stages.inject_stream_lora(run, model)
+    vocabulary = models.choose_vocabulary(run, rows)
+    models.inject_stream_lora(run, model)
     torch.manual_seed(shared.seed)
-    streams = stages.new_streams(run, model, vocabulary, True, variants()[variant.model])
+    streams = models.new_streams(run, model, vocabulary, True, variants()[variant.model])
     stages.fit_drafter(run, "streams", streams, rows, vocabulary, run.config.stream_lr, run.journal.left(arguments.minutes))
     streams.eval()
     ranks = record_ranks(streams, val_rows, vocabulary)
