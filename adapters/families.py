@@ -5,6 +5,8 @@ The layers themselves are called as they are; this module only finds them. Knows
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -83,6 +85,18 @@ class Decoder:
             hidden, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **extra
         )
         return out[0] if isinstance(out, tuple) else out
+
+    @contextmanager
+    def watched(self, index: int) -> Iterator[list[Tensor]]:
+        """The hidden states [B, T, H] that enter layer `index` while the block runs, one for each pass."""
+        entered: list[Tensor] = []
+        hook = self.layers[index].register_forward_pre_hook(
+            lambda _, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+        try:
+            yield entered
+        finally:
+            hook.remove()
 
     def finish(self, hidden: Tensor) -> Tensor:
         """Final norm (and OPT's output projection): what the head is applied to."""

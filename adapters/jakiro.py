@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.streams import FIT_TOKENS, MASSIVE, ridge, unit_rms
-from streamspec.adapters.target import DraftingModel, DraftRows, MainPass, Target
+from streamspec.adapters.target import DraftingModel, DraftRows, MainPass
 from streamspec.errors import BaseModelError, ConfigError
 
 EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start from the same channels
@@ -106,15 +106,11 @@ class _Behind:
 class JakiroModel(DraftingModel):
     """A causal LM with a draft layer of its own, for `gamma` places ahead. The target is frozen."""
 
-    def __init__(self, model: PreTrainedModel, config: JakiroConfig, bigram: tuple[int, int] | None = None) -> None:
-        if not 1 <= config.active <= config.experts:
-            raise ConfigError(f"{config.active} active of {config.experts} experts", "at most as many as there are", "change --active")
-        if config.contrast and config.active < 2:
-            raise ConfigError("a contrast of one active expert", "two or more, or no contrast", "add --no-contrast or change --active")
+    def __init__(self, model: PreTrainedModel, config: JakiroConfig) -> None:
         layers = model.config.num_hidden_layers
         if not 1 <= config.depth <= layers:
             raise ConfigError(f"ns = {config.depth}", f"1..{layers}, the layers of this base", "change --ns")
-        super().__init__(model, config.gamma, layers - config.depth, True, bigram)
+        super().__init__(model, config.gamma, layers - config.depth, True)
         self.config, self.passes = config, config.gamma - config.contrast  # of the layer, for one draft
         last, width = self.decoder.layers[-1], self.decoder.hidden_size
         if not hasattr(last, "post_attention_layernorm") or self.decoder.rotary is None:
@@ -188,9 +184,10 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
     the variance that is left. Massive activations are left out, and batches beyond `FIT_TOKENS`, as for streams.
     """
     decoder, seen, count = drafter.decoder, [], 0
-    last = Target(drafter.model, len(decoder.layers) - 1)
     for ids, mask in batches:
-        main, wanted = drafter.main_pass(ids, mask), last.main_pass(ids, mask).entry.float()
+        with decoder.watched(len(decoder.layers) - 1) as entered:
+            main = drafter.main_pass(ids, mask)
+        wanted = entered[0].float()
         level = wanted.pow(2).mean(-1).sqrt()
         usable = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
         tokens = unit_rms(decoder.embed(ids).float())

@@ -76,18 +76,12 @@ class Target(nn.Module):
         cache = DynamicCache()
         with self.drafter_lora(False):
             inner = self.model.model if hasattr(self.model, "model") else self.model.transformer
-            caught: list[Tensor] = []
-            hook = self.decoder.layers[self.first].register_forward_pre_hook(
-                lambda _, args, kwargs: caught.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
-            )
-            try:
+            with self.decoder.watched(self.first) as entered:
                 out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
-            finally:
-                hook.remove()
         layers = cache.layers[self.first :]
         return MainPass(
             tokens=input_ids,
-            entry=caught[0],
+            entry=entered[0],
             final=out.last_hidden_state,
             keys=[layer.keys for layer in layers],
             values=[layer.values for layer in layers],

@@ -19,6 +19,8 @@ from streamspec.export.decoder import Decoder
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import Rows, Weight
 
+VOCABULARY = "streams.draft_vocab"  # weight: ids of the tokens that may be proposed
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSpec:
@@ -63,7 +65,7 @@ class Accepted:
 
 
 class DraftPass(ABC):
-    """Builds the branch. `outputs`: accepted_node int64 [1] (-1 without guesses), candidates int64 [m, C], candidate_logits [m, C], with a bigram pair_logits [m, C, C]."""
+    """Builds the branch. Its outputs: `shapes`; accepted_node is -1 without guesses."""
 
     def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int) -> None:
         self.decoder, self.spec, self.candidates = decoder, spec, candidates
@@ -97,14 +99,12 @@ class DraftPass(ABC):
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
     ) -> onnx.GraphProto:
         accepted = accept(g)
-        logits = self.logits(g, accepted, presents, stream_ids)
-        with g.named("head"):
-            guessed = self._guess(g, logits, accepted.root)
-        return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.number, *guessed]))
+        values = self.guesses(g, accepted, presents, stream_ids)
+        return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.number, *values]))
 
     @abstractmethod
-    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
-        """[m, D]: of the places `stream_ids` [m], without the bigram's share."""
+    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
+        """The outputs behind accepted_node, in the order of `shapes`."""
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
         """The LM head over draft tokens [m, D] of normed states [m, H]."""
@@ -114,16 +114,30 @@ class DraftPass(ABC):
         trimmed = Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen])
         return self.decoder.precision.head(g, flat, rows, trimmed)
 
-    def _guess(self, g: Scope, logits: str, root: str) -> list[str]:
-        """The best `candidates` tokens of each row; with a bigram what each makes of each before it."""
-        spec = self.spec
-        values, tokens = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
-        numbers = tokens
-        if spec.draft_vocab is not None:
-            tokens = g.op("Gather", g.store.add("streams.draft_vocab", spec.draft_vocab), numbers, axis=0)
-        if spec.bigram is None:
-            return [tokens, values]
-        return [tokens, values, self._pairs(g, spec.bigram, numbers, root)]
+    def best(self, g: Scope, logits: str) -> tuple[str, str, str]:
+        """The best `candidates` of logits [m, D]: token ids int64 [m, C], logits [m, C] and numbers among the draft tokens [m, C]."""
+        values, numbers = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
+        if self.spec.draft_vocab is None:
+            return numbers, values, numbers
+        if VOCABULARY not in g.store:
+            g.store.add(VOCABULARY, self.spec.draft_vocab)
+        return g.op("Gather", VOCABULARY, numbers, axis=0), values, numbers
+
+
+class PlacePass(DraftPass):
+    """A drafter that guesses all its places at once; with a bigram each guess makes something of each before it."""
+
+    @abstractmethod
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
+        """[m, D]: of the places `stream_ids` [m], without the bigram's share."""
+
+    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
+        logits = self.logits(g, accepted, presents, stream_ids)
+        with g.named("head"):
+            tokens, values, numbers = self.best(g, logits)
+            if self.spec.bigram is None:
+                return [tokens, values]
+            return [tokens, values, self._pairs(g, self.spec.bigram, numbers, accepted.root)]
 
     def _pairs(self, g: Scope, bigram: tuple[Array, Array], numbers: str, root: str) -> str:
         """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to candidate v."""
@@ -133,7 +147,7 @@ class DraftPass(ABC):
         if self.spec.draft_vocab is None:
             first = g.op("Gather", before, root, axis=0)
         else:  # zero where the root is no draft token
-            same = g.op("Equal", g.op("Unsqueeze", "streams.draft_vocab", g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
+            same = g.op("Equal", g.op("Unsqueeze", VOCABULARY, g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
             first = g.op("MatMul", g.op("Cast", same, to=TensorProto.FLOAT), before)
         spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, rank))
         earlier = g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0))

@@ -13,12 +13,11 @@ Only its K/V is made, and lies in the cache like that of one more layer. Behind 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Array, Scope
@@ -112,17 +111,11 @@ class JakiroPass(DraftPass):
 
     # ---- in the branch
 
-    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
-        raise AssertionError("levels have logits of their own")
-
     def shapes(self) -> dict[str, tuple[int, list[int | str]]]:
         """`origins` int64 [m]: the guess that a row stands behind, as row x C + place within the level before; -1 for none of them."""
         return super().shapes() | {"origins": (TensorProto.INT64, ["rows"])}
 
-    def _drafting(
-        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
-    ) -> onnx.GraphProto:
-        accepted = accept(g)
+    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
         past = self._past_mask(g, accepted)
         own: list[tuple[str, str]] = []
         origins, levels = [g.ints(-1)], []
@@ -152,8 +145,7 @@ class JakiroPass(DraftPass):
                 self._guess_level(g, other, None)
                 levels.append(other)
                 origins.append(g.op("Expand", g.ints(-1), g.ints(self.spec.levels[-1])))
-        joined = [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
-        return helper.make_graph(g.nodes, "with_drafts", [], self._outputs([accepted.number, *joined]))
+        return [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
 
     def _level(
         self, g: Scope, x: str, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
@@ -181,11 +173,7 @@ class JakiroPass(DraftPass):
         """The level's best guesses, and with the chance of the path `before` [m] that of the whole path."""
         flat = g.op("Squeeze", level.mixture, g.ints(0))
         logits = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1)))
-        level.values, level.tokens = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
-        if self.spec.draft_vocab is not None:
-            name = "streams.draft_vocab"
-            table = name if name in g.store else g.store.add(name, self.spec.draft_vocab)
-            level.tokens = g.op("Gather", table, level.tokens, axis=0)
+        level.tokens, level.values, _ = self.best(g, logits)
         level.chances = g.op("Sub", level.values, g.op("ReduceLogSumExp", logits, g.ints(-1), keepdims=1))
         if before is not None:
             level.chances = g.op("Add", level.chances, g.op("Unsqueeze", before, g.ints(1)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamspec.export.builder import Array, Scope
-from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
+from streamspec.export.drafting import Accepted, DraftSpec, PlacePass
 from streamspec.export.quantise import Rows, Weight
 
 
@@ -25,7 +25,7 @@ class MedusaSpec(DraftSpec):
     heads: Array | None = None  # [gamma, D, H]
 
 
-class MedusaPass(DraftPass):
+class MedusaPass(PlacePass):
     """Heads as a branch. All places are computed, in the order of `stream_ids`."""
 
     spec: MedusaSpec

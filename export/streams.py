@@ -15,7 +15,7 @@ import numpy as np
 
 from streamspec.export.builder import Array, Scope
 from streamspec.export.decoder import OUT, Decoder, Linear, Residual, Source
-from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
+from streamspec.export.drafting import Accepted, DraftSpec, PlacePass
 from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Rows
 from streamspec.trees import MASKED
@@ -104,7 +104,7 @@ def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, mod
     return g.op("MatMul", g.op("MatMul", x, f"{label}.A"), f"{label}.B")
 
 
-class StreamPass(DraftPass):
+class StreamPass(PlacePass):
     """Streams as a branch."""
 
     spec: StreamSpec
