@@ -126,9 +126,11 @@ def main() -> None:
 
 
 def note(file: Path, line: dict[str, object]) -> None:
+    from streamspec.atomic import write_text
+
     earlier = [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     kept = [one for one in earlier if one["drafter"] != line["drafter"]]
-    file.write_text("".join(json.dumps(one) + "\n" for one in [*kept, line]), encoding="utf-8")
+    write_text(file, "".join(json.dumps(one) + "\n" for one in [*kept, line]))
 
 
 if __name__ == "__main__":

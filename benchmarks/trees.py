@@ -3,8 +3,8 @@
 
     16        the 16 likeliest nodes of each step (`runtime/drafting.py`); with a bigram, children depend on their parent
     16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`: those of at least that chance
-    16f       one tree of 16 rows for all steps, the likeliest nodes of validation data (Medusa's sparse tree)
-    2x3       the papers' full tree: every combination of the 2 best guesses of 3 streams
+    16f       one tree of 16 rows for all steps, the likeliest nodes of validation data (Medusa's sparse tree); children depend, too
+    2x3       the papers' full tree: every combination of the 2 best guesses of 3 streams; `2x3c`: children depend on their parent
 
 Every prompt is answered plainly and with every tree in turn; all answers must be equal. Prints rows that went on, tokens per step, time of
 a step over a plain step's, and speed-up over plain decoding (decode time, medians over `--repeats`).
@@ -16,6 +16,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.trees import DraftTree, cartesian
 
-TREES = ("4", "8", "12", "16", "24", "12:8", "16:8", "24:12", "16:0.05", "8f", "16f", "24f", "1x3", "2x2", "2x3", "3x2", "4x2")
+TREES = ("4", "8", "12", "16", "24", "12:8", "16:8", "24:12", "16:0.05", "8f", "16f", "24f", "1x3", "2x2", "2x3", "3x2", "4x2", "2x3c")
 MOST = 64  # rows of any tree
 
 
@@ -51,16 +52,23 @@ class Counting:
 
 
 class FixedTree(Decoder):
-    """Drafts the same tree in every step."""
+    """Drafts the same tree in every step. `depends`: a node's rank is one among the guesses behind its parent, else of the place."""
 
     tree: DraftTree
+    depends: bool
 
     def _draft(self) -> Draft | None:
         room = self.engine.context_length - self.engine.length - self.engine.gamma - 1
-        if self._guesses is None or self.tree.depth > room:
+        guesses, tree = self._guesses, self.tree
+        if guesses is None or tree.depth > min(room, guesses.depths):
             return None
-        tree, guesses = self.tree, self._guesses.tokens
-        tokens = [self._root] + [int(guesses[depth - 1, rank]) for depth, rank in zip(tree.depths[1:], tree.ranks[1:], strict=True)]
+        behind = cache(guesses.behind)
+        tokens, numbers = [self._root], [0]
+        for parent, depth, rank in list(zip(tree.parents, tree.depths, tree.ranks, strict=True))[1:]:
+            found = behind(depth - 1, numbers[parent] if self.depends else None)
+            token, _, number = found[rank] if rank < len(found) else (-1, 0.0, -1)  # no token: never accepted
+            tokens.append(token)
+            numbers.append(number)
         return off_borders(Draft(tree, np.array(tokens), np.ones(len(tree)), 1.0), self.engine.length)
 
 
@@ -71,8 +79,9 @@ def decoder_of(name: str, engine: Any, plan: Plan, trees: TreesInfo | None) -> D
     if "x" in name or name.endswith("f"):
         plan.rows = MOST
         fixed = FixedTree(engine, plan)
+        fixed.depends = name.endswith(("f", "c"))
         if "x" in name:
-            fixed.tree = cartesian(*map(int, name.split("x")))
+            fixed.tree = cartesian(*map(int, name.rstrip("c").split("x")))
         else:
             assert trees is not None
             fixed.tree = trees.tree(int(name[:-1]))

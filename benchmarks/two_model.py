@@ -64,12 +64,14 @@ class TwoModelEngine:
     ) -> Verified:
         found = self.target.verify(tokens, tree, draft=False)
         node, path = accept(tree, tokens, found.choices)
-        self.draft.rewind(self.target.length)
-        committed = [int(tokens[i]) for i in path]
-        if not draft:
-            self._feed(committed)
-            return found
-        return Verified(found.choices, node, self._guess([*committed, int(found.choices[node])]))
+        known = min(len(path), self.draft.length - self.target.length)  # the draft model has seen its own guesses but the last
+        self.draft.rewind(self.target.length + known)
+        unseen = [int(tokens[i]) for i in path[known:]]
+        if draft:
+            return Verified(found.choices, node, self._guess([*unseen, int(found.choices[node])]))
+        if unseen:
+            self._feed(unseen)
+        return found
 
     def keep(self, path: Sequence[int]) -> None:
         self.target.keep(path)
@@ -93,7 +95,7 @@ class TwoModelEngine:
 
 def decode(engine: Any, prompt: list[int], plan: Plan) -> tuple[list[int], float, int]:
     """Tokens, milliseconds without the prompt, calls of the target."""
-    decoder = Decoder(engine, replace(plan, governor=None))
+    decoder = Decoder(engine, plan)
     tokens = [token for done in decoder.run(prompt) for token in done.tokens]
     stats = decoder.stats
     return tokens, 1e3 * stats.decode_seconds, stats.steps + stats.plain_steps

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,11 @@ class TypicalEngine:
         chances /= chances.sum(axis=1, keepdims=True)
         entropy = -(chances * np.log(np.maximum(chances, 1e-30))).sum(axis=1)
         least = np.minimum(self.epsilon, self.delta * np.exp(-entropy))
-        for row, children in enumerate(tree.children):
-            typical = [c for c in children if c and chances[row, tokens[c]] > least[row]]
-            if typical:
-                choices[row] = tokens[max(typical, key=lambda c: chances[row, tokens[c]])]
+        stands = [True] * len(tree)
+        for node, parent in list(enumerate(tree.parents))[1:]:
+            stands[node] = stands[parent] and bool(chances[parent, tokens[node]] > least[parent] or choices[parent] == tokens[node])
+        for parent, node in pairwise(tree.path(max(np.flatnonzero(stands).tolist(), key=tree.depths.__getitem__))):  # the longest
+            choices[parent] = tokens[node]
         node, path = accept(tree, tokens, choices)
         found = self._engine.prefill(tokens[list(path)].tolist(), draft)
         return Verified(choices, node if draft else None, found.guesses)

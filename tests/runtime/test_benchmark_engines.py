@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,9 @@ from streamspec.adapters.losses import draft_losses, pick_rows
 from streamspec.adapters.streams import StreamConfig
 from streamspec.adapters.target import DraftRows
 from streamspec.runtime import load
+from streamspec.runtime.interface import Verified
 from streamspec.runtime.loop import Decoder, Plan
+from streamspec.trees import DraftTree
 from tests.adapters.tiny import tiny_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -35,11 +38,13 @@ def written(decoder: Decoder, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("gamma", [1, 3])
 @pytest.mark.parametrize("draft", ["int8", "lora"])
-def test_two_models_write_what_the_target_writes(bundles: Bundles, scripts: Any, gamma: int, draft: str) -> None:
+def test_two_models_write_what_the_target_writes(bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch, gamma: int, draft: str) -> None:
     from two_model import TwoModelEngine, decode
 
     target, small = (load(bundles(name), threads=1, tree="plain") for name in ("fp32", draft))
     steps = tokens = 0
+    fed, verify = [], small.engine.verify
+    monkeypatch.setattr(small.engine, "verify", lambda tokens, *rest, **named: fed.append(len(tokens)) or verify(tokens, *rest, **named))
     for prompt in map(target.encode, PROMPTS):
         plain, _, calls = decode(target.engine, prompt, Plan(30))
         assert calls == 29  # the first token is the prompt's
@@ -48,9 +53,10 @@ def test_two_models_write_what_the_target_writes(bundles: Bundles, scripts: Any,
         assert drafted == plain
         steps, tokens = steps + calls, tokens + len(plain) - 1
     assert tokens > 1.5 * steps  # a draft model so close to the target is often right
+    assert max(fed) <= 2  # its last guess and the target's word: all else it knows
 
 
-@pytest.mark.parametrize("tree", ["6", "8:3", "8:0.1", "8f", "2x2", "1x3"])
+@pytest.mark.parametrize("tree", ["6", "8:3", "8:0.1", "8f", "2x2", "1x3", "2x2c"])
 def test_every_tree_writes_what_plain_decoding_writes(bundles: Bundles, scripts: Any, tree: str) -> None:
     from trees import decoder_of
 
@@ -105,3 +111,21 @@ def test_every_variant_of_the_streams_learns(scripts: Any, name: str) -> None:
             beside = DraftRows(torch.tensor([[5]] * 4), ids[:, 6:7], ids[:, None, 7:10])
             states = streams.draft_pass(streams.main_pass(ids, torch.ones_like(ids)), beside)
         assert not torch.allclose(states[:, :, 0], states[:, :, 1], atol=1e-3)
+
+
+def test_of_typical_paths_the_longest_is_taken(scripts: Any) -> None:
+    from typical import TypicalEngine
+
+    tree, tokens = DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), np.array([9, 1, 2, 3])  # 1 is likelier than 2, but 3 stands behind 2
+    chances = np.full((4, 6), 1e-6)
+    chances[0, [1, 2]], chances[2, 3], chances[1, 4], chances[3, 5] = (0.6, 0.4), 1, 1, 1
+
+    class Fixed:
+        def forward(self, *_: Any) -> np.ndarray:
+            return np.log(chances)
+
+        def prefill(self, path: list[int], draft: bool) -> Verified:
+            return Verified(np.array([5]), 0)
+
+    found = TypicalEngine(Fixed(), 0.3, 1e9, 1.0).verify(tokens, tree, draft=True)  # type: ignore[arg-type]
+    assert found.accepted == 3 and found.choices[[0, 2, 3]].tolist() == [2, 3, 5]
