@@ -46,8 +46,7 @@ def set_up(extra: str) -> None:
     if PYTHON.exists() and stamp.exists() and stamp.read_text() == wanted:
         return
     print(f"run.py: setting up {VENV} (once; some minutes)", flush=True)
-    if not PYTHON.exists():
-        check(sys.executable, "-m", "venv", VENV)
+    check(sys.executable, "-m", "venv", VENV)  # over one that is there, too: it may be half made
     pip = (PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet")
     # Torch first and pinned: an open-ended requirement resolves to the newest build with all of CUDA behind it.
     check(*pip, TORCH)

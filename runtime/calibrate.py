@@ -184,7 +184,7 @@ def _judge(
     off[~np.isfinite(top)] = np.inf
     # A choice may flip where two logits nearly tie; then the expected choice is still close behind.
     behind = logits.max(axis=1) - logits[np.arange(len(choices)), choices]
-    worst = float(max(off.max(), behind.max()))
+    worst = float(np.maximum(off, behind).max())  # NaN where either has one
     if not worst <= tolerance:
         raise _wrong(what, worst, tolerance)
 

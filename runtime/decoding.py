@@ -52,19 +52,6 @@ def accept(
     return best, tree.path(best)
 
 
-def keep_rows(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Which cache rows must move so that the accepted `path` lies right behind the `length` committed rows.
-
-    Node i's row was written at `length + i`. Returns (sources, targets), int64 [k], or None where the path already lies in
-    the first slots. Targets never lie behind their sources and both ascend, so copying in order is safe.
-    """
-    moved = [(node, slot) for slot, node in enumerate(path) if node != slot]
-    if not moved:
-        return None
-    sources, targets = np.asarray(moved, dtype=np.int64).T + length
-    return sources, targets
-
-
 @dataclass(frozen=True)
 class Committed:
     """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not."""

@@ -253,10 +253,9 @@ class _Search:
         depth, found = node.depth, self._found
         if found is None or not node.follows or depth >= len(found.tokens):
             return None, 0.0, 0
-        said = found.tokens[depth]
-        if depth >= self._depths:
+        said, guessed = found.tokens[depth], self._guessed(node)
+        if not guessed:
             return said, found.chance["alone"], 0
-        guessed = self._guessed(node)
         rank = next((i for i, guess in enumerate(guessed) if guess[0] == said), len(guessed))
         own = guessed[rank][1] if rank < len(guessed) else 0.0
         return said, max(own, found.chance["differs" if rank else "agrees"]), rank

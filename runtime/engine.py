@@ -37,6 +37,7 @@ _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows"
 _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
 _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
+_PRUNING_INPUTS = ("keep_rows", "keep_above", "priors")
 
 
 class OrtEngine:
@@ -68,8 +69,9 @@ class OrtEngine:
         self._ort = _import_onnxruntime()
         self.version = str(self._ort.__version__)
         self._session = self._open(model, spin, profile)
-        dtype = self._check_interface(manifest)
         shape = manifest.model
+        self._exit = shape.layers - manifest.streams.ns if manifest.streams and manifest.streams.pruning else None
+        dtype = self._check_interface(manifest)
         # Room beyond the context for rows that are verified but never committed.
         limit = self.context_length + CHUNK + self.gamma
         self.cache = KeyValueCache(shape.layers + bool(self._levels), shape.kv_heads, shape.head_dim, limit, dtype)
@@ -81,7 +83,6 @@ class OrtEngine:
         self._sampling = GREEDY
         self._seen = np.zeros(self.vocab_size, np.bool_)  # tokens of the text so far, kept where they are penalised
         self._verified = np.empty(0, np.int64)  # tokens of the last `verify`
-        self._exit = shape.layers - manifest.streams.ns if manifest.streams and manifest.streams.pruning else None
         self._kept: np.ndarray | None = None  # rows of the last `verify` that went on, None for all
 
     @property
@@ -150,7 +151,7 @@ class OrtEngine:
         rows = np.arange(n)
         inputs = self._inputs(np.asarray(tokens), np.asarray(offsets), mask, np.zeros(n, np.int64), rows)
         logits = np.empty((n, self.vocab_size), np.float32)
-        self.cache_room(n)
+        self._make_room(n)
         if self._scoring is None:
             self._scoring = _Binding(self._ort, self._session, self.cache)
         binding = self._scoring
@@ -172,9 +173,10 @@ class OrtEngine:
             self.cache.length += len(chunk)
         return np.concatenate(out)
 
-    def cache_room(self, rows: int) -> None:
+    def _make_room(self, rows: int) -> None:
         """Makes room for `rows` rows and the streams', and tells the bindings where the cache lies."""
-        self.cache.reserve(rows + self.gamma)
+        if self.cache.reserve(rows + self.gamma):
+            self._scoring = None  # it would keep the old one alive
         self._binding.follow(self.cache)
 
     def end_profile(self) -> Path:
@@ -216,7 +218,7 @@ class OrtEngine:
 
     def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> Verified:
         rows = len(inputs["logit_rows"])
-        self.cache_room(inputs["input_ids"].shape[1])
+        self._make_room(inputs["input_ids"].shape[1])
         binding = self._binding
         self._bind_inputs(binding, inputs, draft, forced_node)
         self._bind_choice(binding, inputs["position_ids"][0, inputs["logit_rows"]])
@@ -285,16 +287,20 @@ class OrtEngine:
 
     def _check_interface(self, manifest: Manifest) -> np.dtype:
         """The graph's names and cache shape against the manifest; returns the cache's type."""
-        inputs = {i.name: i for i in self._session.get_inputs() + self._session.get_overridable_initializers()}
-        outputs = {o.name for o in self._session.get_outputs()}
+        inputs, outputs = (
+            {value.name: value for value in side if value.type in _TYPES}
+            for side in (self._session.get_inputs() + self._session.get_overridable_initializers(), self._session.get_outputs())
+        )
         streams, layers = manifest.streams is not None, range(manifest.model.layers + bool(self._levels))
         wanted = set(_NEEDED) | set(_CHOICE_INPUTS) | (set(_STREAM_INPUTS) if streams else set())
         wanted |= {"next_ids"} if self._levels else set()
+        wanted |= set(_PRUNING_INPUTS) if self._exit is not None else set()
         wanted |= {f"past_key_values.{i}.{kind}" for i in layers for kind in ("key", "value")}
         produced = {"choices", "logits"} | (set(_STREAM_OUTPUTS) if streams else set())
         produced |= {"origins"} if self._levels else set()
+        produced |= {"pair_logits"} if self._bigram else set()
         produced |= {f"present.{i}.{kind}" for i in layers for kind in ("key", "value")}
-        missing = sorted((wanted - set(inputs)) | (produced - outputs))
+        missing = sorted((wanted - set(inputs)) | (produced - set(outputs)))
         unknown = sorted({i.name for i in self._session.get_inputs()} - wanted - {"forced_root", "parents"})
         if missing or unknown:
             found = (
@@ -305,13 +311,9 @@ class OrtEngine:
             raise BundleError(found, "the inputs and outputs of a step graph", "export the bundle again")
         model = manifest.model
         cache = inputs["past_key_values.0.key"]
-        for found_size, size in zip(cache.shape, (1, model.kv_heads, None, model.head_dim), strict=True):
-            if isinstance(found_size, int) and size is not None and found_size != size:
-                raise BundleError(
-                    f"a cache of shape {cache.shape}",
-                    f"{model.kv_heads} heads of {model.head_dim}",
-                    "export the bundle again",
-                )
+        sizes = zip(cache.shape, (1, model.kv_heads, None, model.head_dim), strict=False)
+        if len(cache.shape) != 4 or any(isinstance(found, int) and size is not None and found != size for found, size in sizes):
+            raise BundleError(f"a cache of shape {cache.shape}", f"{model.kv_heads} heads of {model.head_dim}", "export the bundle again")
         if cache.type not in ("tensor(float)", "tensor(float16)"):
             raise BundleError(f"a cache of type {cache.type}", "float or float16", "export the bundle again")
         return np.dtype(_TYPES[cache.type])

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamspec.runtime.decoding import keep_rows
-
 FIRST_CAPACITY = 1024
 
 
@@ -64,3 +62,16 @@ class KeyValueCache:
         layers, two, one, heads, dim = self._shape
         # Zeros cost no memory until written; uninitialised rows could hold NaN, which masking does not undo.
         return np.zeros((layers, two, one, heads, capacity, dim), dtype=self._dtype)
+
+
+def keep_rows(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Which cache rows must move so that the accepted `path` lies right behind the `length` committed rows.
+
+    Node i's row was written at `length + i`. Returns (sources, targets), int64 [k], or None where the path already lies in
+    the first slots. Targets never lie behind their sources and both ascend, so copying in order is safe.
+    """
+    moved = [(node, slot) for slot, node in enumerate(path) if node != slot]
+    if not moved:
+        return None
+    sources, targets = np.asarray(moved, dtype=np.int64).T + length
+    return sources, targets

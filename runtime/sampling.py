@@ -6,7 +6,6 @@ distribution itself is processed in the graph (`streamspec.export.sampling`). Kn
 
 from __future__ import annotations
 
-import math
 import secrets
 from dataclasses import dataclass, field
 
@@ -70,8 +69,8 @@ class Sampling:
 
 def _check(name: str, value: float, low: float, high: float, above: bool = False) -> None:
     whole = name in ("top_k", "seed")
-    right = isinstance(value, int) if whole else isinstance(value, (int, float)) and math.isfinite(value)
-    if isinstance(value, bool) or not right or not low <= value <= high or (above and value == low):
+    right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not right or not low <= value <= high or (above and value == low):  # NaN lies nowhere
         kind = "a whole number" if whole else "a number"
         bounds = f"{'above' if above else 'from'} {low:g} to {high:g}"
         raise ConfigError(f"{name} {value!r}", f"{kind} {bounds}", f"correct {name}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,8 +130,8 @@ class Session:
         sampling: Sampling = GREEDY,
     ) -> Iterator[Chunk]:
         """As `generate`, one chunk per model call. The prompt is checked at once, not at the first chunk."""
-        if max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens {max_new_tokens}", "at least 1", "correct it")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens {max_new_tokens!r}", "a whole number of at least 1", "correct it")
         stops = [stop] if isinstance(stop, str) else list(stop)
         if any(not isinstance(s, str) or not s for s in stops):
             raise ConfigError(f"stop strings {stops!r}", "non-empty strings", "correct stop")
@@ -160,6 +160,8 @@ class Session:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of range."""
+        if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+            raise DataError(f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt")
         if not isinstance(prompt, str):
             prompt = list(prompt)  # type: ignore[assignment]
         if not isinstance(prompt, str) and prompt and all(isinstance(i, (int, np.integer)) for i in prompt):
@@ -188,16 +190,16 @@ class Session:
         The oracle for comparing outputs: all rows in wide calls, from an empty cache.
         """
         ids = self.encode(token_ids)
-        if len(ids) > self.engine.context_length or not 0 <= start < len(ids):
-            raise ContextOverflow(
-                f"{len(ids)} tokens from {start} on", f"at most {self.engine.context_length}", "score fewer tokens"
-            )
+        if not 0 <= start < len(ids):
+            raise DataError(f"a start of {start}", f"0..{len(ids) - 1}, one of the tokens", "correct start")
+        if len(ids) > self.engine.context_length:
+            raise ContextOverflow(f"{len(ids)} tokens", f"at most {self.engine.context_length}", "score fewer tokens")
         with self._exclusive():
             return np.asarray(self.engine.score(ids, start))  # type: ignore[attr-defined]
 
     def _chunks(self, ids: list[int], plan: Plan, stops: list[str]) -> Iterator[Chunk]:
         with self._exclusive():
-            self._generating, self._cancelled = True, False
+            self._cancelled, self._generating = False, True  # in this order: a cancel in between counts
             decoder, text = Decoder(self.engine, plan), TextStream(self.tokenizer, stops)
             try:
                 for done in decoder.run(ids):

@@ -128,22 +128,9 @@ def simulated_tau(ranks: Ranks, tree: DraftTree) -> float:
 
 def per_stream_accuracy(ranks: Ranks) -> list[float]:
     """Share of positions where stream j's first guess was right, j = 1..gamma, among positions where a token came."""
-    table = acceptance_table(ranks)
-    return [row[0] if row else 0.0 for row in table]
-
-
-def acceptance_table(ranks: Ranks) -> list[list[float]]:
-    """`table[j-1][r]`: share of positions where stream j's guess number r was right, among positions where a token came."""
-    gamma = max((len(row) for completion in ranks for row in completion), default=0)
-    rows = _flat(ranks, gamma)
-    width = int(rows.max(initial=0)) + 1
-    table = []
-    for j in range(gamma):
-        column = rows[:, j]
-        came = int((column != ENDED).sum())
-        counts = np.bincount(column[column >= 0], minlength=width)
-        table.append([float(c) / came if came else 0.0 for c in counts])
-    return table
+    rows = _flat(ranks, max((len(row) for completion in ranks for row in completion), default=0))
+    came = (rows != ENDED).sum(axis=0)
+    return ((rows == 0).sum(axis=0) / np.maximum(came, 1)).tolist()
 
 
 def _accepted(row: Sequence[int], paths: set[tuple[int, ...]]) -> int:

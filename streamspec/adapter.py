@@ -5,12 +5,12 @@ Knows nothing about tensors; `streamspec.adapters.folder` writes them, `streamsp
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from streamspec.bundle import METHODS
+from streamspec.checks import Fields, parse_json
 from streamspec.errors import AdapterError
 from streamspec.prompt_format import PromptFormat
 
@@ -82,9 +82,7 @@ def read_adapter(path: Path) -> Adapter:
 def read_json(path: Path) -> dict[str, Any]:
     """A configuration file of the adapter folder. Raises AdapterError where it is missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise AdapterError(f"{path}: {error}", "an adapter's configuration", RESTORE) from None
-    if not isinstance(value, dict):
-        raise AdapterError(f"{path}: {type(value).__name__}", "an adapter's configuration", RESTORE)
-    return value
+    return Fields(parse_json(data, str(path), AdapterError, RESTORE), str(path), AdapterError, RESTORE).values

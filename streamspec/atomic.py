@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,15 +29,12 @@ def write_text(path: str | Path, text: str) -> None:
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Writes bytes atomically; a failure leaves the previous file as it was."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    temporary = _beside(target)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(
-            temporary, 0o666 & ~_umask()
-        )  # mkstemp makes files private; a written file should not differ from open()'s
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -56,12 +53,12 @@ def new_folder(path: str | Path, check: Callable[[Path], None] | None = None) ->
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     recover(target)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    staging = _beside(target)
+    staging.mkdir()
     try:
         yield staging
         if check is not None:
             check(staging)
-        os.chmod(staging, 0o777 & ~_umask())
         for file in staging.rglob("*"):
             if file.is_file():
                 _sync_file(file)
@@ -114,7 +111,6 @@ def _sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _beside(target: Path) -> Path:
+    """A name that nothing has."""
+    return target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"

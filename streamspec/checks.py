@@ -13,6 +13,7 @@ from typing import Any
 from streamspec.errors import BundleError, StreamspecError
 
 MAX_JSON = 16 << 20  # bytes of a JSON document we are willing to parse
+MAX_DEPTH = 64
 
 
 class Fields:
@@ -111,17 +112,31 @@ class Fields:
 def parse_json(
     data: bytes, where: str, error: type[StreamspecError] = BundleError, fix: str = "export the bundle again"
 ) -> Any:
-    """Parses UTF-8 JSON of bounded size; NaN, infinities, repeated keys and absurd nesting are refused."""
+    """Parses UTF-8 JSON of bounded size; NaN, infinities, repeated keys, halves of surrogate pairs and absurd nesting are refused."""
     if len(data) > MAX_JSON:
         raise error(f"{where} has {len(data)} bytes", f"at most {MAX_JSON}", fix)
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+        _refuse_odd(value, MAX_DEPTH)
+        return value
     except (ValueError, RecursionError) as problem:
         raise error(f"{where}: {problem}", "JSON", fix) from None
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+def _refuse_odd(value: object, depth: int) -> None:
+    if depth == 0:
+        raise ValueError(f"nested more than {MAX_DEPTH} deep")
+    if isinstance(value, str):
+        value.encode()  # raises a ValueError of its own
+    elif isinstance(value, (dict, list)):
+        for part in value:
+            _refuse_odd(part, depth - 1)
+        for part in value.values() if isinstance(value, dict) else ():
+            _refuse_odd(part, depth - 1)
 
 
 def _finite(text: str) -> float:

@@ -76,10 +76,9 @@ def _parse(path: Path) -> Iterator[Example]:
 def _object(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}, line {number}: {error.msg}", "one JSON object a line", "mend or drop the line"
-        ) from None
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", error)  # JSON's own errors count lines anew
+        raise DataError(f"{path}, line {number}: {reason}", "one JSON object a line", "mend or drop the line") from None
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number}: {type(row).__name__}", "a JSON object", "mend or drop the line")
     return row

@@ -1,7 +1,8 @@
 """How a prompt becomes the text the model sees: raw with a separator, or through the model's chat template.
 
 Saved with adapter and bundle and used alike by train, generate and bench: a drafter trained on one format is useless in
-another. Templates come from files and are hostile: they run in an immutable sandbox. Knows nothing about tokens.
+another. Templates come from files and are hostile: they run in an immutable sandbox that also stops the common ways to fill
+the memory. Not all of them, nor endless loops: who runs strangers' bundles gives the process a limit. Knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ Message = Mapping[str, Any]
 KINDS = ("raw", "chat")
 MAX_TEMPLATE = 1 << 20  # characters
 MAX_REPEAT = 1 << 20  # longest string or list a template may build by multiplication,
-MAX_SUM = 1 << 24  # and by addition
-PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"}  # filters and methods that fill up with blanks
+MAX_SUM = 1 << 24  # by addition, and as a whole
+MAX_INDENT = 64
+# Filters and methods that fill up with blanks:
+PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map", "batch", "slice", "wordwrap"}
 WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")  # a printf field of a thousand and more
 
 
@@ -72,7 +75,14 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
     variables: dict[str, Any] = {"bos_token": "", "eos_token": "", **(specials or {})}
     try:
         compiled = _compile(template)
-        return str(compiled.render(messages=list(messages), add_generation_prompt=True, **variables))
+        pieces: list[str] = []
+        length = 0
+        for piece in compiled.generate(messages=list(messages), add_generation_prompt=True, **variables):
+            length += len(piece)
+            if length > MAX_SUM:
+                raise ValueError(f"a text of more than {MAX_SUM} characters")
+            pieces.append(piece)
+        return "".join(pieces)
     except TemplateRefusal as error:
         raise DataError(f"the chat template refused the messages: {error}", "", "change the messages") from None
     except (
@@ -84,6 +94,7 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
         AttributeError,
         RecursionError,
         MemoryError,
+        SyntaxError,
     ) as error:
         raise ConfigError(
             f"the chat template failed: {type(error).__name__} {error}",
@@ -108,7 +119,9 @@ def _compile(template: str) -> Any:
     for padding in PADDING & environment.filters.keys():
         del environment.filters[padding]
     environment.filters["format"] = _printf
+    environment.filters["indent"] = _indent
     environment.filters["tojson"] = _to_json
+    del environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     return environment.from_string(template)
@@ -191,7 +204,17 @@ def _printf(layout: str, *values: Any) -> str:
     return layout % values
 
 
+def _indent(text: str, width: int = 4, first: bool = False, blank: bool = False) -> str:
+    from jinja2.filters import do_indent
+
+    if not 0 <= width <= MAX_INDENT:
+        raise ValueError(f"an indent of {width}")
+    return do_indent(text, width, first, blank)
+
+
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    if indent is not None and not 0 <= indent <= MAX_INDENT:
+        raise ValueError(f"an indent of {indent}")
     # jinja2's own filter escapes HTML; models were trained on plain JSON.
     return json.dumps(value, ensure_ascii=options.get("ensure_ascii", False), indent=indent)
 

@@ -47,6 +47,8 @@ def test_shapes_are_detected_by_columns(tmp_path: Path, row: dict, shape: str) -
         ([{"text": "a"}, {"prompt": "a", "completion": "b"}], "line 2 .*`strings` after rows of `text`"),
         ([{"messages": [{"role": "user"}]}], "line 1.*messages"),
         (["[1]"], "line 1.*list"),
+        (['{"text": ' + "9" * 5000 + "}"], "line 1.*digits"),
+        (["[" * 200_000], "line 1.*recursion"),
     ],
 )
 def test_bad_data_names_file_and_line(tmp_path: Path, rows: list, message: str) -> None:
@@ -130,3 +132,11 @@ def test_the_recipe_is_joint_unless_a_finished_target_is_given() -> None:
     assert TrainConfig.from_dict(default).recipe == "joint"
     assert TrainConfig.from_dict(default | {"target_adapter": "base"}).recipe == "staged"
     assert TrainConfig.from_dict(default | {"warm_start": "x"}).recipe == "staged"
+
+
+def test_a_text_is_continued_as_it_was_learnt(tmp_path: Path) -> None:
+    formatter = Formatter(tiny_tokenizer(), PromptFormat("raw", "###"))
+    example = read_examples(write(tmp_path / "d.jsonl", {"text": "The lighthouse keeper counted ships all night long."}))[0]
+    opening, row = formatter.opening_ids(example), formatter.row(example)
+    assert 0 < len(opening) < len(row.input_ids)
+    assert formatter.tokenizer.decode(row.input_ids).startswith(formatter.tokenizer.decode(opening))

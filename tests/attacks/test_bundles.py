@@ -170,6 +170,13 @@ def test_what_is_no_json_object_is_refused(text: bytes) -> None:
     refused(text)
 
 
+@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 700 + "]" * 700])
+def test_what_json_could_not_hold_again_is_refused(value: str) -> None:
+    text = manifest().to_json().replace('"parity": {', f'"parity": {{"x": {value}', 1)
+    with pytest.raises(BundleError, match="manifest.json: "):
+        Manifest.from_json(text)
+
+
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     write_bundle(tmp_path / "b", FILES, manifest())

@@ -100,3 +100,8 @@ def test_more_streams_than_the_graph_has(bundle: Path) -> None:
     edit(bundle, lambda m: m["streams"].__setitem__("gamma", 5))
     with pytest.raises(BundleError, match="the graph failed"):
         load(bundle, threads=1, tree=8, cache_dir=bundle / "c").generate("abc")
+
+
+def test_a_bigram_the_graph_does_not_have(bundle: Path) -> None:
+    edit(bundle, lambda m: m["streams"].__setitem__("bigram", not m["streams"]["bigram"]))
+    refused(bundle, "graph without pair_logits")

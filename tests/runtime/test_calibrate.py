@@ -145,3 +145,10 @@ def test_a_machine_that_computes_wrongly_is_refused(
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4", "lora"])
 def test_an_honest_machine_passes(bundles: Bundles, precision: str) -> None:
     load(bundles(precision), threads=1, tree="plain")
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_number_that_is_none_fails_wherever_it_stands(odd: float) -> None:
+    logits = np.array([[1.0, 0.0, 5.0], [1.0, odd, 5.0], [1.0, 0.0, 5.0]], np.float32)
+    with pytest.raises(BundleError, match="logits"):
+        calibrate._judge(logits, logits[:, 2], np.full(3, 2), np.full(3, 5.0), 0.1, "a prompt")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.decoding import SUM_BLOCK, accept, commit, cut, keep_rows, off_borders
+from streamspec.runtime.decoding import SUM_BLOCK, accept, commit, cut, off_borders
 from streamspec.runtime.drafting import Draft
-from streamspec.runtime.kv import KeyValueCache
+from streamspec.runtime.kv import KeyValueCache, keep_rows
 from streamspec.trees import DraftTree, cartesian, chain
 
 

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.drafting import LEAST, MOST_ROWS, SHARPNESS, Draft, Experience, PlaceGuesses, draft
+from streamspec.runtime.drafting import (
+    LEAST,
+    MOST_ROWS,
+    SHARPNESS,
+    Draft,
+    Experience,
+    GrownGuesses,
+    PlaceGuesses,
+    draft,
+)
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
 from tests.runtime.test_loop import decode
@@ -198,3 +207,12 @@ def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
         [1, 2, 3],
     )
     assert without.stats.tau < 1.2
+
+
+def test_a_continuation_that_a_layer_did_not_foresee_stands_alone() -> None:
+    tokens, logits = np.array([[10, 11], [20, 21]]), np.zeros((2, 2), np.float32)
+    grown = GrownGuesses(tokens, logits, np.array([-1, 0]), (1, 1))  # the second level stands behind 10 only
+    found = Continuation((7, 8), 4, {"differs": 0.25, "agrees": 0.95, "alone": 0.65})
+    made = draft(5, grown, found, 8)
+    chance = {tuple(made.tokens[list(made.tree.path(node))].tolist()): made.chances[node] for node in range(len(made.tree))}
+    assert chance[5, 7] == pytest.approx(0.25) and chance[5, 7, 8] == pytest.approx(0.25 * 0.65)

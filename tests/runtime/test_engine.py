@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamspec.errors import BundleError, ConfigError, ContextOverflow
-from streamspec.runtime import Session, load
+from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataError
+from streamspec.runtime import Session, kv, load
 from streamspec.runtime.engine import OrtEngine, causal_mask
 from streamspec.runtime.interface import ROOT_ONLY, Cancelled, Pruning
 from streamspec.trees import DraftTree
@@ -228,3 +229,27 @@ def test_cancel_from_another_thread(bundles: Bundles) -> None:
 def test_senseless_options_are_refused(bundles: Bundles, options: dict[str, object], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         load(bundles("fp32"), **options)  # type: ignore[arg-type]
+
+
+def test_a_cache_that_grew_is_not_kept_twice(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv, "FIRST_CAPACITY", 16)
+    engine: Any = open_session(bundles("fp32")).engine
+    engine.score([5, 6, 7])
+    old = weakref.ref(engine.cache.data)
+    engine.prefill(list(range(3, 40)), draft=False)
+    assert engine.cache.capacity > 16 and old() is None
+
+
+@pytest.mark.parametrize("prompt", [None, b"hi", {"role": "user", "content": "hi"}, 5])
+def test_what_is_no_prompt_is_refused(bundles: Bundles, prompt: Any) -> None:
+    with pytest.raises(DataError, match="a prompt of type"):
+        open_session(bundles("fp32")).generate(prompt)
+
+
+def test_senseless_lengths_are_refused(bundles: Bundles) -> None:
+    session = open_session(bundles("fp32"))
+    for wrong in (0, 2.5, "10"):
+        with pytest.raises(ConfigError, match="max_new_tokens"):
+            session.generate("x", max_new_tokens=wrong)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="a start of 3"):
+        session.score([5, 6, 7], start=3)

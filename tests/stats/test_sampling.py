@@ -125,6 +125,7 @@ def test_without_a_seed_every_answer_has_its_own() -> None:
         ({"temperature": 1e-38}, "temperature 1e-38"),
         ({"repetition_penalty": 1e-40}, "repetition_penalty 1e-40"),
         ({"temperature": float("nan")}, "temperature nan"),
+        ({"temperature": 10**400}, "temperature 1000"),
         ({"top_k": 2.5}, "top_k 2.5"),
         ({"top_p": 0.0}, "top_p 0.0"),
         ({"min_p": 1.5}, "min_p 1.5"),
