@@ -133,11 +133,13 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
 
 
 def _read_identity(folder: Path) -> Base | None:
-    """A folder of ours is complete once it has its final name; the file inside says what it is."""
+    """A folder of ours is complete once it has its final name; the file inside says what it is. Elsewhere it says nothing: weights may have changed."""
+    if folder.resolve().parent != (cache_dir() / "bases").resolve():
+        return None
     try:
         values = json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))
         return Base(folder, values["id"], values["sha256"], values["model_type"], values["revision"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -14,9 +14,9 @@ from typing import Any, get_args, get_type_hints
 
 from streamspec.bundle import DRAFT_LAYERS, METHODS, POSITIONS
 from streamspec.errors import ConfigError
+from streamspec.prompt_format import KINDS
 
 RECIPES = ("joint", "staged")
-FORMATS = ("raw", "chat")
 LABELS = ("hard", "kl", "tv")
 CLOCKS = ("wall", "cpu")
 MAX_GAMMA = 8
@@ -94,7 +94,7 @@ class TrainConfig:
         self._check()
 
     def _check(self) -> None:
-        choices = {"method": METHODS, "recipe": RECIPES, "format": FORMATS, "positions": POSITIONS, "labels": LABELS, "clock": CLOCKS}
+        choices = {"method": METHODS, "recipe": RECIPES, "format": KINDS, "positions": POSITIONS, "labels": LABELS, "clock": CLOCKS}
         for name, allowed in choices.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
         _require(1 <= self.gamma <= MAX_GAMMA, "gamma", self.gamma, f"1..{MAX_GAMMA}")
@@ -172,7 +172,7 @@ class TrainConfig:
         return cls(**values)
 
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
@@ -193,7 +193,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         return value
     if kind is Path and isinstance(value, (str, Path)):
         return Path(value)
-    raise ConfigError(f"{name} = {value!r}", KINDS[kind], f"change --{name.replace('_', '-')}")
+    raise ConfigError(f"{name} = {value!r}", TYPES[kind], f"change --{name.replace('_', '-')}")
 
 
 def _require(good: bool, name: str, found: Any, expected: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from streamspec.errors import DataError
+from streamspec.errors import BaseModelError, DataError
 from streamspec.examples import Example, Message
 from streamspec.prompt_format import PromptFormat
 
@@ -33,17 +33,22 @@ class Formatter:
 
     def __init__(self, tokenizer: Any, prompt_format: PromptFormat) -> None:
         self.tokenizer, self.format = tokenizer, prompt_format
-        self.template: str | None = getattr(tokenizer, "chat_template", None)
+        written = getattr(tokenizer, "chat_template", None)
+        self.template: str | None = written.get("default") if isinstance(written, dict) else written  # several by name
+        if tokenizer.eos_token_id is None:
+            raise BaseModelError("a base whose tokenizer names no end-of-text token", "eos_token in tokenizer_config.json", "add it there")
         if prompt_format.kind == "chat" and not self.template:
             raise DataError("this base has no chat template", "a chat template", "use --format raw")
 
     def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
         """Tokens the model is given before it answers."""
         text = self.format.render(prompt, self.template, self._specials())
-        return list(self.tokenizer(text, add_special_tokens=self.format.kind == "raw")["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=self.format.add_special_tokens)["input_ids"])
 
     def opening_ids(self, example: Example) -> list[int]:
         """Tokens the model is given to answer `example` itself: its prompt, or the beginning of its text."""
+        if example.shape == "text":
+            return list(self.tokenizer(example.opening)["input_ids"])  # as `row` has it: no separator, no template
         return self.prompt_ids(example.opening)
 
     def completion_ids(self, completion: str) -> list[int]:

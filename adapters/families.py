@@ -28,6 +28,7 @@ class Family:
     norm: str = "norm"
     rotary: str | None = "rotary_emb"
     project_out: str | None = None
+    gated: bool = True  # MLPs of gate, up and down, normed behind attention: what a draft layer is made from
 
 
 FAMILIES = {
@@ -35,9 +36,9 @@ FAMILIES = {
     "mistral": Family("model"),
     "qwen2": Family("model"),
     "qwen3": Family("model"),
-    "phi": Family("model", norm="final_layernorm"),
-    "opt": Family("model.decoder", norm="final_layer_norm", rotary=None, project_out="project_out"),
-    "gpt2": Family("transformer", layers="h", norm="ln_f", rotary=None),
+    "phi": Family("model", norm="final_layernorm", gated=False),
+    "opt": Family("model.decoder", norm="final_layer_norm", rotary=None, project_out="project_out", gated=False),
+    "gpt2": Family("transformer", layers="h", norm="ln_f", rotary=None, gated=False),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import sys
 from contextlib import nullcontext, redirect_stderr
+from importlib import import_module
 from pathlib import Path
 
 from streamspec.errors import BaseModelError
@@ -41,6 +42,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
+    import_module("gguf")  # transformers reads the file with it, and is less clear where it is missing
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer

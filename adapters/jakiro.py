@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 
 from streamspec.adapters.streams import FIT_TOKENS, MASSIVE, ridge, unit_rms
 from streamspec.adapters.target import DraftingModel, DraftRows, MainPass
-from streamspec.errors import BaseModelError, ConfigError
+from streamspec.errors import ConfigError
 
 EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start from the same channels
 
@@ -53,10 +53,7 @@ class Experts(nn.Module):
 
     def __init__(self, mlp: nn.Module, experts: int, active: int) -> None:
         super().__init__()
-        try:
-            gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        except AttributeError:
-            raise BaseModelError("an MLP without gate, up and down projections", "a gated MLP", "choose a base of the Llama kind") from None
+        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
         self.active, self.activation = active, mlp.act_fn
         hidden = gate.weight.shape[1]
         self.gate = nn.Parameter(_dealt(gate.weight, experts, active))
@@ -113,8 +110,6 @@ class JakiroModel(DraftingModel):
         super().__init__(model, config.gamma, layers - config.depth, True)
         self.config, self.passes = config, config.gamma - config.contrast  # of the layer, for one draft
         last, width = self.decoder.layers[-1], self.decoder.hidden_size
-        if not hasattr(last, "post_attention_layernorm") or self.decoder.rotary is None:
-            raise BaseModelError(f"model family `{model.config.model_type}`", "a base of the Llama kind", "choose another --base")
         layer = copy.deepcopy(last).float().requires_grad_(True)
         self.experts = Experts(layer.mlp, config.experts, config.active)
         self.attention, self.norm_in, self.norm_mid = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm

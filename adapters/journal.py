@@ -6,6 +6,7 @@ One small file, replaced whole each time a part ends. Knows nothing about what t
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ MAY_CHANGE = ("out", "resume", "threads", "save_steps", "tensorboard")  # option
 
 
 class Journal:
-    """`log[part]`: what a finished part reports; `minutes[part]`: what it took of `--max-minutes`, all attempts together."""
+    """`log[part]`: what a finished part reports; `minutes[part]`: what it took of `--max-minutes`, all attempts together
+    (of regeneration the last alone: what the others wrote is a gift)."""
 
-    def __init__(self, file: Path, config: TrainConfig) -> None:
-        """Reads `file` where the run is resumed. Raises ConfigError for options that differ, AdapterError for a damaged file."""
+    def __init__(self, file: Path, config: TrainConfig, contents: Mapping[str, str] | None = None) -> None:
+        """Reads `file` where the run is resumed. `contents`: hashes of what lies behind an option. Raises ConfigError for options that differ, AdapterError for a damaged file."""
         self.file = file
         self.options = {k: v for k, v in config.to_json().items() if k not in MAY_CHANGE}
+        self.options |= {k: f"{self.options[k]} ({digest[:12]})" for k, digest in (contents or {}).items()}
         self.log: dict[str, Any] = {}
         self.minutes: dict[str, float] = {}
         if config.resume and file.exists():

@@ -1,6 +1,6 @@
 """The models of a run: the base, the target with its task LoRA, and a fresh drafter beside it.
 
-Knows nothing about stages, time budgets or the adapter folder's files.
+Knows nothing about stages or how drafters learn.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def new_draft_layer(run: Run, model: PreTrainedModel) -> JakiroModel:
     """A fresh draft layer; `eagle`: one expert, no contrast."""
     config = run.config
     experts = (config.experts, config.active, config.contrast) if config.method == "jakiro" else (1, 1, False)
-    drafter = JakiroModel(model, JakiroConfig(config.gamma, *experts, config.ns or JakiroConfig.depth)).to(run.device)
+    drafter = JakiroModel(model, JakiroConfig(config.gamma, *experts, run.ns)).to(run.device)
     start_fitted(run, lambda batches: fit_layer(drafter.eval(), batches))
     return drafter
 

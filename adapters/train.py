@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from streamspec.adapters.base import Base, resolve_base
 from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.data import Formatter, TokenRow, joined
 from streamspec.adapters.evaluate import record_ranks, validation_loss
-from streamspec.adapters.jakiro import JakiroModel
+from streamspec.adapters.families import FAMILIES
+from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
 from streamspec.adapters.journal import Journal
 from streamspec.adapters.losses import draft_losses, exit_loss, jakiro_losses, lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.models import choose_vocabulary, inject_stream_lora, load_target, new_drafter, with_task_lora
@@ -38,6 +39,7 @@ from streamspec.adapters.streams import StreamingModel
 from streamspec.adapters.target import DraftingModel, Target
 from streamspec.adapters.trainer import Stage, clock_of, has_bf16, run_stage, spare_allocator
 from streamspec.atomic import sha256_file, write_text
+from streamspec.bundle import DRAFT_LAYERS
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
 from streamspec.prompt_format import PromptFormat
@@ -109,7 +111,11 @@ def prepare(config: TrainConfig) -> Run:
     val_examples = read_examples(config.val) if config.val else []
     base = resolve_base(config.base)
     layers = AutoConfig.from_pretrained(base.path).num_hidden_layers
-    ns = config.ns or max(1, round(layers / 3))
+    own_layer = config.method in DRAFT_LAYERS
+    if own_layer and not FAMILIES[base.model_type].gated:
+        expected = ", ".join(name for name, family in FAMILIES.items() if family.gated)
+        raise BaseModelError(f"--method {config.method} on the family `{base.model_type}`", expected, "choose another --base or --method")
+    ns = config.ns or (min(JakiroConfig.depth, layers) if own_layer else max(1, round(layers / 3)))
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
     try:
@@ -131,8 +137,16 @@ def prepare(config: TrainConfig) -> Run:
         check_answers(config, formatter, examples, val_examples)
     if config.answers:
         AnswerFile(config.answers, made_by(config, base))
-    journal = Journal(config.out / WORK / JOURNAL, config)
+    journal = Journal(config.out / WORK / JOURNAL, config, contents(config, base))
     return Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows, ns, journal)
+
+
+def contents(config: TrainConfig, base: Base) -> dict[str, str]:
+    """Hashes of what a run reads, by option: a path says little of what lies there."""
+    files = {"data": config.data, "val": config.val, "warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS}
+    if config.target_adapter is not None and task_lora(config) is not None:
+        files["target_adapter"] = config.target_adapter / TASK_WEIGHTS
+    return {"base": base.sha256} | {name: sha256_file(file) for name, file in files.items() if file is not None}
 
 
 def check_out(config: TrainConfig) -> None:
@@ -156,18 +170,26 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
     """The adapters that a staged run starts from, before any work is spent on it."""
     if config.target_adapter is not None and str(config.target_adapter) != UNTOUCHED:
         folder.check_same_base(config.target_adapter, base, "--target-adapter", TASK_WEIGHTS)
+    elif config.target_adapter is not None and (config.target_adapter / TASK_WEIGHTS).exists():
+        raise ConfigError(
+            f"--target-adapter {UNTOUCHED}, and an adapter in a folder of that name",
+            "the untouched base or that adapter", "give the folder's whole path, or rename it",
+        )  # fmt: skip
     if config.warm_start is not None:
         folder.check_same_base(config.warm_start, base, "--warm-start", STREAM_WEIGHTS)
-        wanted = {"gamma": config.gamma, "ns": ns, "positions": config.positions, "root_token": config.root_token}
         saved = folder.streams_of(config.warm_start)
-        saved = saved | {"ns": min(ns, saved["ns"])}  # of more layers the last ones are taken
-        for name, value in wanted.items():
-            if saved.get(name) != value:
-                raise ConfigError(
-                    f"--warm-start {config.warm_start}: streams with {name} = {saved.get(name)}",
-                    f"{value}",
-                    f"give --{name.replace('_', '-')} as that adapter has it",
-                )
+        kept: dict[str, Any] = {name: saved.get(name) for name in ("gamma", "positions", "root_token")} | {"ns": min(ns, saved["ns"])}  # the last ns of more
+        kept |= {"bigram_rank": saved.get("bigram"), "prune_rank": saved.get("pruning"), "stream_rank": (saved.get("lora") or {}).get("rank", 0)}
+        wanted = asdict(config) | {"ns": ns}
+        odd = [name for name in ("gamma", "ns", "positions", "root_token") if kept[name] != wanted[name]]
+        odd += [name for name in ("bigram_rank", "prune_rank") if kept[name] and wanted[name] not in (0, kept[name])]  # may be new, or dropped
+        odd += ["stream_rank"] if kept["stream_rank"] > config.stream_rank else []
+        for name in odd[:1]:
+            raise ConfigError(
+                f"--warm-start {config.warm_start}: streams with {name} = {kept[name]}",
+                f"{wanted[name]}",
+                f"give --{name.replace('_', '-')} as that adapter has it",
+            )
 
 
 def check_answers(config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]) -> None:
@@ -215,8 +237,7 @@ def train_joint(run: Run) -> dict[str, Any]:
         alone = config.max_minutes and config.max_minutes * config.heads_share
         fit_drafter(run, "heads", drafter, run.rows, vocabulary, config.stream_lr, alone)
         drafter.frozen = False
-        minutes = run.journal.left(minutes)
-    fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, minutes)
+    fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, run.journal.left(minutes))
     if config.self_distill:
         left = run.journal.left(config.max_minutes)
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left / 2)
@@ -239,6 +260,7 @@ def train_staged(run: Run) -> dict[str, Any]:
         left = journal.left(config.max_minutes)
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left * 0.4)
     vocabulary = choose_vocabulary(run, run.rows + rows)
+    set_seed(config.seed)  # a resumed run begins here as well
     if config.method == "streaming":
         inject_stream_lora(run, model)
     drafter = new_drafter(run, model, vocabulary, frozen=True)

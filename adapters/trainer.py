@@ -135,7 +135,7 @@ class Clock(TrainerCallback, ExportableState):
         if self.minutes is not None:
             done = max(done, self.elapsed() / (60 * self.minutes))
         if done < self.warmup:
-            return max(done, 1 / max(steps, 1)) / self.warmup
+            return min(1.0, max(done, 1 / max(steps, 1)) / self.warmup)
         return max(0.0, (1 - done) / (1 - self.warmup))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -72,7 +72,7 @@ class WeightStore:
 
 
 class Scope:
-    """Nodes of one graph (the main one, or a branch of `If`). All scopes of a model share the store and the name counter."""
+    """Nodes of one graph (the main one, or a branch of `If`). All scopes of a model share the store; labels keep their names apart."""
 
     def __init__(self, store: WeightStore, label: str = "") -> None:
         self.store, self.label = store, label

@@ -5,7 +5,6 @@ Knows the order of things; each step lives in a module of its own.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from streamspec.bundle import (
     bundle_folder,
     finish,
 )
+from streamspec.checks import Fields, parse_json
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export import smooth
 from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
@@ -99,7 +99,7 @@ def export_bundle(
         session = open_session(folder / MODEL)
         tokens = page(tokenizer, PASSAGE, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
         parity = check_parity(session, parts.model, parts.streams, precision, tokens)
-        manifest = _manifest(parts, precision, (folder / DATA).stat().st_size, tokenizer)
+        manifest = _manifest(parts, precision, (folder / DATA).stat().st_size, tokenizer, (folder / TEMPLATE).is_file())
         manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens))
         write_card(folder, manifest)
         say("hashing the files")
@@ -141,6 +141,8 @@ def _copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
     shutil.copyfile(source, folder / TOKENIZER)
     template = base.path / TEMPLATE
     written = _tokenizer_settings(base).get("chat_template")
+    if isinstance(written, list):  # several by name
+        written = next((one.get("template") for one in written if isinstance(one, dict) and one.get("name") == "default"), None)
     if template.is_file():
         shutil.copyfile(template, folder / TEMPLATE)
     elif isinstance(written, str):
@@ -151,7 +153,8 @@ def _copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
         raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
 
 
-def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Tokenizer) -> Manifest:
+def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Tokenizer, templated: bool) -> Manifest:
+    """`templated`: an untouched base is used through its chat template where it has one."""
     base, adapter, spec = parts.base, parts.adapter, parts.spec
     method = adapter.method if adapter else "lora"
     return Manifest(
@@ -165,7 +168,7 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Toke
             context_length=spec.context_length, bos_token_id=spec.bos_token_id,
             eos_token_ids=_end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
-        prompt_format=adapter.prompt_format if adapter else _default_format(base),
+        prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
         streams=_drafter(parts), trees=parts.trees, weights_bytes=weights_bytes,
         tools={"streamspec": __version__} | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
     )
@@ -187,19 +190,16 @@ def _drafter(parts: _Parts) -> StreamsInfo | None:
 def _end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tuple[int, ...]:
     """The tokenizer's own end first: training ends answers with it and templates mean it. Then what the generation config names."""
     text = _tokenizer_settings(base).get("eos_token")
-    own = tokenizer.token_to_id(text["content"] if isinstance(text, dict) else text) if text else None
+    text = text.get("content") if isinstance(text, dict) else text
+    own = tokenizer.token_to_id(text) if isinstance(text, str) else None
     return named if own is None else (own, *(token for token in named if token != own))
 
 
-def _default_format(base: Base) -> PromptFormat:
-    """An untouched base is used through its chat template where it has one."""
-    chat = (base.path / TEMPLATE).is_file() or "chat_template" in _tokenizer_settings(base)
-    return PromptFormat("chat" if chat else "raw")
-
-
 def _tokenizer_settings(base: Base) -> dict[str, Any]:
-    file = base.path / "tokenizer_config.json"
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    file, fix = base.path / "tokenizer_config.json", "fetch the base again"
+    if not file.is_file():
+        return {}
+    return Fields(parse_json(file.read_bytes(), str(file), BaseModelError, fix), str(file), BaseModelError, fix).values
 
 
 def _to_stderr(line: str) -> None:

@@ -19,6 +19,7 @@ def card(manifest: Manifest) -> str:
     drafter = "none"
     if streams:
         over = f"speculative streams over the last {streams.ns} of {model.layers} layers" if streams.ns else f"{manifest.drafter} heads"
+        over = f"places by a {manifest.drafter} layer" if streams.levels else over
         drafter = f"{streams.gamma} {over}"
     facts = [
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),

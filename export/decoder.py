@@ -17,6 +17,8 @@ from streamspec.export.builder import Scope
 from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Precision, Rows, Weight
 
+UNIT_RMS_EPS = 1e-12
+
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 OUT, DOWN = ("self_attn.o_proj",), ("mlp.down_proj",)
@@ -106,6 +108,11 @@ class Decoder:
             domain="com.microsoft", epsilon=self.spec.eps,
         )
         return normed, Residual(total)
+
+    def unit_rms(self, g: Scope, x: str) -> str:
+        """x [.., H] over its root mean square."""
+        ones = "unit_rms.ones" if "unit_rms.ones" in g.store else g.store.add("unit_rms.ones", np.ones(self.spec.hidden, np.float32))
+        return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
 
     def norm_weight(self, g: Scope, name: str) -> str:
         label = f"{name}.weight"

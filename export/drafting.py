@@ -63,6 +63,13 @@ class Accepted:
     tree_mask: str
     visible: str  # int64 [1]: slots of the cache in use, L + n
 
+    def past_mask(self, g: Scope) -> str:
+        """[1, L + n]: 0 over the past, the node's ancestors and itself."""
+        tree = g.op("Gather", self.tree_mask, self.node, axis=0)
+        past = g.op("Sub", self.visible, g.op("Shape", self.tree_mask, start=1))
+        zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Concat", g.ints(1), past, axis=0))
+        return g.op("Concat", zeros, tree, axis=1)
+
 
 class DraftPass(ABC):
     """Builds the branch. Its outputs: `shapes`; accepted_node is -1 without guesses."""

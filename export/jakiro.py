@@ -24,7 +24,7 @@ from streamspec.export.builder import Array, Scope
 from streamspec.export.decoder import OUT, Decoder, Residual, Source
 from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
 from streamspec.export.quantise import Rows, Weight
-from streamspec.export.streams import UNIT_RMS_EPS, attend
+from streamspec.export.streams import attend
 
 BEAM = 4  # guesses of a level that the next one goes on from
 LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "post_attention_layernorm"}
@@ -104,7 +104,7 @@ class JakiroPass(DraftPass):
 
     def rows(self, g: Scope, entry: str, following: str, positions: str, attention: RowExactAttention, rows: Rows) -> None:
         """Writes K/V of all rows: `entry` [1, n, H] at the tapped layer, `following` int64 [n] the tokens behind them."""
-        state = self._map(g, self._unit(g, entry), rows, "from_entry")
+        state = self._map(g, self.decoder.unit_rms(g, entry), rows, "from_entry")
         self.inputs = self._input(g, following, state, rows)
         _, k, v = self._queries_keys_values(g, self._norm(g, self.inputs), rows, positions)
         self.present = attention.append(k, self.layer, "key"), attention.append(v, self.layer, "value")
@@ -116,7 +116,7 @@ class JakiroPass(DraftPass):
         return super().shapes() | {"origins": (TensorProto.INT64, ["rows"])}
 
     def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
-        past = self._past_mask(g, accepted)
+        past = accepted.past_mask(g)
         own: list[tuple[str, str]] = []
         origins, levels = [g.ints(-1)], []
         with g.named("level.1"):
@@ -181,13 +181,9 @@ class JakiroPass(DraftPass):
     # ---- parts of the layer
 
     def _input(self, g: Scope, tokens: str, state: str, rows: Rows) -> str:
-        embedded = self._unit(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
+        embedded = self.decoder.unit_rms(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
         bias = self._constant(g, "bias", self.spec.tensors["bias"])
         return g.op("Add", g.op("Add", self._map(g, embedded, rows, "from_token"), bias), state)
-
-    def _unit(self, g: Scope, x: str) -> str:
-        ones = self._constant(g, "ones", np.ones(self.decoder.spec.hidden, np.float32))
-        return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
 
     def _map(self, g: Scope, x: str, rows: Rows, name: str) -> str:
         return self.decoder.precision.linear(g, x, rows, self._weight(name, self.spec.tensors[name]))
@@ -230,13 +226,6 @@ class JakiroPass(DraftPass):
         both = decoder.precision.linear(g, g.op("Concat", *sums, axis=1), Rows(g.ints(2 * count)), down)
         mixture, contrast = g.ops("Split", both, g.ints(count, count), out=(None, None), axis=1)
         return mixture, contrast
-
-    def _past_mask(self, g: Scope, accepted: Accepted) -> str:
-        """[1, visible]: 0 over the past and the accepted node's ancestors and itself."""
-        tree = g.op("Gather", accepted.tree_mask, accepted.node, axis=0)
-        past = g.op("Sub", accepted.visible, g.op("Shape", accepted.tree_mask, start=1))
-        zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Concat", g.ints(1), past, axis=0))
-        return g.op("Concat", zeros, tree, axis=1)
 
     def _weight(self, name: str, array: Array) -> Weight:
         return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))

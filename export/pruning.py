@@ -22,7 +22,6 @@ from streamspec.export.builder import Array, Scope, tensor
 from streamspec.export.decoder import Decoder, Residual
 from streamspec.trees import MASKED
 
-UNIT_RMS_EPS = 1e-12
 PRIOR_WEIGHT = 2  # of the drafter's log chance against the early exit's
 
 
@@ -106,8 +105,7 @@ class EarlyExit:
 
     def _exit_states(self, g: Scope, entry: str) -> str:
         """h [1, n, H]"""
-        ones = g.store.add("prune.ones", np.ones(self.decoder.spec.hidden, np.float32))
-        unit = g.op("SimplifiedLayerNormalization", entry, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
+        unit = self.decoder.unit_rms(g, entry)
         down = g.store.add("prune.down", np.ascontiguousarray(self.spec.down.T, np.float32))
         up = g.store.add("prune.up", np.ascontiguousarray(self.spec.up.T, np.float32))
         moved = g.op("MatMul", g.op("MatMul", unit, down), up)

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from streamspec.acceptance import MAX_GAMMA, MISSED, Acceptance, node_order
 from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter
 from streamspec.adapters.base import Base
-from streamspec.bundle import DRAFT_LAYERS
+from streamspec.bundle import DRAFT_LAYERS, POSITIONS
 from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.builder import Array
 from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV
@@ -91,7 +91,7 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     }  # fmt: skip
     if adapter.method in DRAFT_LAYERS:
         layer = {name: tensors[name].astype(np.float32) for name in own}
-        return JakiroSpec(**shared, depth=config["depth"], active=config["active"], contrast=bool(config["contrast"]), tensors=layer)
+        return JakiroSpec(**shared, depth=config["depth"], active=config["active"], contrast=bool(config.get("contrast")), tensors=layer)
     if adapter.method == "medusa":
         blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
         return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))
@@ -135,8 +135,8 @@ def _stream_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, 
     scale, lora = config.get("scale"), config.get("lora")
     if not isinstance(scale, (int, float)) or not 0 < scale < 1e6:
         raise AdapterError(f"{adapter.path}: streams.scale is {scale!r}", "a positive number", RESTORE)
-    if config.get("positions") not in ("shifted", "same"):
-        raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", "shifted or same", RESTORE)
+    if config.get("positions") not in POSITIONS:
+        raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", " or ".join(POSITIONS), RESTORE)
     shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (gamma, spec.hidden)}
     if config.get("shares"):
         shapes["shares"] = (gamma, 2)
@@ -146,7 +146,9 @@ def _stream_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, 
         prune = _whole(adapter, config, "pruning", 1, 4096)
         shapes |= {"prune_down": (prune, spec.hidden), "prune_up": (spec.hidden, prune)}
     if lora:
-        rank = _whole(adapter, lora, "rank", 1, 4096)
+        rank, alpha = _whole(adapter, lora, "rank", 1, 4096), lora.get("alpha")
+        if not isinstance(alpha, (int, float)) or not 0 < alpha < 1e6:
+            raise AdapterError(f"{adapter.path}: streams.lora.alpha is {alpha!r}", "a positive number", RESTORE)
         for layer in range(spec.layers - ns, spec.layers):
             for module in MODULES:
                 shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.in_width(module))
@@ -177,8 +179,11 @@ def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, g
         shapes |= {f"attention.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
     shapes |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
     shapes["experts.router"] = (experts + 2 * (experts > 1), hidden)
+    named = config.get("biases") or []
+    if not isinstance(named, list):
+        raise AdapterError(f"{adapter.path}: streams.biases is {named!r}", "a list of names", RESTORE)
     biases = {f"attention.{name}_proj.bias": (width,) for name, width in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))}
-    return shapes | {name: shape for name, shape in biases.items() if name in (config.get("biases") or ())}
+    return shapes | {name: shape for name, shape in biases.items() if name in named}
 
 
 def _check_tensors(adapter: Adapter, tensors: dict[str, Array], expected: dict[str, tuple[int, ...]]) -> None:

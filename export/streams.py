@@ -20,7 +20,6 @@ from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Rows
 from streamspec.trees import MASKED
 
-UNIT_RMS_EPS = 1e-12
 STREAM_WEIGHTS = ("merged", "delta")
 DEFAULT_STREAM_WEIGHTS = "merged"
 
@@ -137,8 +136,7 @@ class StreamPass(PlacePass):
         if spec.root_map is None:
             return start
         root = self.decoder.embed(g, g.op("Unsqueeze", accepted.root, g.ints(0)))
-        ones = store.add("streams.ones", np.ones(self.decoder.spec.hidden, np.float32))
-        unit = g.op("SimplifiedLayerNormalization", root, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
+        unit = self.decoder.unit_rms(g, root)
         mapping = store.add("streams.root_map", (spec.root_map * spec.scale).astype(np.float32).T)
         return g.op("Add", start, self._share(g, g.op("MatMul", unit, mapping), stream_ids, 1))
 
@@ -190,13 +188,10 @@ class _StreamMasks:
             return self._plain
         store, accepted = g.store, self.accepted
         masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
-        tree = g.op("Gather", accepted.tree_mask, accepted.node, axis=0)
-        past = g.op("Sub", accepted.visible, g.op("Shape", accepted.tree_mask, start=1))
-        main = g.op("Concat", g.op("Expand", zero, g.op("Concat", g.ints(1), past, axis=0)), tree, axis=1)
         shape = g.op("Concat", self.rows.count, accepted.visible, axis=0)
         later = g.op("Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0)))
         own = g.op("Where", later, masked, zero)
-        self._plain = g.op("Concat", g.op("Expand", main, shape), own, axis=1)
+        self._plain = g.op("Concat", g.op("Expand", accepted.past_mask(g), shape), own, axis=1)
         return self._plain
 
     def _windowed(self, g: Scope, window: int) -> str:

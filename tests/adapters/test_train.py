@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streamspec.adapters import regenerate
+from streamspec.adapters import train as train_module
 from streamspec.adapters.train import train
-from streamspec.errors import AdapterError, ConfigError, DataError
+from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from tests.adapters.tiny import options, tiny_model, tiny_tokenizer
 
 
@@ -102,6 +104,45 @@ def test_adapter_of_another_base_is_refused(data: Path, task: Path, tmp_path: Pa
         train(options(other, data, tmp_path / "out", recipe="staged", target_adapter=task))
 
 
+def test_a_family_without_gates_has_no_draft_layer(data: Path, tmp_path: Path) -> None:
+    tiny_model("gpt2").save_pretrained(tmp_path / "gpt2")
+    tiny_tokenizer().save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(BaseModelError, match="--method jakiro on the family `gpt2`"):
+        train(options(tmp_path / "gpt2", data, tmp_path / "out", method="jakiro", target_adapter="base"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_base_without_an_end_of_text_is_refused(base: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(base, tmp_path / "endless")
+    settings = json.loads((base / "tokenizer_config.json").read_text())
+    (tmp_path / "endless" / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": None}))
+    with pytest.raises(BaseModelError, match="end-of-text"):
+        train(options(tmp_path / "endless", data, tmp_path / "out", method="lora"))
+
+
+def test_an_adapter_called_base_is_not_the_untouched_base(base: Path, data: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(task, tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="whole path"):
+        train(options(base, data, tmp_path / "out", recipe="staged", target_adapter="base"))
+
+
+def test_a_run_goes_on_only_with_the_data_it_began_with(base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train_module, "train_lora", lambda _: interrupt())
+        train(options(base, data, tmp_path / "out", method="lora"))
+    other = tmp_path / "elsewhere" / data.name
+    other.parent.mkdir()
+    other.write_text("".join(data.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(ConfigError, match=r"--data .* as when the run began"):
+        train(options(base, other, tmp_path / "out", method="lora", resume=True))
+    train(options(base, data, tmp_path / "out", method="lora", resume=True))
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 def test_existing_output_and_too_long_rows_are_refused(base: Path, data: Path, task: Path, tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="finished adapter"):
         train(options(base, data, task, method="lora", resume=True))
@@ -149,6 +190,9 @@ def test_streams_start_only_from_streams_of_their_own_shape(base: Path, data: Pa
     assert saved[0]["scale"] == saved[1]["scale"] and [s["ns"] for s in saved] == [2, 1]
     with pytest.raises(ConfigError, match=r"ns = 1.*expected 2"):
         train(options(base, data, tmp_path / "more", **(again | {"warm_start": tmp_path / "out"})))
+    for changes, found in (({"stream_rank": 2}, "stream_rank = 4"), ({"prune_rank": 3}, "prune_rank = 8")):
+        with pytest.raises(ConfigError, match=found):
+            train(options(base, data, tmp_path / "o1", **again, **changes))
     with pytest.raises(AdapterError, match=r"no streamspec\.safetensors.*check --warm-start"):
         train(options(base, data, tmp_path / "o2", **(again | {"warm_start": tmp_path})))
 

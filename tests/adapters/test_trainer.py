@@ -18,6 +18,7 @@ def test_learning_rate_warms_up_and_reaches_zero_with_the_steps() -> None:
     assert factors[0] > 0 and factors[10] == pytest.approx(1.0) and factors[100] == 0
     assert all(b > a for a, b in pairwise(factors[1:11]))
     assert all(b < a for a, b in pairwise(factors[10:]))
+    assert [clock.factor(0, steps) for steps in (1, 4, 10)] == [1.0, 1.0, 1.0]  # a short run has no time to warm up
 
 
 def test_learning_rate_follows_the_clock_where_minutes_run_out_first() -> None:

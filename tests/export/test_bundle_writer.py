@@ -134,7 +134,7 @@ def test_damaged_files_and_wrong_options_are_one_line_errors(base: Base, adapter
     (adapter / "streamspec.safetensors").write_bytes(b"\xff" * 40)
     refuse(AdapterError, "safetensors", base, adapter, tmp_path / "out")
     (adapter / "streamspec_config.json").write_text("[1")
-    refuse(AdapterError, "configuration", base, adapter, tmp_path / "out")
+    refuse(AdapterError, "JSON", base, adapter, tmp_path / "out")
 
 
 def test_a_base_without_a_fast_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -194,3 +194,23 @@ def test_smoothing_brings_int8_closer(tmp_path: Path) -> None:
     session = write(tmp_path, StepGraph(spec, source, Int8()))
     after = check_parity(session, model, None, "int8", tokens)["plain"]["relative"]
     assert after < 0.6 * before
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"), [(None, "raw"), ("{{ messages }}", "chat"), ([{"name": "default", "template": "{{ messages }}"}], "chat"), ([], "raw")]
+)
+def test_a_base_is_a_chat_bundle_where_it_brings_a_template(tmp_path: Path, template: Any, kind: str) -> None:
+    base = save_base(tmp_path / "base")
+    settings = base.path / "tokenizer_config.json"
+    known = json.loads(settings.read_text()) if settings.exists() else {}
+    settings.write_text(json.dumps(known | {"chat_template": template, "eos_token": {"odd": 1}}))
+    (base.path / "chat_template.jinja").unlink(missing_ok=True)
+    made = export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lambda line: None)
+    assert made.prompt_format.kind == kind == ("chat" if (tmp_path / "out" / "chat_template.jinja").exists() else "raw")
+
+
+def test_damaged_tokenizer_settings_are_one_line(tmp_path: Path) -> None:
+    base = save_base(tmp_path / "base")
+    (base.path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(BaseModelError, match=r"tokenizer_config\.json"):
+        export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lambda line: None)

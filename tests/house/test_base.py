@@ -250,3 +250,10 @@ def test_the_reference_tokenizer_splits_digits_first() -> None:
 
     tokenizer = Tokenizer.from_file(str(resolve_base(REFERENCE).path / "tokenizer.json"))
     assert tokenizer.encode("x  2005").tokens == ["x", "ĠĠ", "2", "0", "0", "5"]
+
+
+def test_an_identity_outside_the_cache_is_not_believed(tmp_path: Path, cache: Path) -> None:
+    folder = hf_folder(tmp_path / "mine")
+    claims = {"id": REFERENCE, "sha256": "0" * 64, "model_type": "llama", "revision": None}
+    (folder / base_module.IDENTITY_FILE).write_text(json.dumps(claims))
+    assert resolve_base(folder) == Base(folder, "mine", weights_hash(folder), "llama")
