@@ -5,14 +5,14 @@ The target answers `--rows` training prompts once. Every drafter then learns fro
 beside it, from the references, its own task LoRA included):
 
     streams         gamma 6, Ns 2, rank 32             streams-bigram  the same with a bigram of rank 32
-    streams-deep    that with Ns 10
+    streams-deep    that with Ns 10 and rank 24
     medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
     medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
     eagle           a draft layer                      jakiro          two experts, the last place by contrast
     two-models      the target's first 6 layers, all their weights trained
 
 and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding (`streamspec bench`, n-grams off), the
-second model against streams-bigram. What is there is not trained again; `--train` ends before measuring. One JSON line per drafter is kept in
+second model against streams-deep, or streams-bigram where these are not there. What is there is not trained again; `--train` ends before measuring. One JSON line per drafter is kept in
 OUT/NAME.jsonl.
 """
 
@@ -30,7 +30,7 @@ MEDUSA = "--method medusa --gamma 6 --stream-lr 1e-3 --alpha-decay 0.8"
 DRAFTERS = {
     "streams": f"{STREAMS} --bigram-rank 0",
     "streams-bigram": STREAMS,
-    "streams-deep": f"{STREAMS} --ns 10",
+    "streams-deep": f"{STREAMS} --ns 10 --stream-rank 24",
     "medusa": f"{MEDUSA} --recipe staged --bigram-rank 0",
     "medusa-bigram": f"{MEDUSA} --recipe staged",
     "medusa-own": f"{MEDUSA} --recipe staged --own-heads --bigram-rank 0",
@@ -119,7 +119,7 @@ def main() -> None:
         if not bundle.exists():
             run(*streamspec, "export", "--base", cut, "--out", bundle)
         if not arguments.train:
-            own = out / f"{arguments.task}-streams-bigram-int8"
+            own = next(found for n in ("streams-deep", "streams-bigram") if (found := out / f"{arguments.task}-{n}-int8").exists())
             measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, "--repeats", arguments.repeats, *threads]
             found = json.loads(run(sys.executable, HERE / "two_model.py", "bench", own, "--draft", bundle, *measured))
             note(out / f"{arguments.task}.jsonl", {"drafter": "two-models", "sides": found})
