@@ -59,8 +59,10 @@ class Calibration:
 
     @cached_property
     def curve(self) -> np.ndarray:
-        """Cost of a step of 1.. rows over a plain step, up to the most rows measured; never falling."""
-        return np.maximum.accumulate([self.ratio(n) for n in range(1, max(self.costs) + 1)])
+        """Cost of a step of 1.. rows over a plain step, up to the most rows measured; never falling: what interferes only adds time, so no
+        step costs more than one of more rows did."""
+        ratios = np.array([self.ratio(n) for n in range(1, max(self.costs) + 1)])
+        return np.maximum(np.minimum.accumulate(ratios[::-1])[::-1], 1.0)
 
     @property
     def reason(self) -> str:

@@ -15,7 +15,7 @@ from streamspec.bench.report import Spread
 from streamspec.cli import app
 from streamspec.errors import BundleError
 from streamspec.runtime import Pruning, calibrate, load
-from streamspec.runtime.calibrate import choose
+from streamspec.runtime.calibrate import Calibration, choose
 from streamspec.runtime.engine import OrtEngine, causal_mask
 
 Bundles = Callable[[str], Path]
@@ -26,6 +26,15 @@ def test_the_tree_with_the_most_tokens_per_second_wins() -> None:
     chosen = choose({1: 1.0, 2: 1.1, 4: 1.4}, NODES)
     assert chosen.rows == 4 and chosen.expected[4] == pytest.approx(2.8)
     assert chosen.ratio(3) == pytest.approx(1.25)
+
+
+def test_a_disturbed_measurement_does_not_lift_those_of_more_rows() -> None:
+    even = Calibration({1: 1.0, 2: 1.2, 4: 1.4, 8: 2.0}, {}, 8).curve
+    assert even[[0, 1, 3, 7]].tolist() == [1.0, 1.2, 1.4, 2.0]
+    odd = Calibration({1: 1.0, 2: 1.9, 4: 1.4, 8: 2.0}, {}, 8).curve
+    assert odd[[0, 1, 2, 3, 7]].tolist() == [1.0, 1.4, 1.4, 1.4, 2.0]
+    slow = Calibration({1: 1.5, 2: 1.2, 4: 1.8}, {}, 4).curve  # the plain step itself was disturbed
+    assert slow.tolist()[:2] == [1.0, 1.0] and bool((np.diff(slow) >= 0).all())
 
 
 def test_plain_decoding_wins_where_trees_cost_too_much() -> None:
