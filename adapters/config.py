@@ -55,6 +55,8 @@ class TrainConfig:
     experts: int = 2  # jakiro: experts of the draft layer
     active: int = 2  # jakiro: experts that count for a row
     contrast: bool = True  # jakiro: the last place is guessed by the experts' contrast, without a pass of its own
+    contrast_weight: float = 0.5  # jakiro: weight of the contrast's loss (0.5: the paper's)
+    expert_weight: float = 0.0  # jakiro: weight of a loss that experts pay for saying the same or being used unevenly
     state_weight: float = 0.0  # jakiro, eagle: weight of the loss on hidden states beside that on tokens
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
@@ -122,7 +124,7 @@ class TrainConfig:
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "0 to 1")
         for name in ("distill_share", "task_share", "heads_share"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
-        for name in ("bigram_rank", "prune_rank"):
+        for name in ("bigram_rank", "prune_rank", "contrast_weight", "expert_weight", "state_weight"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(
             self.draft_vocab >= 0 and self.alpha >= 0,

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from streamspec.acceptance import ENDED, MISSED
 from streamspec.adapters.data import Collator, TokenRow
-from streamspec.adapters.losses import lookup_table, next_token_loss, number
+from streamspec.adapters.jakiro import JakiroModel
+from streamspec.adapters.losses import lookup_table, next_token_loss, number, pick_rows
 from streamspec.adapters.target import IGNORE, DraftingModel, DraftRows, Target
 from streamspec.progress import track
 
 MAX_RANK = 10
+STATISTIC_ROWS = 16  # of a text
 
 
 @torch.no_grad()
@@ -49,6 +51,31 @@ def record_ranks(
             ranks = torch.where(hit.any(-1), hit.int().argmax(-1), MISSED)
             out.append(torch.where(labels == IGNORE, ENDED, ranks).tolist())
     return out
+
+
+@torch.no_grad()
+def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, list[float] | float]:
+    """How a draft layer's parts are used, over rows of the text: `expert_shares`, the experts' weights; `expert_overlap`, the squared
+    cosine of what the two best say; and where there is a contrast `branches_agree`, how often its first guess is the mixture's,
+    which knows one token more."""
+    shares: list[Tensor] = []
+    alike: list[Tensor] = []
+    agree: list[Tensor] = []
+    collate = Collator(model.device)
+    for start in range(0, len(rows), batch_size):
+        batch = collate(rows[start : start + batch_size])
+        picked = pick_rows(batch, model.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
+        found = model.unroll(model.main_pass(batch["input_ids"], batch["attention_mask"]), picked)
+        counts = picked.labels[:, :, : model.passes] != IGNORE
+        shares.append(found.shares[counts])
+        alike.append(found.overlap[counts])
+        if found.contrast is not None and model.passes > 1:
+            said, also = (model.head(x, vocabulary).argmax(-1) for x in (found.mixture[:, :, 1:], found.contrast[:, :, :-1]))
+            agree.append((said == also)[counts[:, :, 1:]])
+    used: dict[str, list[float] | float] = {
+        "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)], "expert_overlap": round(float(torch.cat(alike).mean()), 3)
+    }  # fmt: skip
+    return used | {"branches_agree": round(float(torch.cat(agree).float().mean()), 3)} if agree else used
 
 
 def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:

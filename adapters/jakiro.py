@@ -6,7 +6,7 @@ One decoder layer drafts token after token from the target's hidden states. Row 
     u_t = x_t + attention(norm(x_t))             over rows <= t
     z_t = norm(u_t)     s = softmax(R z_t)     a = the K largest s, over their sum
     g_t = final(u_t + sum_i a_i E_i(z_t))        mixture (equations 3 and 6): head(g_t) guesses y_(t+2)
-    c_t = final(u_t + B E_1(z_t) - A E_2(z_t))   contrast (equation 7): head(c_t) guesses y_(t+3), one place further
+    c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)))    contrast (equation 7): head(c_t) guesses y_(t+3), one place further
 
 E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on from itself:
 the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place comes from c, so it costs no pass of the layer.
@@ -14,8 +14,8 @@ In training the true tokens take the guesses' place and every row is unrolled to
 learns to live with its own states.
 
 Unlike the paper's, the layer starts as the target's last one, its MLP dealt out to the experts, and keeps that layer's norms; U, V,
-S and b start as the least-squares fit of what that layer sees one row later (`fit_start`). So it drafts before it has learnt anything.
-And m is taken `depth` layers below the end, where the target has not yet narrowed its state to one next token. Knows nothing about data, optimisers or files.
+S and b start as the least-squares fit of what that layer sees one row later, and C, which is ours, of what the target says two rows
+later (`fit_start`). So the layer drafts before it has learnt anything. And m is taken `depth` layers below the end, where the target has not yet narrowed its state to one next token. Knows nothing about data, optimisers or files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,28 @@ class JakiroConfig:
     depth: int = 2
 
 
+@dataclass
+class Said:
+    """What experts make of rows: `mixture` and `contrast` [.., H] (one expert: no contrast); `shares` [.., N]: their weights in the
+    mixture, 0 where they do not count; `overlap` [..]: squared cosine of what the two best say."""
+
+    mixture: Tensor
+    contrast: Tensor | None
+    shares: Tensor
+    overlap: Tensor
+
+
+@dataclass
+class Unrolled:
+    """States ready for the head [B, P, passes, H]: number j of `mixture` guesses place j, of `contrast` place j + 1. `shares` and
+    `overlap` as in `Said` [B, P, passes, ..]."""
+
+    mixture: Tensor
+    contrast: Tensor | None
+    shares: Tensor
+    overlap: Tensor
+
+
 class Experts(nn.Module):
     """Gated MLPs in the place of one. Each has 1/K of its channels, K of N count for a row."""
 
@@ -61,19 +83,25 @@ class Experts(nn.Module):
         self.down = nn.Parameter(active * _dealt(down.weight.T, experts, active))
         self.router = nn.Parameter(torch.randn(experts + (2 if experts > 1 else 0), hidden) * 0.1 * hidden**-0.5)
 
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Mixture and contrast [.., H] of z [.., H]; no contrast with one expert."""
+    def forward(self, z: Tensor) -> Said:
+        """Of rows z [.., H]."""
         inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum("...h,eih->...ei", z, self.up)
         said = torch.einsum("...ei,eih->...eh", inner, self.down)
         experts = len(self.gate)
         if experts == 1:
-            return said[..., 0, :], None
+            return Said(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., 0]))
         routed = nn.functional.linear(z, self.router).float()
         weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
+        weight = weight / weight.sum(-1, keepdim=True)
         chosen = said.gather(-2, which[..., None].expand(*which.shape, said.shape[-1]))
-        mixture = ((weight / weight.sum(-1, keepdim=True))[..., None].to(said.dtype) * chosen).sum(-2)
+        mixture = (weight[..., None].to(said.dtype) * chosen).sum(-2)
+        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
+        if self.active == 1:
+            return Said(mixture, None, shares, torch.zeros_like(z[..., 0]))
+        first, second = chosen[..., 0, :], chosen[..., 1, :]
         contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(said.dtype)
-        return mixture, contrast[..., :1] * chosen[..., 0, :] - contrast[..., 1:] * chosen[..., 1, :]
+        overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()
+        return Said(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap)
 
 
 def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
@@ -82,6 +110,15 @@ def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
     channels = len(weight) // active * active
     parts = torch.stack([weight[i % active : channels : active] for i in range(experts)])
     return parts if experts == active else parts + EXPERT_NOISE * parts.std() * torch.randn_like(parts)
+
+
+class _Rows(NamedTuple):
+    """The layer's rows [B, R, ..]: both branches before the last norm, `shares` and `overlap` as in `Said`."""
+
+    mixture: Tensor
+    contrast: Tensor | None
+    shares: Tensor
+    overlap: Tensor
 
 
 class _Behind:
@@ -117,48 +154,55 @@ class JakiroModel(DraftingModel):
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
         self.from_token, self.from_entry, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(3))
         self.bias = nn.Parameter(torch.zeros(width))
+        self.contrast_map = nn.Parameter(torch.eye(width)) if config.contrast else None
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
-        mixture, contrast = self.unroll(main, picked)
-        if self.config.contrast:
-            assert contrast is not None
-            mixture = torch.cat([mixture, contrast[:, :, -1:]], dim=2)
-        return mixture
+        found = self.unroll(main, picked)
+        return found.mixture if found.contrast is None else torch.cat([found.mixture, found.contrast[:, :, -1:]], dim=2)
 
-    def unroll(self, main: MainPass, picked: DraftRows) -> tuple[Tensor, Tensor | None]:
-        """Finished states [B, P, passes, H] of both branches: number j of the mixture guesses place j, of the contrast place j + 1."""
+    def unroll(self, main: MainPass, picked: DraftRows) -> Unrolled:
         rows, following = picked.rows, picked.labels
-        batch, length = main.tokens.shape
-        columns = torch.arange(length, device=rows.device)
-        causal = (columns[:, None] >= columns[None, :]).expand(batch, 1, length, length)
         cache = _Behind([], [])
-        state, other = self._layer(main.tokens.roll(-1, dims=1), nn.functional.linear(unit_rms(main.entry.float()), self.from_entry), columns.expand(batch, -1), causal, cache)
-        place = rows[:, :, None].expand(-1, -1, state.shape[2])
-        mixture, contrast = [state.gather(1, place)], [None if other is None else other.gather(1, place)]
+        first = self.main_rows(main, cache)
+        at = rows[:, :, None]
+        steps = [_Rows(*(None if x is None else x.gather(1, at.expand(-1, -1, x.shape[2])) for x in first))]
+        columns = torch.arange(main.tokens.shape[1], device=rows.device)
         seen = (columns <= rows[:, :, None])[:, None]  # [B, 1, P, T]
-        own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(batch, 1, -1, -1)
+        own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
         for step in range(1, self.passes):
             seen = torch.cat([seen, own], dim=3)
-            tokens = following[:, :, step - 1].clamp(min=0)
-            state, other = self._layer(tokens, nn.functional.linear(mixture[-1].float(), self.from_state), rows + step, seen, cache)
-            mixture.append(state)
-            contrast.append(other)
-        both = torch.stack(mixture, dim=2)
-        return both, None if other is None else torch.stack([c for c in contrast if c is not None], dim=2)
+            states = nn.functional.linear(self._finish(steps[-1].mixture).float(), self.from_state)
+            steps.append(self._layer(following[:, :, step - 1].clamp(min=0), states, rows + step, seen, cache))
+        mixture, shares, overlap = (torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap"))
+        contrast = None
+        if self.contrast_map is not None:
+            contrast = torch.stack([one.contrast for one in steps if one.contrast is not None], dim=2)
+            contrast = self._finish(nn.functional.linear(contrast, self.contrast_map))
+        return Unrolled(self._finish(mixture), contrast, shares, overlap.squeeze(-1))
 
-    def _layer(
-        self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind
-    ) -> tuple[Tensor, Tensor | None]:
-        """Both branches' finished states [B, R, H] of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]."""
+    def main_rows(self, main: MainPass, cache: _Behind) -> _Rows:
+        """The layer over all rows of the text, each with the token behind it."""
+        batch, length = main.tokens.shape
+        columns = torch.arange(length, device=main.tokens.device)
+        causal = (columns[:, None] >= columns[None, :]).expand(batch, 1, length, length)
+        states = nn.functional.linear(unit_rms(main.entry.float()), self.from_entry)
+        return self._layer(main.tokens.roll(-1, dims=1), states, columns.expand(batch, -1), causal, cache)
+
+    def _layer(self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind) -> _Rows:
+        """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]."""
         embedded = unit_rms(self.decoder.embed(tokens).float())
         x = nn.functional.linear(embedded, self.from_token, self.bias) + states
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
         rotary = self.decoder.rotary_embeddings(x, positions)
         mixed = self.attention(self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache)[0]
         u = x + mixed
-        mixture, contrast = self.experts(self.norm_mid(u))
-        dtype = self.decoder.embedding.weight.dtype  # of the head that comes next
-        return self.norm_out(u + mixture).to(dtype), None if contrast is None else self.norm_out(u + contrast).to(dtype)
+        said = self.experts(self.norm_mid(u))
+        return _Rows(u + said.mixture, None if said.contrast is None else u + said.contrast, said.shares, said.overlap[..., None])
+
+    def _finish(self, states: Tensor) -> Tensor:
+        """Ready for the head, in its dtype."""
+        finished: Tensor = self.norm_out(states)
+        return finished.to(self.decoder.embedding.weight.dtype)
 
     def drafter_tensors(self) -> dict[str, Tensor]:
         own = {name: p for name, p in self.named_parameters() if not name.startswith(("model.", "bigram_"))}
@@ -175,31 +219,45 @@ class JakiroModel(DraftingModel):
 @torch.no_grad()
 def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     """Sets U, V and b to the least-squares fit of what the target's last layer sees at row t + 1, by e(y_(t+1)) and m_t, over the rows
-    of `batches` (ids and attention mask [B, T] each); then S, by which a finished state f_t best makes V m_t. Returns the share of
-    the variance that is left. Massive activations are left out, and batches beyond `FIT_TOKENS`, as for streams.
+    of `batches` (ids and attention mask [B, T] each); then S, by which a finished state f_t best makes V m_t; then C, by which the
+    contrast's state at row t best makes f_(t+2) before its norm. Returns the share of the first fit's variance that is left. Massive
+    activations are left out, and batches beyond `FIT_TOKENS`, as for streams.
     """
-    decoder, seen, count = drafter.decoder, [], 0
+    decoder, width = drafter.decoder, drafter.decoder.hidden_size
+    mains, usable, fitted, count = [], [], [], 0
     for ids, mask in batches:
         with decoder.watched(len(decoder.layers) - 1) as entered:
             main = drafter.main_pass(ids, mask)
         wanted = entered[0].float()
         level = wanted.pow(2).mean(-1).sqrt()
-        usable = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
+        good = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
+        both = good[:, :-1] & good[:, 1:]
         tokens = unit_rms(decoder.embed(ids).float())
-        both = usable[:, :-1] & usable[:, 1:]
         parts = tokens[:, 1:], unit_rms(main.entry.float())[:, :-1], main.final.float()[:, :-1], wanted[:, 1:]
-        seen.append([part[both] for part in parts])
+        fitted.append([part[both] for part in parts])
+        mains.append(main)
+        usable.append(good)
         count += int(both.sum())
         if count >= FIT_TOKENS:
             break
     if not count:
         return 1.0
-    token, state, final, wanted = (torch.cat(side) for side in zip(*seen, strict=True))
+    token, state, final, wanted = (torch.cat(side) for side in zip(*fitted, strict=True))
     inputs = torch.cat([token, state, torch.ones_like(token[:, :1])], dim=1)
     solved = ridge(inputs, wanted)
-    width = token.shape[1]
     drafter.from_token.copy_(solved[:width].T)
     drafter.from_entry.copy_(solved[width:-1].T)
     drafter.bias.copy_(solved[-1])
     drafter.from_state.copy_(ridge(final, state @ solved[width:-1]).T)
+    if drafter.contrast_map is not None:
+        pairs = [_two_ahead(drafter, *one) for one in zip(mains, usable, strict=True)]
+        drafter.contrast_map.copy_(ridge(*(torch.cat(side) for side in zip(*pairs, strict=True))).T)
     return float((wanted - inputs @ solved).pow(2).sum() / (wanted - wanted.mean(0)).pow(2).sum())
+
+
+def _two_ahead(drafter: JakiroModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
+    """The contrast's states at rows t and the target's finished ones at t + 2, before the norm's weight [n, H] each."""
+    contrast = drafter.main_rows(main, _Behind([], [])).contrast
+    assert contrast is not None
+    both = usable[:, :-2] & usable[:, 2:]
+    return contrast[:, :-2][both], (main.final.float() / drafter.norm_out.weight)[:, 2:][both]

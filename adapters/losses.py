@@ -68,10 +68,12 @@ def jakiro_losses(
 
     "places" [passes]: mean loss of the mixture's guesses. "contrast" [passes]: of the contrast's, one place further each; not
     there without a contrast. "state": smooth L1 of the mixture's states against the target's own, over the spread of these.
+    "alike": 0 where the two best experts of a row say what is at right angles and all experts are used alike.
     """
-    mixture, contrast = model.unroll(main, picked)
+    drafted = model.unroll(main, picked)
+    mixture, contrast = drafted.mixture, drafted.contrast
     found = {"places": _losses(model, main, mixture, picked, 0, vocabulary, lookup, kind)}
-    if contrast is not None and model.config.contrast:
+    if contrast is not None:
         found["contrast"] = _losses(model, main, contrast, picked, 1, vocabulary, lookup, kind)
     ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
     rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
@@ -79,6 +81,8 @@ def jakiro_losses(
     counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
     wanted = main.final[text, rows][counts].float()
     found["state"] = smooth_l1_loss(mixture[counts] / wanted.std(), wanted / wanted.std())
+    shares = drafted.shares[counts].mean(0)
+    found["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
     return found
 
 

@@ -28,7 +28,7 @@ from streamspec.adapters import folder
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.data import Formatter, TokenRow, joined
-from streamspec.adapters.evaluate import record_ranks, validation_loss
+from streamspec.adapters.evaluate import layer_statistics, record_ranks, validation_loss
 from streamspec.adapters.families import FAMILIES
 from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
 from streamspec.adapters.journal import Journal
@@ -48,7 +48,6 @@ from streamspec.trees import DraftTree
 JOURNAL = "journal.json"
 WORK = "run"  # folder of a run that is not over, inside --out
 UNTOUCHED = "base"  # --target-adapter: no task LoRA under the streams
-CONTRAST_WEIGHT = 0.5  # of the loss of a draft layer's second branch, as in the paper
 REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
 
 
@@ -326,11 +325,12 @@ def fit_drafter(
 
     def draft_layer_loss(found: dict[str, Tensor]) -> dict[str, Tensor]:
         places, contrast = found["places"], found.get("contrast")
-        parts = {f"place_{j + 1}": value for j, value in enumerate(places)} | {"state": found["state"]}
-        total = (weights[: len(places)] * places).sum() + config.state_weight * len(places) * found["state"]
+        parts = {f"place_{j + 1}": value for j, value in enumerate(places)} | {name: found[name] for name in ("state", "alike")}
+        aside = config.state_weight * found["state"] + config.expert_weight * found["alike"]
+        total = (weights[: len(places)] * places).sum() + len(places) * aside
         if contrast is not None:
             parts["contrast"] = contrast.mean()
-            total = total + CONTRAST_WEIGHT * (weights[1:] * contrast).sum()
+            total = total + config.contrast_weight * (weights[1:] * contrast).sum()
         return {"total": total / weights.sum(), **parts}
 
     if run.journal.finished(name):
@@ -411,6 +411,8 @@ def finish_drafter(
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
         "val_loss": round(loss, 4),
     }
+    if isinstance(drafter, JakiroModel):
+        metrics |= layer_statistics(drafter, rows, vocabulary)
     return folder.finish_drafting(run, drafter, vocabulary, ranks, metrics)
 
 

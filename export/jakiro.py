@@ -122,7 +122,7 @@ class JakiroPass(DraftPass):
         with g.named("level.1"):
             x = g.op("Gather", self.inputs, accepted.node, axis=1)
             where = g.op("Gather", accepted.positions, accepted.node, axis=0)
-            levels.append(self._level(g, x, 1, where, accepted, past, own, None))
+            levels.append(self._level(g, x, 1, where, accepted, past, own, None, self.spec.passes == 1))
             self._guess_level(g, levels[-1], None)
         for number in range(1, self.spec.passes):
             with g.named(f"level.{number + 1}"):
@@ -135,7 +135,7 @@ class JakiroPass(DraftPass):
                 x = self._input(g, tokens, state, rows)
                 positions = g.op("Expand", g.op("Add", where, g.ints(number)), g.ints(BEAM))
                 sees = g.op("Gather", before.sees, parents, axis=0) if before.sees else ""
-                levels.append(self._level(g, x, BEAM, positions, accepted, past, own, sees))
+                levels.append(self._level(g, x, BEAM, positions, accepted, past, own, sees, number == self.spec.passes - 1))
                 self._guess_level(g, levels[-1], (g.op("Gather", g.op("Reshape", before.chances, g.ints(-1)), picked, axis=0)))
                 origins.append(picked)
         if self.spec.contrast:
@@ -148,9 +148,9 @@ class JakiroPass(DraftPass):
         return [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
 
     def _level(
-        self, g: Scope, x: str, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
+        self, g: Scope, x: str, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None, last: bool
     ) -> _Level:
-        """Runs the layer. The first level's row lies in the cache already (`sees` None); all others add to `own`."""
+        """Runs the layer. Behind the `last` pass stands the contrast. The first level's row lies in the cache already (`sees` None); all others add to `own`."""
         decoder, spec = self.decoder, self.decoder.spec
         rows = Rows(g.ints(count))
         q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, positions)
@@ -165,9 +165,11 @@ class JakiroPass(DraftPass):
         mixed = attend(g, spec, q, keys_values, self.present, g.op("Tile", mask, g.ints(spec.group, 1)), accepted.visible)
         update = decoder.linear(g, mixed, rows, self.layer, OUT)
         normed, residual = decoder.norm(g, Residual(x, update), spec.weight_name(self.layer, "post_attention_layernorm"))
-        mixture, contrast = self._experts(g, normed, rows, count)
-        finished = [self._finish(g, g.op("Add", residual.stream, said)) if said else "" for said in (mixture, contrast)]
-        return _Level(finished[0], finished[1], sees or "")
+        mixture, contrast = self._experts(g, normed, rows, count, last and self.spec.contrast)
+        level = _Level(self._finish(g, g.op("Add", residual.stream, mixture)), "", sees or "")
+        if contrast:
+            level.contrast = self._finish(g, self._map(g, g.op("Add", residual.stream, contrast), rows, "contrast_map"))
+        return level
 
     def _guess_level(self, g: Scope, level: _Level, before: str | None) -> None:
         """The level's best guesses, and with the chance of the path `before` [m] that of the whole path."""
@@ -198,8 +200,8 @@ class JakiroPass(DraftPass):
     def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
         return self.decoder.queries_keys_values(g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear)
 
-    def _experts(self, g: Scope, z: str, rows: Rows, count: int) -> tuple[str, str]:
-        """What the mixture and the contrast add, [1, m, H] each; '' without a contrast. All experts run: they are one product."""
+    def _experts(self, g: Scope, z: str, rows: Rows, count: int, contrast: bool) -> tuple[str, str]:
+        """What the mixture and, if asked for, the contrast add, [1, m, H] each. All experts run: they are one product."""
         tensors, decoder = self.spec.tensors, self.decoder
         experts, inner, hidden = tensors["experts.gate"].shape
         stacked = np.concatenate([tensors[f"experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
@@ -216,7 +218,7 @@ class JakiroPass(DraftPass):
         nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
         spread = self._constant(g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32))  # an expert's weight to its channels
         sums = [product_of(g, product, g.op("ScatterElements", nothing, best, share, axis=-1), spread)]
-        if self.spec.contrast:
+        if contrast:
             high, _ = g.ops("TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1)
             signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
             two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
@@ -224,8 +226,8 @@ class JakiroPass(DraftPass):
         if len(sums) == 1:
             return decoder.precision.linear(g, sums[0], rows, down), ""
         both = decoder.precision.linear(g, g.op("Concat", *sums, axis=1), Rows(g.ints(2 * count)), down)
-        mixture, contrast = g.ops("Split", both, g.ints(count, count), out=(None, None), axis=1)
-        return mixture, contrast
+        mixed, contrasted = g.ops("Split", both, g.ints(count, count), out=(None, None), axis=1)
+        return mixed, contrasted
 
     def _weight(self, name: str, array: Array) -> Weight:
         return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))

@@ -178,6 +178,8 @@ def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, g
     if spec.qk_norm:
         shapes |= {f"attention.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
     shapes |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
+    if config.get("contrast"):
+        shapes["contrast_map"] = (hidden, hidden)
     shapes["experts.router"] = (experts + 2 * (experts > 1), hidden)
     named = config.get("biases") or []
     if not isinstance(named, list):

@@ -40,6 +40,10 @@ def summary(result: dict[str, Any], config: TrainConfig) -> str:
     if "tau" in result:
         right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
         found += [f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)", f"right at first guess: {right}"]
+    if len(result.get("expert_shares", ())) > 1:
+        found += [f"experts used {' '.join(f'{share:.2f}' for share in result['expert_shares'])}, alike {result['expert_overlap']:.2f}"]
+    if "branches_agree" in result:
+        found += [f"contrast and mixture agree {result['branches_agree']:.2f}"]
     return (
         f"wrote {config.out} in {result['minutes']:.0f} minutes; on validation data: {', '.join(found)}\n"
         f"next: streamspec export --base {config.base} --adapter {config.out} --out BUNDLE"

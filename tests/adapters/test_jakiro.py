@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from streamspec.adapters.jakiro import Experts, JakiroConfig, JakiroModel, fit_start
+from streamspec.adapters.data import TokenRow
+from streamspec.adapters.evaluate import layer_statistics
+from streamspec.adapters.jakiro import Experts, JakiroConfig, JakiroModel, Unrolled, fit_start
 from streamspec.adapters.losses import jakiro_losses, pick_rows
 from streamspec.adapters.streams import unit_rms
 from streamspec.adapters.target import DraftRows
@@ -49,10 +51,11 @@ def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) ->
             cache_position=where[0],
         )[0][0, 0]  # fmt: skip
         u = x + mixed
-        mixture, other = model.experts(model.norm_mid(u))
+        said = model.experts(model.norm_mid(u))
         if position >= t:
-            out.append(model.norm_out(u + mixture))
-            contrast = torch.empty(0) if other is None else model.norm_out(u + other)
+            out.append(model.norm_out(u + said.mixture))
+            if model.contrast_map is not None:
+                contrast = model.norm_out(model.contrast_map @ (u + said.contrast))
     return [*out, contrast] if model.config.contrast else out
 
 
@@ -77,7 +80,7 @@ def test_experts_begin_as_the_mlp_they_were_dealt_from() -> None:
     for count in (1, 2, 4):
         experts = Experts(mlp, count, count)
         experts.router.zero_()
-        torch.testing.assert_close(experts(z)[0], mlp(z), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(experts(z).mixture, mlp(z), atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -89,12 +92,16 @@ def test_only_the_best_experts_count() -> None:
     said = torch.stack([
         (nn.functional.silu(z @ experts.gate[i].T) * (z @ experts.up[i].T)) @ experts.down[i] for i in range(4)
     ])  # fmt: skip
-    for row, (mixture, contrast) in enumerate(zip(*experts(z), strict=True)):
+    found = experts(z)
+    assert found.contrast is not None
+    for row, (mixture, contrast) in enumerate(zip(found.mixture, found.contrast, strict=True)):
         first, second = scores[row, :4].argsort(descending=True)[:2].tolist()
         a = scores[row, [first, second]].softmax(0)  # of all four, over the sum of the two
         high, low = scores[row, 4:].softmax(0).sort(descending=True).values
         torch.testing.assert_close(mixture, a[0] * said[first, row] + a[1] * said[second, row], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(contrast, high * said[first, row] - low * said[second, row], atol=1e-5, rtol=1e-4)
+        assert found.shares[row, [first, second]].tolist() == pytest.approx(a.tolist()) and (found.shares[row] > 0).sum() == 2
+        assert float(found.overlap[row]) == pytest.approx(float(torch.cosine_similarity(said[first, row], said[second, row], dim=0)) ** 2, abs=1e-5)
 
 
 def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
@@ -119,6 +126,38 @@ def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
     assert all(p.grad is not None for p in model.drafter_tensors().values())
 
 
+def test_experts_that_pay_for_it_come_to_differ() -> None:
+    model = jakiro(experts=4)
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
+    optimiser = torch.optim.Adam(model.experts.parameters(), lr=3e-3)
+    main, alike = model.main_pass(IDS, MASK), []
+    for _ in range(60):
+        loss = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["alike"]
+        optimiser.zero_grad()
+        loss.backward(retain_graph=True)
+        optimiser.step()
+        alike.append(float(loss.detach()))
+    assert min(alike) > -1e-5 and alike[-1] < 0.3 * alike[0]
+
+
+def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
+    model, rows = jakiro(experts=4), [TokenRow(IDS[0].tolist(), [True] * 8)] * 3
+    with torch.no_grad():
+        model.experts.router.zero_()[2] = 40.0 * torch.ones(32)
+        model.experts.router[3] = -40.0 * torch.ones(32)
+        model.norm_mid.weight.fill_(1.0)
+    found = layer_statistics(model, rows, None)
+    shares = found["expert_shares"]
+    assert isinstance(shares, list) and sum(shares) == pytest.approx(1, abs=2e-3) and shares[2] + shares[3] > 0.9  # one or the other
+    assert 0 <= found["branches_agree"] <= 1 and 0 <= found["expert_overlap"] <= 1  # type: ignore[operator]
+    with torch.no_grad():  # a contrast that says what the next row's mixture says agrees with it
+        unrolled = model.unroll
+        monkey = lambda *a: (u := unrolled(*a)) and Unrolled(u.mixture, torch.cat([u.mixture[:, :, 1:], u.mixture[:, :, :1]], 2), u.shares, u.overlap)  # noqa: E731
+        model.unroll = monkey  # type: ignore[method-assign]
+    assert layer_statistics(model, rows, None)["branches_agree"] == 1
+    assert "branches_agree" not in layer_statistics(jakiro(experts=1, active=1, contrast=False), rows, None)
+
+
 @pytest.mark.parametrize("depth", [0, 5])
 def test_more_layers_than_there_are_are_refused(depth: int) -> None:
     with pytest.raises(ConfigError):
@@ -137,8 +176,8 @@ def test_the_start_foretells_what_the_last_layer_sees_next() -> None:
     def losses() -> dict[str, Tensor]:
         return jakiro_losses(model, model.main_pass(ids, mask), pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0)), None, None, "kl")
 
-    before = losses()["places"]
+    before, contrasted = losses()["places"], losses()["contrast"]
     left = fit_start(model, [(ids[:24], mask[:24]), (ids[24:], mask[24:])])
     assert 0 < left < 0.9
-    assert bool((losses()["places"] < before).all())
+    assert bool((losses()["places"] < before).all()) and bool((losses()["contrast"] < contrasted).all())
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from
