@@ -48,21 +48,10 @@ class JakiroConfig:
     depth: int = 2
 
 
-@dataclass
-class Said:
-    """What experts make of rows: `mixture` and `contrast` [.., H] (one expert: no contrast); `shares` [.., N]: their weights in the
-    mixture, 0 where they do not count; `overlap` [..]: squared cosine of what the two best say."""
-
-    mixture: Tensor
-    contrast: Tensor | None
-    shares: Tensor
-    overlap: Tensor
-
-
-@dataclass
-class Unrolled:
-    """States ready for the head [B, P, passes, H]: number j of `mixture` guesses place j, of `contrast` place j + 1. `shares` and
-    `overlap` as in `Said` [B, P, passes, ..]."""
+class Branches(NamedTuple):
+    """Of rows, unrolled ones [B, P, passes, ..] among them: states of both branches [.., H] (`contrast` None where there is none; of
+    unrolled rows number j of `mixture` guesses place j, of `contrast` place j + 1); `shares` [.., N], the experts' weights in the
+    mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what the two best say."""
 
     mixture: Tensor
     contrast: Tensor | None
@@ -83,13 +72,13 @@ class Experts(nn.Module):
         self.down = nn.Parameter(active * _dealt(down.weight.T, experts, active))
         self.router = nn.Parameter(torch.randn(experts + (2 if experts > 1 else 0), hidden) * 0.1 * hidden**-0.5)
 
-    def forward(self, z: Tensor) -> Said:
-        """Of rows z [.., H]."""
+    def forward(self, z: Tensor) -> Branches:
+        """What the experts make of rows z [.., H]."""
         inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum("...h,eih->...ei", z, self.up)
         said = torch.einsum("...ei,eih->...eh", inner, self.down)
         experts = len(self.gate)
         if experts == 1:
-            return Said(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., 0]))
+            return Branches(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
         routed = nn.functional.linear(z, self.router).float()
         weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
         weight = weight / weight.sum(-1, keepdim=True)
@@ -97,11 +86,11 @@ class Experts(nn.Module):
         mixture = (weight[..., None].to(said.dtype) * chosen).sum(-2)
         shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
         if self.active == 1:
-            return Said(mixture, None, shares, torch.zeros_like(z[..., 0]))
+            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]))
         first, second = chosen[..., 0, :], chosen[..., 1, :]
         contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(said.dtype)
-        overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()
-        return Said(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap)
+        overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
+        return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap)
 
 
 def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
@@ -110,15 +99,6 @@ def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
     channels = len(weight) // active * active
     parts = torch.stack([weight[i % active : channels : active] for i in range(experts)])
     return parts if experts == active else parts + EXPERT_NOISE * parts.std() * torch.randn_like(parts)
-
-
-class _Rows(NamedTuple):
-    """The layer's rows [B, R, ..]: both branches before the last norm, `shares` and `overlap` as in `Said`."""
-
-    mixture: Tensor
-    contrast: Tensor | None
-    shares: Tensor
-    overlap: Tensor
 
 
 class _Behind:
@@ -160,12 +140,13 @@ class JakiroModel(DraftingModel):
         found = self.unroll(main, picked)
         return found.mixture if found.contrast is None else torch.cat([found.mixture, found.contrast[:, :, -1:]], dim=2)
 
-    def unroll(self, main: MainPass, picked: DraftRows) -> Unrolled:
+    def unroll(self, main: MainPass, picked: DraftRows) -> Branches:
+        """All passes behind the rows `picked`, their states ready for the head."""
         rows, following = picked.rows, picked.labels
         cache = _Behind([], [])
         first = self.main_rows(main, cache)
         at = rows[:, :, None]
-        steps = [_Rows(*(None if x is None else x.gather(1, at.expand(-1, -1, x.shape[2])) for x in first))]
+        steps = [Branches(*(None if x is None else x.gather(1, at.expand(-1, -1, x.shape[2])) for x in first))]
         columns = torch.arange(main.tokens.shape[1], device=rows.device)
         seen = (columns <= rows[:, :, None])[:, None]  # [B, 1, P, T]
         own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
@@ -178,17 +159,17 @@ class JakiroModel(DraftingModel):
         if self.contrast_map is not None:
             contrast = torch.stack([one.contrast for one in steps if one.contrast is not None], dim=2)
             contrast = self._finish(nn.functional.linear(contrast, self.contrast_map))
-        return Unrolled(self._finish(mixture), contrast, shares, overlap.squeeze(-1))
+        return Branches(self._finish(mixture), contrast, shares, overlap)
 
-    def main_rows(self, main: MainPass, cache: _Behind) -> _Rows:
-        """The layer over all rows of the text, each with the token behind it."""
+    def main_rows(self, main: MainPass, cache: _Behind) -> Branches:
+        """The layer over all rows of the text, each with the token behind it; states before the last norm."""
         batch, length = main.tokens.shape
         columns = torch.arange(length, device=main.tokens.device)
         causal = (columns[:, None] >= columns[None, :]).expand(batch, 1, length, length)
         states = nn.functional.linear(unit_rms(main.entry.float()), self.from_entry)
         return self._layer(main.tokens.roll(-1, dims=1), states, columns.expand(batch, -1), causal, cache)
 
-    def _layer(self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind) -> _Rows:
+    def _layer(self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind) -> Branches:
         """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]."""
         embedded = unit_rms(self.decoder.embed(tokens).float())
         x = nn.functional.linear(embedded, self.from_token, self.bias) + states
@@ -197,7 +178,7 @@ class JakiroModel(DraftingModel):
         mixed = self.attention(self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache)[0]
         u = x + mixed
         said = self.experts(self.norm_mid(u))
-        return _Rows(u + said.mixture, None if said.contrast is None else u + said.contrast, said.shares, said.overlap[..., None])
+        return said._replace(mixture=u + said.mixture, contrast=None if said.contrast is None else u + said.contrast)
 
     def _finish(self, states: Tensor) -> Tensor:
         """Ready for the head, in its dtype."""

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from streamspec.adapters.data import TokenRow
 from streamspec.adapters.evaluate import layer_statistics
-from streamspec.adapters.jakiro import Experts, JakiroConfig, JakiroModel, Unrolled, fit_start
+from streamspec.adapters.jakiro import Branches, Experts, JakiroConfig, JakiroModel, fit_start
 from streamspec.adapters.losses import jakiro_losses, pick_rows
 from streamspec.adapters.streams import unit_rms
 from streamspec.adapters.target import DraftRows
@@ -152,7 +152,7 @@ def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
     assert 0 <= found["branches_agree"] <= 1 and 0 <= found["expert_overlap"] <= 1  # type: ignore[operator]
     with torch.no_grad():  # a contrast that says what the next row's mixture says agrees with it
         unrolled = model.unroll
-        monkey = lambda *a: (u := unrolled(*a)) and Unrolled(u.mixture, torch.cat([u.mixture[:, :, 1:], u.mixture[:, :, :1]], 2), u.shares, u.overlap)  # noqa: E731
+        monkey = lambda *a: (u := unrolled(*a)) and Branches(u.mixture, torch.cat([u.mixture[:, :, 1:], u.mixture[:, :, :1]], 2), u.shares, u.overlap)  # noqa: E731
         model.unroll = monkey  # type: ignore[method-assign]
     assert layer_statistics(model, rows, None)["branches_agree"] == 1
     assert "branches_agree" not in layer_statistics(jakiro(experts=1, active=1, contrast=False), rows, None)
