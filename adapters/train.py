@@ -183,12 +183,9 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
         odd = [name for name in ("gamma", "ns", "positions", "root_token") if kept[name] != wanted[name]]
         odd += [name for name in ("bigram_rank", "prune_rank") if kept[name] and wanted[name] not in (0, kept[name])]  # may be new, or dropped
         odd += ["stream_rank"] if kept["stream_rank"] > config.stream_rank else []
-        for name in odd[:1]:
-            raise ConfigError(
-                f"--warm-start {config.warm_start}: streams with {name} = {kept[name]}",
-                f"{wanted[name]}",
-                f"give --{name.replace('_', '-')} as that adapter has it",
-            )
+        if odd:
+            found = f"--warm-start {config.warm_start}: streams with {odd[0]} = {kept[odd[0]]}"
+            raise ConfigError(found, f"{wanted[odd[0]]}", f"give --{odd[0].replace('_', '-')} as that adapter has it")
 
 
 def check_answers(config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]) -> None:

@@ -20,7 +20,6 @@ import numpy as np
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import mean_scores, score
 from streamspec.runtime import load
-from streamspec.runtime.decoding import accept
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.loop import Decoder, Plan
@@ -50,11 +49,12 @@ class TypicalEngine:
         stands = [True] * len(tree)
         for node, parent in list(enumerate(tree.parents))[1:]:
             stands[node] = stands[parent] and bool(chances[parent, tokens[node]] > least[parent] or choices[parent] == tokens[node])
-        for parent, node in pairwise(tree.path(max(np.flatnonzero(stands).tolist(), key=tree.depths.__getitem__))):  # the longest
+        longest = max(np.flatnonzero(stands).tolist(), key=tree.depths.__getitem__)
+        path = tree.path(longest)
+        for parent, node in pairwise(path):
             choices[parent] = tokens[node]
-        node, path = accept(tree, tokens, choices)
         found = self._engine.prefill(tokens[list(path)].tolist(), draft)
-        return Verified(choices, node if draft else None, found.guesses)
+        return Verified(choices, longest if draft else None, found.guesses)
 
     def keep(self, path: Sequence[int]) -> None:
         """Done."""

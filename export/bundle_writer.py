@@ -33,7 +33,7 @@ from streamspec.bundle import (
     bundle_folder,
     finish,
 )
-from streamspec.checks import Fields, parse_json
+from streamspec.checks import parse_object
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.export import smooth
 from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
@@ -196,10 +196,8 @@ def _end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tup
 
 
 def _tokenizer_settings(base: Base) -> dict[str, Any]:
-    file, fix = base.path / "tokenizer_config.json", "fetch the base again"
-    if not file.is_file():
-        return {}
-    return Fields(parse_json(file.read_bytes(), str(file), BaseModelError, fix), str(file), BaseModelError, fix).values
+    file = base.path / "tokenizer_config.json"
+    return parse_object(file.read_bytes(), str(file), BaseModelError, "fetch the base again") if file.is_file() else {}
 
 
 def _to_stderr(line: str) -> None:

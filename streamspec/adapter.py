@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.bundle import METHODS
-from streamspec.checks import Fields, parse_json
+from streamspec.checks import parse_object
 from streamspec.errors import AdapterError
 from streamspec.prompt_format import PromptFormat
 
@@ -85,4 +85,4 @@ def read_json(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise AdapterError(f"{path}: {error}", "an adapter's configuration", RESTORE) from None
-    return Fields(parse_json(data, str(path), AdapterError, RESTORE), str(path), AdapterError, RESTORE).values
+    return parse_object(data, str(path), AdapterError, RESTORE)

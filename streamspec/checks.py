@@ -123,6 +123,11 @@ def parse_json(
         raise error(f"{where}: {problem}", "JSON", fix) from None
 
 
+def parse_object(data: bytes, where: str, error: type[StreamspecError], fix: str) -> dict[str, Any]:
+    """`parse_json` of what must be an object."""
+    return Fields(parse_json(data, where, error, fix), where, error, fix).values
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
@@ -133,9 +138,7 @@ def _refuse_odd(value: object, depth: int) -> None:
     if isinstance(value, str):
         value.encode()  # raises a ValueError of its own
     elif isinstance(value, (dict, list)):
-        for part in value:
-            _refuse_odd(part, depth - 1)
-        for part in value.values() if isinstance(value, dict) else ():
+        for part in (*value, *value.values()) if isinstance(value, dict) else value:
             _refuse_odd(part, depth - 1)
 
 
