@@ -17,7 +17,7 @@ from streamspec.errors import ConfigError
 from streamspec.prompt_format import KINDS
 
 RECIPES = ("joint", "staged")
-LABELS = ("hard", "kl", "tv")
+LABELS = ("hard", "kl", "tv", "topk")
 CLOCKS = ("wall", "cpu")
 MAX_GAMMA = 8
 
@@ -37,7 +37,7 @@ class TrainConfig:
     separator: str = "\n"
     # streams
     gamma: int = 6  # number of streams, 1..8
-    ns: int | None = None  # MSA layers; default: a third of the layers. jakiro, eagle: layers above the states they read (2)
+    ns: int | None = None  # MSA layers; default: a third of the layers
     alpha: float = 0.1  # weight of the first stream's loss beside the next-token loss (joint)
     alpha_decay: float = 1.0  # the weight of each further stream's loss over that of the one before
     positions: str = "shifted"  # stream j sits at position t + j ("shifted") or t ("same")
@@ -47,17 +47,20 @@ class TrainConfig:
     draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
     bigram_rank: int = 32  # rank of the bias that the token before gives to a stream's guesses; 0: none
     prune_rank: int = 8  # rank of the early exit's map, which foretells rows of a draft that need no upper layers; 0: none
-    labels: str = "hard"  # streams learn the tokens that came ("hard") or what the main stream expects there ("kl", "tv")
+    labels: str = "hard"  # streams learn the tokens that came ("hard") or what the main stream expects there ("kl", "tv", "topk")
     stream_rank: int = 32  # staged: rank of the streams' own LoRA
     stream_rows: int = 32  # most main rows of a training sequence that carry streams
     own_heads: bool = False  # medusa: each head has a vocabulary matrix of its own; otherwise all share the LM head
     heads_share: float = 0.25  # medusa, joint: share of max_minutes in which the heads learn alone
     experts: int = 2  # jakiro: experts of the draft layer
     active: int = 2  # jakiro: experts that count for a row
-    contrast: bool = True  # jakiro: the last place is guessed by the experts' contrast, without a pass of its own
-    contrast_weight: float = 0.5  # jakiro: weight of the contrast's loss (0.5: the paper's)
+    contrast: bool = True  # jakiro: the last place is guessed by the experts' contrast, not by their mixture
+    parallel: bool = True  # jakiro: the last place is guessed without a pass of its own
+    last_weight: float = 0.5  # jakiro: weight of the last place's own branch in the loss (0.5: the paper's)
     expert_weight: float = 0.0  # jakiro: weight of a loss that experts pay for saying the same or being used unevenly
     state_weight: float = 0.0  # jakiro, eagle: weight of the loss on hidden states beside that on tokens
+    taps: str = "2"  # jakiro, eagle: layers above the states that the draft layer reads; of several, with commas, all at once
+    unroll: int | None = None  # jakiro, eagle: passes on its own states that training counts; default: all. 1: the paper's
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
     rank: int = 32
@@ -112,6 +115,7 @@ class TrainConfig:
             "stream_rows",
             "val_rows",
             "threads",
+            "unroll",
         ):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "at least 1")
@@ -124,7 +128,7 @@ class TrainConfig:
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "0 to 1")
         for name in ("distill_share", "task_share", "heads_share"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
-        for name in ("bigram_rank", "prune_rank", "contrast_weight", "expert_weight", "state_weight"):
+        for name in ("bigram_rank", "prune_rank", "last_weight", "expert_weight", "state_weight"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         _require(
             self.draft_vocab >= 0 and self.alpha >= 0,
@@ -142,9 +146,10 @@ class TrainConfig:
         if self.method in DRAFT_LAYERS:
             if self.recipe != "staged":
                 raise ConfigError(f"--method {self.method} with --recipe {self.recipe}", "--recipe staged: the target stays as it is", "change --recipe")
-            shape = (self.experts, self.active, self.contrast) if self.method == "jakiro" else (1, 1, False)
-            _require(1 <= shape[1] <= shape[0] <= 64, "active / experts", shape[:2], "1 or more, no more active than there are")
-            _require(not shape[2] or (shape[1] >= 2 and self.gamma >= 2), "contrast", shape[2], "two active experts and gamma 2, or --no-contrast")
+            experts, active, contrast, parallel, _ = self.layer_shape()
+            _require(1 <= active <= experts <= 64, "active / experts", (active, experts), "1 or more, no more active than there are")
+            _require(not contrast or active >= 2, "contrast", contrast, "two active experts, or --no-contrast")
+            _require(not parallel or self.gamma >= 2, "parallel", parallel, "gamma 2, or --no-parallel")
         if self.own_heads and self.method != "medusa":
             raise ConfigError(f"--own-heads with --method {self.method}", "--method medusa", "drop one of the two")
         if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):
@@ -152,6 +157,14 @@ class TrainConfig:
             raise ConfigError(found, "--method streaming --recipe staged", "drop one of the two")
         if self.answers and not self.target_adapter:
             raise ConfigError("--answers without --target-adapter", "a target that is there before the run", "drop --answers")
+
+    def layer_shape(self) -> tuple[int, int, bool, bool, tuple[int, ...]]:
+        """Of a draft layer: experts, active ones, contrast, parallel, taps. `eagle`: one expert, and every place has a pass."""
+        parts = [part.strip() for part in self.taps.split(",")]
+        if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
+            raise ConfigError(f"taps = {self.taps!r}", "whole numbers from 1 on with commas, each once", "change --taps")
+        taps = tuple(map(int, parts))
+        return (self.experts, self.active, self.contrast, self.parallel, taps) if self.method == "jakiro" else (1, 1, False, False, taps)
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""

@@ -56,8 +56,8 @@ def record_ranks(
 @torch.no_grad()
 def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, list[float] | float]:
     """How a draft layer's parts are used, over rows of the text: `expert_shares`, the experts' weights; `expert_overlap`, the squared
-    cosine of what the two best say; and where there is a contrast `branches_agree`, how often its first guess is the mixture's,
-    which knows one token more."""
+    cosine of what the two best say; and where the last place has a branch of its own `branches_agree`, how often its first guess is the
+    mixture's for the same place."""
     shares: list[Tensor] = []
     alike: list[Tensor] = []
     agree: list[Tensor] = []
@@ -65,13 +65,14 @@ def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tenso
     for start in range(0, len(rows), batch_size):
         batch = collate(rows[start : start + batch_size])
         picked = pick_rows(batch, model.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
-        found = model.unroll(model.main_pass(batch["input_ids"], batch["attention_mask"]), picked)
+        found = model.unroll(model.main_pass(batch["input_ids"], batch["attention_mask"]), picked, model.passes)
         counts = picked.labels[:, :, : model.passes] != IGNORE
         shares.append(found.shares[counts])
         alike.append(found.overlap[counts])
-        if found.contrast is not None and model.passes > 1:
-            said, also = (model.head(x, vocabulary).argmax(-1) for x in (found.mixture[:, :, 1:], found.contrast[:, :, :-1]))
-            agree.append((said == also)[counts[:, :, 1:]])
+        ahead = int(model.config.parallel)
+        if found.last is not None and model.passes > ahead:
+            said, also = (model.head(x, vocabulary).argmax(-1) for x in (found.mixture[:, :, ahead:], found.last[:, :, : model.passes - ahead]))
+            agree.append((said == also)[counts[:, :, ahead:]])
     used: dict[str, list[float] | float] = {
         "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)], "expert_overlap": round(float(torch.cat(alike).mean()), 3)
     }  # fmt: skip

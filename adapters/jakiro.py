@@ -2,20 +2,24 @@
 
 One decoder layer drafts token after token from the target's hidden states. Row t stands for the pair (m_t, y_(t+1)):
 
-    x_t = U e(y_(t+1)) + s_t + b        s_t = V m_t, m_t the hidden state of row t below the last layers; e and m over their rms
+    x_t = U e(y_(t+1)) + s_t + b        s_t = V m_t, m_t the hidden states of row t below the last layers, side by side; e and each m over its rms
     u_t = x_t + attention(norm(x_t))             over rows <= t
     z_t = norm(u_t)     s = softmax(R z_t)     a = the K largest s, over their sum
-    g_t = final(u_t + sum_i a_i E_i(z_t))        mixture (equations 3 and 6): head(g_t) guesses y_(t+2)
-    c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)))    contrast (equation 7): head(c_t) guesses y_(t+3), one place further
+    g_t = final(u_t + sum_i a_i E_i(z_t))                              mixture (equations 3 and 6): head(g_t) guesses y_(t+2)
+    c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)) + T e(y_(t+2)))      contrast (equation 7): head(c_t) guesses y_(t+3), one place further
 
 E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on from itself:
 the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place comes from c, so it costs no pass of the layer.
 In training the true tokens take the guesses' place and every row is unrolled to the full length (HASS, EAGLE-3), so the layer
 learns to live with its own states.
 
-Unlike the paper's, the layer starts as the target's last one, its MLP dealt out to the experts, and keeps that layer's norms; U, V,
-S and b start as the least-squares fit of what that layer sees one row later, and C, which is ours, of what the target says two rows
-later (`fit_start`). So the layer drafts before it has learnt anything. And m is taken `depth` layers below the end, where the target has not yet narrowed its state to one next token. Knows nothing about data, optimisers or files.
+Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel` the last place has
+a pass of its own, T is not there, and c, if there is a contrast, guesses what g does.
+
+Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP dealt out to the
+experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of what that layer sees one row later, C and T of
+what the target says behind the tokens that c knows (`fit_start`). So the layer drafts before it has learnt anything. And m is taken
+below the last layers (`taps`), where the target has not yet narrowed its state to one next token. Knows nothing about data, optimisers or files.
 """
 
 from __future__ import annotations
@@ -38,23 +42,30 @@ EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start f
 
 @dataclass
 class JakiroConfig:
-    """Shape of the draft layer. `depth`: layers of the target above the states it reads. `contrast`: whether the last place is
-    guessed without a pass of its own."""
+    """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by their mixture;
+    `parallel`: without a pass of its own. `taps`: layers of the target above each of the states that the layer reads."""
 
     gamma: int
     experts: int = 2
     active: int = 2
     contrast: bool = True
-    depth: int = 2
+    parallel: bool = True
+    taps: tuple[int, ...] = (2,)
+
+    def check(self, layers: int) -> None:
+        """Raises ConfigError where a base of so many layers cannot have it."""
+        if not all(1 <= tap <= layers for tap in self.taps):
+            raise ConfigError(f"taps = {','.join(map(str, self.taps))}", f"1..{layers}, the layers of this base", "change --taps")
 
 
 class Branches(NamedTuple):
-    """Of rows, unrolled ones [B, P, passes, ..] among them: states of both branches [.., H] (`contrast` None where there is none; of
-    unrolled rows number j of `mixture` guesses place j, of `contrast` place j + 1); `shares` [.., N], the experts' weights in the
-    mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what the two best say."""
+    """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from and, if there is
+    one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, of `last` the same or, if parallel, place
+    j + 1); `shares` [.., N], the experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what
+    the two best say."""
 
     mixture: Tensor
-    contrast: Tensor | None
+    last: Tensor | None
     shares: Tensor
     overlap: Tensor
 
@@ -73,7 +84,7 @@ class Experts(nn.Module):
         self.router = nn.Parameter(torch.randn(experts + (2 if experts > 1 else 0), hidden) * 0.1 * hidden**-0.5)
 
     def forward(self, z: Tensor) -> Branches:
-        """What the experts make of rows z [.., H]."""
+        """What the experts make of rows z [.., H]; `last` is their contrast."""
         inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum("...h,eih->...ei", z, self.up)
         said = torch.einsum("...ei,eih->...eh", inner, self.down)
         experts = len(self.gate)
@@ -122,26 +133,28 @@ class JakiroModel(DraftingModel):
 
     def __init__(self, model: PreTrainedModel, config: JakiroConfig) -> None:
         layers = model.config.num_hidden_layers
-        if not 1 <= config.depth <= layers:
-            raise ConfigError(f"ns = {config.depth}", f"1..{layers}, the layers of this base", "change --ns")
-        super().__init__(model, config.gamma, layers - config.depth, True)
-        self.config, self.passes = config, config.gamma - config.contrast  # of the layer, for one draft
+        config.check(layers)
+        super().__init__(model, config.gamma, None, True)
+        self.taps = tuple(layers - tap for tap in config.taps)
+        self.config, self.passes = config, config.gamma - config.parallel  # of the layer, for one draft
         last, width = self.decoder.layers[-1], self.decoder.hidden_size
         layer = copy.deepcopy(last).float().requires_grad_(True)
         self.experts = Experts(layer.mlp, config.experts, config.active)
         self.attention, self.norm_in, self.norm_mid = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
-        self.from_token, self.from_entry, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(3))
+        self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
+        self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.taps)) / len(self.taps))
         self.bias = nn.Parameter(torch.zeros(width))
-        self.contrast_map = nn.Parameter(torch.eye(width)) if config.contrast else None
+        self.last_state = nn.Parameter(torch.eye(width)) if config.contrast or config.parallel else None
+        self.last_token = nn.Parameter(torch.zeros(width, width)) if config.parallel else None
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
-        found = self.unroll(main, picked)
-        return found.mixture if found.contrast is None else torch.cat([found.mixture, found.contrast[:, :, -1:]], dim=2)
+        found = self.unroll(main, picked, self.passes)
+        return found.mixture if found.last is None else torch.cat([found.mixture[:, :, : self.gamma - 1], found.last[:, :, -1:]], dim=2)
 
-    def unroll(self, main: MainPass, picked: DraftRows) -> Branches:
-        """All passes behind the rows `picked`, their states ready for the head."""
+    def unroll(self, main: MainPass, picked: DraftRows, passes: int) -> Branches:
+        """The first passes behind the rows `picked`, their states ready for the head."""
         rows, following = picked.rows, picked.labels
         cache = _Behind([], [])
         first = self.main_rows(main, cache)
@@ -150,35 +163,44 @@ class JakiroModel(DraftingModel):
         columns = torch.arange(main.tokens.shape[1], device=rows.device)
         seen = (columns <= rows[:, :, None])[:, None]  # [B, 1, P, T]
         own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
-        for step in range(1, self.passes):
+        for step in range(1, passes):
             seen = torch.cat([seen, own], dim=3)
             states = nn.functional.linear(self._finish(steps[-1].mixture).float(), self.from_state)
             steps.append(self._layer(following[:, :, step - 1].clamp(min=0), states, rows + step, seen, cache))
         mixture, shares, overlap = (torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap"))
-        contrast = None
-        if self.contrast_map is not None:
-            contrast = torch.stack([one.contrast for one in steps if one.contrast is not None], dim=2)
-            contrast = self._finish(nn.functional.linear(contrast, self.contrast_map))
-        return Branches(self._finish(mixture), contrast, shares, overlap)
+        last = None
+        if self.last_state is not None:
+            last = nn.functional.linear(torch.stack([one.last for one in steps if one.last is not None], dim=2), self.last_state)
+            if self.last_token is not None:
+                last = last + nn.functional.linear(self._embedded(following[:, :, :passes].clamp(min=0)), self.last_token)
+            last = self._finish(last)
+        return Branches(self._finish(mixture), last, shares, overlap)
 
     def main_rows(self, main: MainPass, cache: _Behind) -> Branches:
         """The layer over all rows of the text, each with the token behind it; states before the last norm."""
         batch, length = main.tokens.shape
         columns = torch.arange(length, device=main.tokens.device)
         causal = (columns[:, None] >= columns[None, :]).expand(batch, 1, length, length)
-        states = nn.functional.linear(unit_rms(main.entry.float()), self.from_entry)
+        states = nn.functional.linear(self.entries(main), self.from_entry)
         return self._layer(main.tokens.roll(-1, dims=1), states, columns.expand(batch, -1), causal, cache)
+
+    def entries(self, main: MainPass) -> Tensor:
+        """m [B, T, taps H]."""
+        return unit_rms(main.entry.float().unflatten(-1, (len(self.taps), -1))).flatten(-2)
 
     def _layer(self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind) -> Branches:
         """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]."""
-        embedded = unit_rms(self.decoder.embed(tokens).float())
-        x = nn.functional.linear(embedded, self.from_token, self.bias) + states
+        x = nn.functional.linear(self._embedded(tokens), self.from_token, self.bias) + states
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
         rotary = self.decoder.rotary_embeddings(x, positions)
         mixed = self.attention(self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache)[0]
         u = x + mixed
         said = self.experts(self.norm_mid(u))
-        return said._replace(mixture=u + said.mixture, contrast=None if said.contrast is None else u + said.contrast)
+        last = said.last if self.config.contrast else said.mixture
+        return said._replace(mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return unit_rms(self.decoder.embed(tokens).float())
 
     def _finish(self, states: Tensor) -> Tensor:
         """Ready for the head, in its dtype."""
@@ -193,15 +215,16 @@ class JakiroModel(DraftingModel):
         shape = self.config
         biases = sorted(name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias"))
         return super().described() | {
-            "experts": shape.experts, "active": shape.active, "contrast": shape.contrast, "depth": shape.depth, "biases": biases,
+            "experts": shape.experts, "active": shape.active, "contrast": shape.contrast, "parallel": shape.parallel,
+            "taps": list(shape.taps), "biases": biases,
         }  # fmt: skip
 
 
 @torch.no_grad()
 def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     """Sets U, V and b to the least-squares fit of what the target's last layer sees at row t + 1, by e(y_(t+1)) and m_t, over the rows
-    of `batches` (ids and attention mask [B, T] each); then S, by which a finished state f_t best makes V m_t; then C, by which the
-    contrast's state at row t best makes f_(t+2) before its norm. Returns the share of the first fit's variance that is left. Massive
+    of `batches` (ids and attention mask [B, T] each); then S, by which a finished state f_t best makes V m_t; then C and T, by which the
+    last branch at row t best makes f_(t+2), or f_(t+1), before its norm. Returns the share of the first fit's variance that is left. Massive
     activations are left out, and batches beyond `FIT_TOKENS`, as for streams.
     """
     decoder, width = drafter.decoder, drafter.decoder.hidden_size
@@ -214,7 +237,7 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
         good = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
         both = good[:, :-1] & good[:, 1:]
         tokens = unit_rms(decoder.embed(ids).float())
-        parts = tokens[:, 1:], unit_rms(main.entry.float())[:, :-1], main.final.float()[:, :-1], wanted[:, 1:]
+        parts = tokens[:, 1:], drafter.entries(main)[:, :-1], main.final.float()[:, :-1], wanted[:, 1:]
         fitted.append([part[both] for part in parts])
         mains.append(main)
         usable.append(good)
@@ -230,15 +253,21 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
     drafter.from_entry.copy_(solved[width:-1].T)
     drafter.bias.copy_(solved[-1])
     drafter.from_state.copy_(ridge(final, state @ solved[width:-1]).T)
-    if drafter.contrast_map is not None:
-        pairs = [_two_ahead(drafter, *one) for one in zip(mains, usable, strict=True)]
-        drafter.contrast_map.copy_(ridge(*(torch.cat(side) for side in zip(*pairs, strict=True))).T)
+    if drafter.last_state is not None:
+        pairs = [_last_and_true(drafter, *one) for one in zip(mains, usable, strict=True)]
+        mapped = ridge(*(torch.cat(side) for side in zip(*pairs, strict=True)))
+        drafter.last_state.copy_(mapped[:width].T)
+        if drafter.last_token is not None:
+            drafter.last_token.copy_(mapped[width:].T)
     return float((wanted - inputs @ solved).pow(2).sum() / (wanted - wanted.mean(0)).pow(2).sum())
 
 
-def _two_ahead(drafter: JakiroModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
-    """The contrast's states at rows t and the target's finished ones at t + 2, before the norm's weight [n, H] each."""
-    contrast = drafter.main_rows(main, _Behind([], [])).contrast
-    assert contrast is not None
-    both = usable[:, :-2] & usable[:, 2:]
-    return contrast[:, :-2][both], (main.final.float() / drafter.norm_out.weight)[:, 2:][both]
+def _last_and_true(drafter: JakiroModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last branch has at rows t, its token beside its state, and the target's finished states of the row it stands for, before the norm's weight [n, H]."""
+    last, ahead = drafter.main_rows(main, _Behind([], [])).last, 1 + drafter.config.parallel
+    assert last is not None
+    both = usable[:, :-ahead] & usable[:, ahead:]
+    known = [last[:, :-ahead][both]]
+    if drafter.last_token is not None:
+        known.append(unit_rms(drafter.decoder.embed(main.tokens).float())[:, ahead:][both])
+    return torch.cat(known, dim=1), (main.final.float() / drafter.norm_out.weight)[:, ahead:][both]

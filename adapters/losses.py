@@ -13,6 +13,8 @@ from streamspec.adapters.jakiro import JakiroModel
 from streamspec.adapters.streams import StreamingModel
 from streamspec.adapters.target import IGNORE, DraftingModel, DraftRows, MainPass, Target
 
+MOST_LIKELY = 10  # tokens that top-k distillation counts
+
 
 def next_token_loss(model: Target, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
     """Mean cross-entropy of completion tokens; only their rows go through the head."""
@@ -50,7 +52,8 @@ def draft_losses(
     """Mean loss of each of the drafter's places [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it.
 
     `kind`: "hard", cross-entropy of the tokens that came; "kl" or "tv", Kullback-Leibler divergence or total variation from what
-    the main stream expects in the same place, over the tokens that may be proposed.
+    the main stream expects in the same place, over the tokens that may be proposed; "topk", cross-entropy of its ten likeliest
+    tokens there by its chances (HASS).
     """
     states = model.draft_pass(main, picked)
     return _losses(model, main, states, picked, 0, vocabulary, lookup, kind)
@@ -63,18 +66,19 @@ def jakiro_losses(
     vocabulary: Tensor | None,
     lookup: Tensor | None,
     kind: str = "hard",
+    passes: int | None = None,
 ) -> dict[str, Tensor]:
-    """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted.
+    """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
 
-    "places" [passes]: mean loss of the mixture's guesses. "contrast" [passes]: of the contrast's, one place further each; not
-    there without a contrast. "state": smooth L1 of the mixture's states against the target's own, over the spread of these.
+    "places" [passes]: mean loss of the mixture's guesses. "last" [passes]: of those of the last place's branch, if parallel one place
+    further each; not there where a place is like any other. "state": smooth L1 of the mixture's states against the target's own, over the spread of these.
     "alike": 0 where the two best experts of a row say what is at right angles and all experts are used alike.
     """
-    drafted = model.unroll(main, picked)
-    mixture, contrast = drafted.mixture, drafted.contrast
+    drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
+    mixture = drafted.mixture
     found = {"places": _losses(model, main, mixture, picked, 0, vocabulary, lookup, kind)}
-    if contrast is not None:
-        found["contrast"] = _losses(model, main, contrast, picked, 1, vocabulary, lookup, kind)
+    if drafted.last is not None:
+        found["last"] = _losses(model, main, drafted.last, picked, int(model.config.parallel), vocabulary, lookup, kind)
     ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
     rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
     text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
@@ -106,6 +110,9 @@ def _losses(
         given = logits.log_softmax(-1)
         if kind == "kl":
             losses = kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
+        elif kind == "topk":
+            likeliest = wanted.topk(min(MOST_LIKELY, wanted.shape[-1]), dim=-1)
+            losses = -(likeliest.values.exp() * given.gather(-1, likeliest.indices)).sum(-1)
         else:
             losses = (given.exp() - wanted.exp()).abs().sum(-1) / 2
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, place, losses)

@@ -90,10 +90,8 @@ def new_drafter(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, fro
 
 
 def new_draft_layer(run: Run, model: PreTrainedModel) -> JakiroModel:
-    """A fresh draft layer; `eagle`: one expert, no contrast."""
-    config = run.config
-    experts = (config.experts, config.active, config.contrast) if config.method == "jakiro" else (1, 1, False)
-    drafter = JakiroModel(model, JakiroConfig(config.gamma, *experts, run.ns)).to(run.device)
+    """A fresh draft layer."""
+    drafter = JakiroModel(model, JakiroConfig(run.config.gamma, *run.config.layer_shape())).to(run.device)
     start_fitted(run, lambda batches: fit_layer(drafter.eval(), batches))
     return drafter
 

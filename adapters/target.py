@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,8 @@ IGNORE = -100
 
 @dataclass
 class MainPass:
-    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first`, the finished hidden states [B, T, E] and
-    K/V of the layers from `first` on."""
+    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first` (at those of all `taps`, side by side,
+    where there are more), the finished hidden states [B, T, E] and K/V of the layers from `first` on."""
 
     tokens: Tensor
     entry: Tensor
@@ -59,6 +59,7 @@ class Target(nn.Module):
         self.model, self.frozen = model, frozen
         self.decoder = Decoder(model)
         self.first = len(self.decoder.layers) - 1 if first is None else first
+        self.taps: tuple[int, ...] = (self.first,)
 
     @property
     def device(self) -> torch.device:
@@ -76,12 +77,13 @@ class Target(nn.Module):
         cache = DynamicCache()
         with self.drafter_lora(False):
             inner = self.model.model if hasattr(self.model, "model") else self.model.transformer
-            with self.decoder.watched(self.first) as entered:
+            with ExitStack() as stack:
+                entered = [stack.enter_context(self.decoder.watched(layer)) for layer in self.taps]
                 out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
         layers = cache.layers[self.first :]
         return MainPass(
             tokens=input_ids,
-            entry=entered[0],
+            entry=torch.cat([states for (states,) in entered], dim=-1),
             final=out.last_hidden_state,
             keys=[layer.keys for layer in layers],
             values=[layer.values for layer in layers],

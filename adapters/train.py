@@ -110,11 +110,12 @@ def prepare(config: TrainConfig) -> Run:
     val_examples = read_examples(config.val) if config.val else []
     base = resolve_base(config.base)
     layers = AutoConfig.from_pretrained(base.path).num_hidden_layers
-    own_layer = config.method in DRAFT_LAYERS
-    if own_layer and not FAMILIES[base.model_type].gated:
-        expected = ", ".join(name for name, family in FAMILIES.items() if family.gated)
-        raise BaseModelError(f"--method {config.method} on the family `{base.model_type}`", expected, "choose another --base or --method")
-    ns = config.ns or (min(JakiroConfig.depth, layers) if own_layer else max(1, round(layers / 3)))
+    if config.method in DRAFT_LAYERS:
+        if not FAMILIES[base.model_type].gated:
+            expected = ", ".join(name for name, family in FAMILIES.items() if family.gated)
+            raise BaseModelError(f"--method {config.method} on the family `{base.model_type}`", expected, "choose another --base or --method")
+        JakiroConfig(config.gamma, *config.layer_shape()).check(layers)
+    ns = config.ns or max(1, round(layers / 3))
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
     try:
@@ -307,7 +308,7 @@ def fit_drafter(
             main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
         if isinstance(drafter, JakiroModel):
-            return draft_layer_loss(jakiro_losses(drafter, main, picked, vocabulary, lookup, config.labels))
+            return draft_layer_loss(jakiro_losses(drafter, main, picked, vocabulary, lookup, config.labels, config.unroll))
         per_stream = draft_losses(drafter, main, picked, vocabulary, lookup, config.labels)
         parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
         if drafter.frozen:
@@ -321,13 +322,13 @@ def fit_drafter(
         return {"total": total, **parts}
 
     def draft_layer_loss(found: dict[str, Tensor]) -> dict[str, Tensor]:
-        places, contrast = found["places"], found.get("contrast")
+        places, last = found["places"], found.get("last")
         parts = {f"place_{j + 1}": value for j, value in enumerate(places)} | {name: found[name] for name in ("state", "alike")}
         aside = config.state_weight * found["state"] + config.expert_weight * found["alike"]
         total = (weights[: len(places)] * places).sum() + len(places) * aside
-        if contrast is not None:
-            parts["contrast"] = contrast.mean()
-            total = total + config.contrast_weight * (weights[1:] * contrast).sum()
+        if last is not None:
+            parts["last"] = last.mean()
+            total = total + config.last_weight * (weights[int(config.parallel) :][: len(last)] * last).sum()
         return {"total": total / weights.sum(), **parts}
 
     if run.journal.finished(name):

@@ -8,7 +8,11 @@ beside it, from the references, its own task LoRA included):
     streams-deep    that with Ns 10 and rank 24
     medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
     medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
-    eagle           a draft layer                      jakiro          two experts, the last place by contrast
+    eagle           a draft layer, a pass for each place, after: eagle-first  training counts its first pass alone,
+                    eagle-fused  it reads three layers' states,  eagle-paper  the states below the last layer, first pass, states and
+                    distribution for labels
+    jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts two;
+                    jakiro-experts, -parallel, -contrast  the experts alone, or with one of the other two parts
     two-models      the target's first 6 layers, all their weights trained
 
 and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding (`streamspec bench`, n-grams off), the
@@ -27,6 +31,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 STREAMS = "--method streaming --recipe staged --gamma 6 --ns 2 --stream-lr 3e-3 --prune-rank 0"
 MEDUSA = "--method medusa --gamma 6 --stream-lr 1e-3 --alpha-decay 0.8"
+LAYER = "--gamma 6 --stream-lr 1e-3 --method"
 DRAFTERS = {
     "streams": f"{STREAMS} --bigram-rank 0",
     "streams-bigram": STREAMS,
@@ -34,8 +39,16 @@ DRAFTERS = {
     "medusa": f"{MEDUSA} --recipe staged --bigram-rank 0",
     "medusa-bigram": f"{MEDUSA} --recipe staged",
     "medusa-own": f"{MEDUSA} --recipe staged --own-heads --bigram-rank 0",
-    "eagle": "--method eagle --gamma 6 --stream-lr 1e-3",
-    "jakiro": "--method jakiro --gamma 6 --stream-lr 1e-3",
+    "eagle": f"{LAYER} eagle",
+    "eagle-first": f"{LAYER} eagle --unroll 1",
+    "eagle-fused": f"{LAYER} eagle --taps 2,10,20",
+    "eagle-paper": f"{LAYER} eagle --taps 1 --unroll 1 --state-weight 10 --labels kl",
+    "jakiro": f"{LAYER} jakiro",
+    "jakiro-4": f"{LAYER} jakiro --experts 4",
+    "jakiro-8": f"{LAYER} jakiro --experts 8",
+    "jakiro-experts": f"{LAYER} jakiro --no-contrast --no-parallel",
+    "jakiro-parallel": f"{LAYER} jakiro --no-contrast",
+    "jakiro-contrast": f"{LAYER} jakiro --no-parallel",
     "medusa-2": f"{MEDUSA} --recipe joint --alpha 0.2 --lr 1e-3 --bigram-rank 0",
 }
 

@@ -180,7 +180,7 @@ def _drafter(parts: _Parts) -> StreamsInfo | None:
         return None
     shared: dict[str, Any] = {"bigram": spec.bigram is not None, "pruning": spec.pruning is not None}
     if isinstance(spec, JakiroSpec):
-        return StreamsInfo(spec.gamma, spec.depth, parts.candidates, "same", root_token=True, levels=spec.levels, **shared)
+        return StreamsInfo(spec.gamma, 0, parts.candidates, "same", root_token=True, levels=spec.levels, **shared)
     if not isinstance(spec, StreamSpec):
         return StreamsInfo(spec.gamma, 0, parts.candidates, "same", root_token=False, **shared)
     positions = "shifted" if spec.shifted else "same"

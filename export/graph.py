@@ -77,7 +77,8 @@ class _Builder:
         self.exit = EarlyExit(self.decoder, pruning) if pruning is not None else None
         self.own_layers = int(isinstance(parts.streams, JakiroSpec))  # of the drafter, in the cache
         self.presents: list[tuple[str, str]] = []
-        self.entry = self.final = ""
+        self.entries: list[str] = []  # [1, n, H] at each of the drafter's taps
+        self.final = ""
 
     def build(self) -> onnx.ModelProto:
         g, streams = self.g, self.parts.streams
@@ -95,7 +96,7 @@ class _Builder:
             drafter = self.drafter
             assert drafter is not None
             if isinstance(drafter, JakiroPass):
-                drafter.rows(g, self.entry, self._following(choices), batch.positions, batch.attention, batch.rows)
+                drafter.rows(g, self.entries, self._following(choices), batch.positions, batch.attention, batch.rows)
                 self.presents.append(drafter.present)
             drafter.add(g, lambda branch: self._accept(branch, choices), self.presents[first:], "stream_ids")
         self._defaults()
@@ -202,18 +203,18 @@ class _Builder:
         residual = Residual(self.decoder.embed(g, "input_ids"))
         rotary = self.decoder.rotary(g, self.batch.positions)
         streams = self.parts.streams
-        first = streams.first_layer(spec.layers) if streams else -1
+        first, taps = (streams.first_layer(spec.layers), streams.taps(spec.layers)) if streams else (-1, ())
         for layer in range(spec.layers):
             with g.named(f"layers.{layer}"):
                 name = spec.weight_name(layer, "input_layernorm")
                 normed, residual = self.decoder.norm(g, residual, name)
-                if layer == first:
-                    if self.exit is not None:
-                        self.batch = self._surviving(residual.stream)
-                        normed, stream = (g.op("Gather", x, self.batch.kept, axis=1) for x in (normed, residual.stream))
-                        residual = Residual(stream)
-                        rotary = self.decoder.rotary(g, self.batch.positions)
-                    self.entry = residual.stream
+                if layer == first and self.exit is not None:
+                    self.batch = self._surviving(residual.stream)
+                    normed, stream = (g.op("Gather", x, self.batch.kept, axis=1) for x in (normed, residual.stream))
+                    residual = Residual(stream)
+                    rotary = self.decoder.rotary(g, self.batch.positions)
+                if layer in taps:
+                    self.entries.append(residual.stream)
                 mixed = self._attention(normed, layer, rotary)
                 rows = self.batch.rows
                 if layer == spec.layers - 1:
@@ -272,7 +273,7 @@ class _Builder:
             number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
             at = g.op("ArgMax", g.op("Cast", g.op("Equal", batch.logit_rows, node), to=INT32), axis=0, keepdims=1)
             return Accepted(
-                node=node, number=number, root=self._root(g, at, choices), entry=self.entry,
+                node=node, number=number, root=self._root(g, at, choices), entry=self.entries[0] if self.entries else "",
                 final=g.op("Gather", self.final, at, axis=0), positions=batch.positions, tree_mask=batch.tree_mask,
                 visible=batch.visible,
             )

@@ -6,7 +6,7 @@ Only its K/V is made, and lies in the cache like that of one more layer. Behind 
     level 1         the accepted node's own row                         C guesses for the place behind the root
     level 2 ..      the `BEAM` likeliest guesses of the level before,   C guesses behind each
                     each with its parent's finished state
-    the last        no pass: the contrast of the level before           C guesses behind each of its rows, whatever was guessed there
+    the last        no pass: the branch for it of the parents' rows     C guesses behind each
 
 (docs/architecture.md). Row for row the equations of `adapters/jakiro.py`. Knows nothing about how nodes are accepted.
 """
@@ -32,11 +32,12 @@ LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "po
 
 @dataclass(frozen=True, kw_only=True)
 class JakiroSpec(DraftSpec):
-    """The draft layer of one adapter. `depth`: layers of the target above the tapped state; `tensors`: by their names in the adapter."""
+    """The draft layer of one adapter. `above`: layers of the target above each tapped state; `tensors`: by their names in the adapter."""
 
-    depth: int
+    above: tuple[int, ...]
     active: int
     contrast: bool
+    parallel: bool
     tensors: Mapping[str, Array] = field(default_factory=dict)
 
     @property
@@ -46,16 +47,15 @@ class JakiroSpec(DraftSpec):
     @property
     def passes(self) -> int:
         """Of the layer, for one draft."""
-        return self.gamma - self.contrast
+        return self.gamma - self.parallel
 
     @property
     def levels(self) -> tuple[int, ...]:
         """Rows of guesses for each place."""
-        wide = (1, *[BEAM] * (self.passes - 1))
-        return (*wide, wide[-1]) if self.contrast else wide
+        return 1, *[BEAM] * (self.gamma - 1)
 
-    def first_layer(self, layers: int) -> int:
-        return layers - self.depth
+    def taps(self, layers: int) -> tuple[int, ...]:
+        return tuple(layers - above for above in self.above)
 
 
 class DraftSource:
@@ -80,12 +80,22 @@ class DraftSource:
 class _Level:
     """Rows of the draft layer that guess the same place. `sees` [m, own]: which of the layer's own rows so far, additive."""
 
-    mixture: str  # finished states [1, m, H]
-    contrast: str
+    state: str  # finished [1, m, H]: of the mixture, in the last pass of the branch for the last place
+    last: str  # [1, m, H], where that branch guesses a place further: what the parent's row gives to it
     sees: str
     values: str = ""  # logits [m, C]
     tokens: str = ""  # int64 [m, C]
     chances: str = ""  # log [m, C] of the whole path
+
+
+@dataclass
+class _Chosen:
+    """The `BEAM` likeliest guesses of a level. `picked` int64 [BEAM]: row x C + place, `parents` [BEAM]: their rows, `chances` log [BEAM]."""
+
+    picked: str
+    parents: str
+    tokens: str
+    chances: str
 
 
 class JakiroPass(DraftPass):
@@ -102,9 +112,11 @@ class JakiroPass(DraftPass):
 
     # ---- in the main graph
 
-    def rows(self, g: Scope, entry: str, following: str, positions: str, attention: RowExactAttention, rows: Rows) -> None:
-        """Writes K/V of all rows: `entry` [1, n, H] at the tapped layer, `following` int64 [n] the tokens behind them."""
-        state = self._map(g, self.decoder.unit_rms(g, entry), rows, "from_entry")
+    def rows(self, g: Scope, entries: list[str], following: str, positions: str, attention: RowExactAttention, rows: Rows) -> None:
+        """Writes K/V of all rows: `entries` [1, n, H] at the tapped layers, lowest first, `following` int64 [n] the tokens behind them."""
+        lowest = sorted(range(len(entries)), key=lambda i: -self.spec.above[i])
+        units = {i: self.decoder.unit_rms(g, entry) for i, entry in zip(lowest, entries, strict=True)}
+        state = self._map(g, g.op("Concat", *(units[i] for i in sorted(units)), axis=-1), rows, "from_entry")
         self.inputs = self._input(g, following, state, rows)
         _, k, v = self._queries_keys_values(g, self._norm(g, self.inputs), rows, positions)
         self.present = attention.append(k, self.layer, "key"), attention.append(v, self.layer, "value")
@@ -118,7 +130,7 @@ class JakiroPass(DraftPass):
     def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
         past = accepted.past_mask(g)
         own: list[tuple[str, str]] = []
-        origins, levels = [g.ints(-1)], []
+        origins, levels, rows = [g.ints(-1)], [], Rows(g.ints(BEAM))
         with g.named("level.1"):
             x = g.op("Gather", self.inputs, accepted.node, axis=1)
             where = g.op("Gather", accepted.positions, accepted.node, axis=0)
@@ -126,31 +138,33 @@ class JakiroPass(DraftPass):
             self._guess_level(g, levels[-1], None)
         for number in range(1, self.spec.passes):
             with g.named(f"level.{number + 1}"):
-                before = levels[-1]
-                _, picked = g.ops("TopK", g.op("Reshape", before.chances, g.ints(-1)), g.ints(BEAM), out=(None, None), axis=0)
-                parents = g.op("Div", picked, g.ints(self.candidates))
-                tokens = g.op("Gather", g.op("Reshape", before.tokens, g.ints(-1)), picked, axis=0)
-                rows = Rows(g.ints(BEAM))
-                state = self._map(g, g.op("Gather", before.mixture, parents, axis=1), rows, "from_state")
-                x = self._input(g, tokens, state, rows)
+                before, chosen = levels[-1], self._likeliest(g, levels[-1])
+                state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, "from_state")
+                x = self._input(g, chosen.tokens, state, rows)
                 positions = g.op("Expand", g.op("Add", where, g.ints(number)), g.ints(BEAM))
-                sees = g.op("Gather", before.sees, parents, axis=0) if before.sees else ""
+                sees = g.op("Gather", before.sees, chosen.parents, axis=0) if before.sees else ""
                 levels.append(self._level(g, x, BEAM, positions, accepted, past, own, sees, number == self.spec.passes - 1))
-                self._guess_level(g, levels[-1], (g.op("Gather", g.op("Reshape", before.chances, g.ints(-1)), picked, axis=0)))
-                origins.append(picked)
-        if self.spec.contrast:
-            with g.named("contrast"):
-                last = levels[-1]
-                other = _Level(last.contrast, "", "")
-                self._guess_level(g, other, None)
-                levels.append(other)
-                origins.append(g.op("Expand", g.ints(-1), g.ints(self.spec.levels[-1])))
+                self._guess_level(g, levels[-1], chosen.chances)
+                origins.append(chosen.picked)
+        if self.spec.parallel:
+            with g.named("last"):
+                chosen = self._likeliest(g, levels[-1])
+                known = self._map(g, self._embedded(g, chosen.tokens), rows, "last_token")
+                state = g.op("Add", g.op("Gather", levels[-1].last, chosen.parents, axis=1), known)
+                levels.append(_Level(self._finish(g, state), "", ""))
+                self._guess_level(g, levels[-1], chosen.chances)
+                origins.append(chosen.picked)
         return [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
+
+    def _likeliest(self, g: Scope, level: _Level) -> _Chosen:
+        chances, picked = g.ops("TopK", g.op("Reshape", level.chances, g.ints(-1)), g.ints(BEAM), out=(None, None), axis=0)
+        tokens = g.op("Gather", g.op("Reshape", level.tokens, g.ints(-1)), picked, axis=0)
+        return _Chosen(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, chances)
 
     def _level(
         self, g: Scope, x: str, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None, last: bool
     ) -> _Level:
-        """Runs the layer. Behind the `last` pass stands the contrast. The first level's row lies in the cache already (`sees` None); all others add to `own`."""
+        """Runs the layer, in its `last` pass with the branch of the last place. The first level's row lies in the cache already (`sees` None); all others add to `own`."""
         decoder, spec = self.decoder, self.decoder.spec
         rows = Rows(g.ints(count))
         q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, positions)
@@ -166,14 +180,17 @@ class JakiroPass(DraftPass):
         update = decoder.linear(g, mixed, rows, self.layer, OUT)
         normed, residual = decoder.norm(g, Residual(x, update), spec.weight_name(self.layer, "post_attention_layernorm"))
         mixture, contrast = self._experts(g, normed, rows, count, last and self.spec.contrast)
-        level = _Level(self._finish(g, g.op("Add", residual.stream, mixture)), "", sees or "")
-        if contrast:
-            level.contrast = self._finish(g, self._map(g, g.op("Add", residual.stream, contrast), rows, "contrast_map"))
-        return level
+        state = g.op("Add", residual.stream, mixture)
+        if not last or not (self.spec.contrast or self.spec.parallel):
+            return _Level(self._finish(g, state), "", sees or "")
+        branch = self._map(g, g.op("Add", residual.stream, contrast) if contrast else state, rows, "last_state")
+        if self.spec.parallel:
+            return _Level(self._finish(g, state), branch, sees or "")
+        return _Level(self._finish(g, branch), "", sees or "")
 
     def _guess_level(self, g: Scope, level: _Level, before: str | None) -> None:
         """The level's best guesses, and with the chance of the path `before` [m] that of the whole path."""
-        flat = g.op("Squeeze", level.mixture, g.ints(0))
+        flat = g.op("Squeeze", level.state, g.ints(0))
         logits = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1)))
         level.tokens, level.values, _ = self.best(g, logits)
         level.chances = g.op("Sub", level.values, g.op("ReduceLogSumExp", logits, g.ints(-1), keepdims=1))
@@ -183,9 +200,11 @@ class JakiroPass(DraftPass):
     # ---- parts of the layer
 
     def _input(self, g: Scope, tokens: str, state: str, rows: Rows) -> str:
-        embedded = self.decoder.unit_rms(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
         bias = self._constant(g, "bias", self.spec.tensors["bias"])
-        return g.op("Add", g.op("Add", self._map(g, embedded, rows, "from_token"), bias), state)
+        return g.op("Add", g.op("Add", self._map(g, self._embedded(g, tokens), rows, "from_token"), bias), state)
+
+    def _embedded(self, g: Scope, tokens: str) -> str:
+        return self.decoder.unit_rms(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
 
     def _map(self, g: Scope, x: str, rows: Rows, name: str) -> str:
         return self.decoder.precision.linear(g, x, rows, self._weight(name, self.spec.tensors[name]))

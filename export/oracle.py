@@ -114,7 +114,7 @@ class LayerOracle:
     def __init__(self, model: Any, spec: JakiroSpec) -> None:
         experts = len(spec.tensors["experts.gate"])
         self.spec = spec
-        self.model = JakiroModel(model, JakiroConfig(spec.gamma, experts, spec.active, spec.contrast, depth=spec.depth)).eval()
+        self.model = JakiroModel(model, JakiroConfig(spec.gamma, experts, spec.active, spec.contrast, spec.parallel, spec.above)).eval()
         with torch.no_grad():
             for name, parameter in self.model.drafter_tensors().items():
                 parameter.copy_(torch.as_tensor(spec.tensors[name]))
@@ -133,11 +133,8 @@ class LayerOracle:
             before, behind = behind, []
             for row in range(count):
                 origin = int(out["origins"][start + row])
-                if place and origin >= 0:
-                    token = int(out["candidates"][start - len(before) + origin // candidates, origin % candidates])
-                    behind.append([*before[origin // candidates], token])
-                else:  # the first row, or a contrast
-                    behind.append([*before[row]] if place else [])
+                token = int(out["candidates"][start - len(before) + origin // candidates, origin % candidates]) if place else 0
+                behind.append([*before[origin // candidates], token] if place else [])
                 following = torch.tensor([[[*behind[-1], *[0] * (self.spec.gamma - len(behind[-1]))]]])
                 picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
                 logits = self.model.head(self.model.draft_pass(main, picked)[0, 0, place])

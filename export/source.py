@@ -91,7 +91,8 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     }  # fmt: skip
     if adapter.method in DRAFT_LAYERS:
         layer = {name: tensors[name].astype(np.float32) for name in own}
-        return JakiroSpec(**shared, depth=config["depth"], active=config["active"], contrast=bool(config.get("contrast")), tensors=layer)
+        contrast, parallel = bool(config.get("contrast")), bool(config.get("parallel"))
+        return JakiroSpec(**shared, above=tuple(config["taps"]), active=config["active"], contrast=contrast, parallel=parallel, tensors=layer)
     if adapter.method == "medusa":
         blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
         return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))
@@ -165,21 +166,27 @@ def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, g
     """Of a draft layer; checks its configuration."""
     experts, hidden = _whole(adapter, config, "experts", 1, 64), spec.hidden
     active = _whole(adapter, config, "active", 1, experts)
-    _whole(adapter, config, "depth", 1, spec.layers)
-    if config.get("contrast") and (active < 2 or gamma < 2):
-        raise AdapterError(f"{adapter.path}: a contrast with {active} active expert and gamma {gamma}", "two of each at least", RESTORE)
+    taps = config.get("taps")
+    if not isinstance(taps, list) or not taps or not all(type(tap) is int and 1 <= tap <= spec.layers for tap in taps) or len(set(taps)) < len(taps):
+        raise AdapterError(f"{adapter.path}: streams.taps is {taps!r}", f"a list of whole numbers of 1..{spec.layers}", RESTORE)
+    if config.get("contrast") and active < 2:
+        raise AdapterError(f"{adapter.path}: a contrast with {active} active expert", "two at least", RESTORE)
+    if config.get("parallel") and gamma < 2:
+        raise AdapterError(f"{adapter.path}: a last place without a pass, and gamma {gamma}", "gamma 2 at least", RESTORE)
     if config.get("bigram"):
         raise AdapterError(f"{adapter.path}: a draft layer with a bigram", "no bigram: its guesses know the token before", RESTORE)
     queries, keys, inner = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate // active
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("from_token", "from_entry", "from_state"), (hidden, hidden))
-    shapes |= {"bias": (hidden,), "norm_in.weight": (hidden,), "norm_mid.weight": (hidden,), "norm_out.weight": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("from_token", "from_state"), (hidden, hidden))
+    shapes |= {"from_entry": (hidden, len(taps) * hidden), "bias": (hidden,), "norm_in.weight": (hidden,), "norm_mid.weight": (hidden,), "norm_out.weight": (hidden,)}
     shapes |= {"attention.q_proj.weight": (queries, hidden), "attention.o_proj.weight": (hidden, queries)}
     shapes |= {f"attention.{name}_proj.weight": (keys, hidden) for name in "kv"}
     if spec.qk_norm:
         shapes |= {f"attention.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
     shapes |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
-    if config.get("contrast"):
-        shapes["contrast_map"] = (hidden, hidden)
+    if config.get("contrast") or config.get("parallel"):
+        shapes["last_state"] = (hidden, hidden)
+    if config.get("parallel"):
+        shapes["last_token"] = (hidden, hidden)
     shapes["experts.router"] = (experts + 2 * (experts > 1), hidden)
     named = config.get("biases") or []
     if not isinstance(named, list):

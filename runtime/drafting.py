@@ -84,8 +84,7 @@ class GrownGuesses(Guesses):
     """Of a draft layer, place after place behind the likeliest guesses of the place before.
 
     `levels`: rows of guesses for each place. `tokens` int64 [rows, C], `logits` float32 [rows, C]: of all levels, one after the
-    other. `origins` int64 [rows]: the guess a row stands behind, numbered row x C + place within the level before; -1: row r
-    stands behind all guesses of that level's row r.
+    other. `origins` int64 [rows]: the guess a row stands behind, numbered row x C + place within the level before.
     """
 
     conditional = True
@@ -93,14 +92,10 @@ class GrownGuesses(Guesses):
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, origins: np.ndarray, levels: Sequence[int]) -> None:
         self.tokens, self.logits, self.depths = tokens, logits, len(levels)
         self._row: list[dict[int, int]] = []
-        candidates, start = tokens.shape[1], 0
+        start = 0
         for depth, wide in enumerate(levels):
-            rows: dict[int, int] = {} if depth else {0: 0}
-            for row in range(wide) if depth else ():
-                origin = int(origins[start + row])
-                behind = range(row * candidates, (row + 1) * candidates) if origin < 0 else (origin,)
-                rows |= dict.fromkeys(behind, row)
-            self._row.append(rows)
+            behind = origins[start : start + wide].tolist() if depth else [0]
+            self._row.append({origin: row for row, origin in enumerate(behind)})
             start += wide
         self._starts = np.cumsum([0, *levels[:-1]]).tolist()
 

@@ -160,8 +160,8 @@ class Manifest:
             raise BundleError(f"method {method} with levels {list(streams.levels)}", f"levels for {' and '.join(DRAFT_LAYERS)}", "export the bundle again")
         if streams is not None and streams.levels and (len(streams.levels) != streams.gamma or streams.levels[0] != 1):
             raise BundleError(f"levels {list(streams.levels)}", f"{streams.gamma}, the first of one row", "export the bundle again")
-        if streams is not None and ((streams.ns == 0) != (method == "medusa") or (streams.pruning and not streams.ns)):
-            raise BundleError(f"method {method} with streams over {streams.ns} layers", "0 layers for medusa, and only there", "export the bundle again")
+        if streams is not None and ((streams.ns == 0) != (method != "streaming") or (streams.pruning and not streams.ns)):
+            raise BundleError(f"method {method} with streams over {streams.ns} layers", "layers for streaming, and only there", "export the bundle again")
         prompt = raw.nested("prompt_format")
         return cls(
             base=_base(raw.nested("base")),

@@ -123,10 +123,10 @@ def _heads(heads: dict[str, Any]) -> Rows:
 
 
 def _layer(layer: dict[str, Any]) -> Rows:
-    vocabulary, last = layer["draft_vocab"], ", the last place by contrast" if layer["contrast"] else ""
+    vocabulary, last = layer["draft_vocab"], f", the last by {'contrast' if layer['contrast'] else 'the mixture'} without a pass" if layer["parallel"] else ""
     return [
         ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts"),
-        ("it reads", f"the states below the last {layer['depth']} layers"),
+        ("it reads", f"the states below the last {', '.join(map(str, layer['taps']))} layers"),
         ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]
 

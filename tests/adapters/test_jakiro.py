@@ -38,12 +38,14 @@ def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) ->
     """States for every place behind row `t`: the layer over rows 0..t, then one row for each token that it drafted."""
     with torch.no_grad():
         entry = model.main_pass(ids[None], torch.ones(1, len(ids))).entry[0]
-    cache, out, contrast = DynamicCache(), [], torch.empty(0)
+    cache, out, last = DynamicCache(), [], torch.empty(0)
     model.attention.layer_idx = 0
-    rows = [(int(ids[i + 1]), model.from_entry @ unit_rms(entry[i])) for i in range(t + 1)]
+    shape, embed = model.config, model.decoder.embedding.weight
+    states = [torch.cat([unit_rms(m) for m in row.split(32)]) for row in entry]
+    rows = [(int(ids[i + 1]), model.from_entry @ states[i]) for i in range(t + 1)]
     for position in range(t + model.passes):
         token, state = rows[position] if position <= t else (following[position - t - 1], model.from_state @ out[-1])
-        x = model.from_token @ unit_rms(model.decoder.embedding.weight[token]) + state + model.bias
+        x = model.from_token @ unit_rms(embed[token]) + state + model.bias
         where = torch.tensor([[position]])
         rotary = model.decoder.rotary_embeddings(x[None, None], where)
         mixed = model.attention(
@@ -54,16 +56,17 @@ def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) ->
         said = model.experts(model.norm_mid(u))
         if position >= t:
             out.append(model.norm_out(u + said.mixture))
-            if model.contrast_map is not None:
-                contrast = model.norm_out(model.contrast_map @ (u + said.contrast))
-    return [*out, contrast] if model.config.contrast else out
+            last = u + (said.last if shape.contrast else said.mixture)
+    if shape.parallel:
+        return [*out, model.norm_out(model.last_state @ last + model.last_token @ unit_rms(embed[following[GAMMA - 2]]))]
+    return [*out[:-1], model.norm_out(model.last_state @ last)] if shape.contrast else out
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("contrast", [True, False])
+@pytest.mark.parametrize(("contrast", "parallel", "taps"), [(True, True, (2,)), (False, True, (3, 1)), (True, False, (2,)), (False, False, (1,))])
 @torch.no_grad()
-def test_places_equal_the_row_by_row_reference(family: str, contrast: bool) -> None:
-    model = jakiro(family, contrast=contrast)
+def test_places_equal_the_row_by_row_reference(family: str, contrast: bool, parallel: bool, taps: tuple[int, ...]) -> None:
+    model = jakiro(family, contrast=contrast, parallel=parallel, taps=taps)
     rows, roots = torch.tensor([[1, 3], [0, 2]]), torch.tensor([[12, 7], [3, 11]])
     labels = torch.randint(1, 60, (2, 2, GAMMA))
     states = model.draft_pass(model.main_pass(IDS, MASK), DraftRows(rows, roots, labels))
@@ -93,8 +96,8 @@ def test_only_the_best_experts_count() -> None:
         (nn.functional.silu(z @ experts.gate[i].T) * (z @ experts.up[i].T)) @ experts.down[i] for i in range(4)
     ])  # fmt: skip
     found = experts(z)
-    assert found.contrast is not None
-    for row, (mixture, contrast) in enumerate(zip(found.mixture, found.contrast, strict=True)):
+    assert found.last is not None
+    for row, (mixture, contrast) in enumerate(zip(found.mixture, found.last, strict=True)):
         first, second = scores[row, :4].argsort(descending=True)[:2].tolist()
         a = scores[row, [first, second]].softmax(0)  # of all four, over the sum of the two
         high, low = scores[row, 4:].softmax(0).sort(descending=True).values
@@ -115,15 +118,27 @@ def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
         with torch.no_grad():
             main = model.main_pass(IDS, MASK)
         found = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)
-        assert found["places"].shape == found["contrast"].shape == (GAMMA - 1,)
-        total = found["places"].mean() + found["contrast"].mean() + 3 * found["state"]
+        assert found["places"].shape == found["last"].shape == (GAMMA - 1,)
+        total = found["places"].mean() + found["last"].mean() + 3 * found["state"]
         optimiser.zero_grad()
         total.backward()
         optimiser.step()
-        seen.append(torch.stack([found["places"].mean(), found["contrast"].mean(), found["state"]]).detach())
+        seen.append(torch.stack([found["places"].mean(), found["last"].mean(), found["state"]]).detach())
     assert bool((seen[-1] < 0.5 * seen[0])[:2].all()) and seen[-1][2] < seen[0][2]
     assert all(torch.equal(p, before[n]) for n, p in model.model.named_parameters())
     assert all(p.grad is not None for p in model.drafter_tensors().values())
+
+
+@torch.no_grad()
+def test_training_counts_as_many_passes_as_asked_for() -> None:
+    model = jakiro()
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
+    main, picked = model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8)
+    every = jakiro_losses(model, main, picked, None, None)
+    for passes in (1, 2, 9):
+        found = jakiro_losses(model, main, picked, None, None, passes=passes)
+        for part in ("places", "last"):
+            torch.testing.assert_close(found[part], every[part][:passes])
 
 
 def test_experts_that_pay_for_it_come_to_differ() -> None:
@@ -150,24 +165,26 @@ def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
     shares = found["expert_shares"]
     assert isinstance(shares, list) and sum(shares) == pytest.approx(1, abs=2e-3) and shares[2] + shares[3] > 0.9  # one or the other
     assert 0 <= found["branches_agree"] <= 1 and 0 <= found["expert_overlap"] <= 1  # type: ignore[operator]
-    with torch.no_grad():  # a contrast that says what the next row's mixture says agrees with it
+    with torch.no_grad():  # a last branch that says what the next row's mixture says agrees with it
         unrolled = model.unroll
         monkey = lambda *a: (u := unrolled(*a)) and Branches(u.mixture, torch.cat([u.mixture[:, :, 1:], u.mixture[:, :, :1]], 2), u.shares, u.overlap)  # noqa: E731
         model.unroll = monkey  # type: ignore[method-assign]
     assert layer_statistics(model, rows, None)["branches_agree"] == 1
-    assert "branches_agree" not in layer_statistics(jakiro(experts=1, active=1, contrast=False), rows, None)
+    assert layer_statistics(jakiro(parallel=False), rows, None)["branches_agree"] < 1  # type: ignore[operator]
+    assert "branches_agree" not in layer_statistics(jakiro(experts=1, active=1, contrast=False, parallel=False), rows, None)
 
 
-@pytest.mark.parametrize("depth", [0, 5])
-def test_more_layers_than_there_are_are_refused(depth: int) -> None:
-    with pytest.raises(ConfigError):
-        jakiro(depth=depth)
+@pytest.mark.parametrize("taps", [(0,), (2, 5)])
+def test_states_of_layers_that_are_not_there_are_refused(taps: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="taps"):
+        jakiro(taps=taps)
 
 
+@pytest.mark.parametrize("shape", [{}, {"taps": (1, 3)}, {"parallel": False}, {"contrast": False}])
 @torch.no_grad()
-def test_the_start_foretells_what_the_last_layer_sees_next() -> None:
+def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     torch.manual_seed(0)
-    model = JakiroModel(tiny_model("llama"), JakiroConfig(GAMMA)).eval()
+    model = JakiroModel(tiny_model("llama"), JakiroConfig(GAMMA, **shape)).eval()
     ids = torch.randint(3, 60, (48, 12))
     mask = torch.ones_like(ids)
     mask[::2, 9:] = 0
@@ -176,8 +193,8 @@ def test_the_start_foretells_what_the_last_layer_sees_next() -> None:
     def losses() -> dict[str, Tensor]:
         return jakiro_losses(model, model.main_pass(ids, mask), pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0)), None, None, "kl")
 
-    before, contrasted = losses()["places"], losses()["contrast"]
+    before, last = losses()["places"], losses()["last"]
     left = fit_start(model, [(ids[:24], mask[:24]), (ids[24:], mask[24:])])
     assert 0 < left < 0.9
-    assert bool((losses()["places"] < before).all()) and bool((losses()["contrast"] < contrasted).all())
+    assert bool((losses()["places"] < before).all()) and bool((losses()["last"] < last).all())
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from

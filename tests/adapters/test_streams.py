@@ -188,7 +188,7 @@ def test_the_bigram_conditions_each_stream_on_the_true_token_before(trimmed: boo
     assert streams.bigram_in.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("kind", ["kl", "tv"])
+@pytest.mark.parametrize("kind", ["kl", "tv", "topk"])
 def test_soft_labels_are_what_the_main_stream_expects_in_the_same_place(kind: str) -> None:
     model = tiny_model("llama").requires_grad_(False)
     streams = streaming(model)
@@ -208,7 +208,10 @@ def test_soft_labels_are_what_the_main_stream_expects_in_the_same_place(kind: st
                     row = int(picked.rows[b, p]) + stream + 1
                     assert IDS[b, row + 1] == picked.labels[b, p, stream]
                     want, have = expected[b, row], given[b, p, stream]
-                    losses.append((want * (want / have).log()).sum() if kind == "kl" else (want - have).abs().sum() / 2)
+                    ten = want.argsort(descending=True)[:10]
+                    losses.append({
+                        "kl": (want * (want / have).log()).sum(), "tv": (want - have).abs().sum() / 2, "topk": -(want * have.log())[ten].sum(),
+                    }[kind])  # fmt: skip
         torch.testing.assert_close(found[stream], torch.stack(losses).mean())
 
 

@@ -73,13 +73,13 @@ def test_medusa_recipes_write_a_complete_folder(base: Path, data: Path, tmp_path
 
 @pytest.mark.parametrize("method", ["jakiro", "eagle"])
 def test_draft_layers_write_a_complete_folder(base: Path, data: Path, task: Path, tmp_path: Path, method: str) -> None:
-    summary = train(options(base, data, tmp_path / "out", method=method, target_adapter=task, ns=1))
+    summary = train(options(base, data, tmp_path / "out", method=method, target_adapter=task, taps="2,1", unroll=1))
     tensors = load_file(tmp_path / "out" / "streamspec.safetensors")
     config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
     experts = 2 if method == "jakiro" else 1
     assert config["method"] == method and config["recipe"] == "staged" and config["streams"]["experts"] == experts
-    assert config["streams"]["contrast"] == (method == "jakiro") and config["streams"]["depth"] == 1 and config["streams"]["bigram"] is None
-    assert tensors["experts.gate"].shape == (experts, 64 // experts, 32) and tensors["from_entry"].shape == (32, 32)
+    assert config["streams"]["contrast"] == config["streams"]["parallel"] == (method == "jakiro") and config["streams"]["taps"] == [2, 1]
+    assert tensors["experts.gate"].shape == (experts, 64 // experts, 32) and tensors["from_entry"].shape == (32, 64)
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"]["start"]["unexplained"] < 1
     assert 1 <= summary["tau"] <= 3
 
@@ -104,11 +104,13 @@ def test_adapter_of_another_base_is_refused(data: Path, task: Path, tmp_path: Pa
         train(options(other, data, tmp_path / "out", recipe="staged", target_adapter=task))
 
 
-def test_a_family_without_gates_has_no_draft_layer(data: Path, tmp_path: Path) -> None:
+def test_a_base_that_cannot_have_the_draft_layer_is_refused_at_once(base: Path, data: Path, tmp_path: Path) -> None:
     tiny_model("gpt2").save_pretrained(tmp_path / "gpt2")
     tiny_tokenizer().save_pretrained(tmp_path / "gpt2")
     with pytest.raises(BaseModelError, match="--method jakiro on the family `gpt2`"):
         train(options(tmp_path / "gpt2", data, tmp_path / "out", method="jakiro", target_adapter="base"))
+    with pytest.raises(ConfigError, match=r"taps = 2,9; expected 1\.\.4"):
+        train(options(base, data, tmp_path / "out", method="eagle", target_adapter="base", taps="2,9"))
     assert not (tmp_path / "out").exists()
 
 
@@ -217,10 +219,14 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path
         ({"method": "jakiro", "recipe": "joint"}, "--method jakiro with --recipe joint; expected --recipe staged"),
         ({"method": "jakiro", "active": 3}, "active / experts"),
         ({"method": "jakiro", "active": 1}, "contrast"),
+        ({"method": "jakiro", "gamma": 1}, "parallel"),
+        ({"method": "jakiro", "unroll": 0}, "unroll = 0; expected at least 1"),
+        ({"method": "jakiro", "taps": "2,2"}, "taps = '2,2'; expected whole numbers"),
+        ({"method": "eagle", "taps": "0,x"}, "taps = '0,x'; expected whole numbers"),
         ({"own_heads": True}, "--own-heads with --method streaming; expected --method medusa"),
         ({"method": "medusa", "recipe": "staged", "warm_start": "x"}, "--warm-start with --method medusa --recipe staged; expected --method streaming"),
         ({"answers": "x"}, "--answers without --target-adapter"),
-        ({"labels": "soft"}, "labels = soft; expected hard or kl or tv"),
+        ({"labels": "soft"}, "labels = soft; expected hard or kl or tv or topk"),
         ({"alpha_decay": 0}, "alpha_decay = 0.0; expected above 0"),
         ({"clock": "sun"}, "clock = sun; expected wall or cpu"),
         ({"answer_temperature": -1}, "answer_temperature = -1.0; expected 0 or more"),

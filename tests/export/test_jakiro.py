@@ -16,7 +16,10 @@ from tests.export.tiny import FAMILIES, VOCAB, build, tiny_model
 
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
 GAMMA, WRONG = 4, 5
-SHAPES = [{}, {"experts": 1, "active": 1, "contrast": False}, {"experts": 4, "active": 2}, {"experts": 3, "active": 3, "contrast": False}, {"depth": 3}]
+SHAPES = [
+    {}, {"experts": 1, "active": 1, "contrast": False, "parallel": False}, {"experts": 1, "active": 1, "contrast": False},
+    {"experts": 4, "active": 2}, {"experts": 3, "active": 3, "contrast": False}, {"parallel": False}, {"taps": (3,)}, {"taps": (1, 3, 2)},
+]  # fmt: skip
 
 
 def trained(family: str, **shape: object) -> JakiroModel:
@@ -31,7 +34,7 @@ def trained(family: str, **shape: object) -> JakiroModel:
 def spec_of(model: JakiroModel, draft_vocab: np.ndarray | None = None) -> JakiroSpec:
     shape = model.config
     tensors = {name: value.detach().numpy() for name, value in model.drafter_tensors().items()}
-    return JakiroSpec(gamma=GAMMA, depth=shape.depth, active=shape.active, contrast=shape.contrast, tensors=tensors, draft_vocab=draft_vocab)
+    return JakiroSpec(gamma=GAMMA, above=shape.taps, active=shape.active, contrast=shape.contrast, parallel=shape.parallel, tensors=tensors, draft_vocab=draft_vocab)
 
 
 def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:
@@ -62,5 +65,5 @@ def test_agrees_with_the_trained_model(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_all_shapes_agree(shape: dict[str, int], tmp_path: Path) -> None:
+def test_all_shapes_agree(shape: dict, tmp_path: Path) -> None:
     check(trained("llama", **shape), tmp_path, np.sort(np.random.default_rng(0).permutation(VOCAB)[:40]))

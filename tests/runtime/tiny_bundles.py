@@ -81,7 +81,7 @@ def draft_layer(folder: Path, base: Path, method: str) -> Path:
     """An untrained draft layer, dealt from the base's last one."""
     adapter = tiny_adapter(folder, base)
     torch.manual_seed(0)
-    shape = JakiroConfig(GAMMA) if method == "jakiro" else JakiroConfig(GAMMA, 1, 1, False)
+    shape = JakiroConfig(GAMMA) if method == "jakiro" else JakiroConfig(GAMMA, 1, 1, False, False)
     layer = JakiroModel(AutoModelForCausalLM.from_pretrained(base), shape)
     config = json.loads((adapter / "streamspec_config.json").read_text())
     config |= {"method": method, "recipe": "staged", "streams": layer.described() | {"draft_vocab": None}}
