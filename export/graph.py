@@ -77,7 +77,7 @@ class _Builder:
         self.exit = EarlyExit(self.decoder, pruning) if pruning is not None else None
         self.own_layers = int(isinstance(parts.streams, JakiroSpec))  # of the drafter, in the cache
         self.presents: list[tuple[str, str]] = []
-        self.entries: list[str] = []  # [1, n, H] at each of the drafter's taps
+        self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of the drafter's taps
         self.final = ""
 
     def build(self) -> onnx.ModelProto:
@@ -96,7 +96,7 @@ class _Builder:
             drafter = self.drafter
             assert drafter is not None
             if isinstance(drafter, JakiroPass):
-                drafter.rows(g, self.entries, self._following(choices), batch.positions, batch.attention, batch.rows)
+                drafter.rows(g, [self.entries[tap] for tap in streams.taps(self.spec.layers)], self._following(choices), batch.positions, batch.attention, batch.rows)
                 self.presents.append(drafter.present)
             drafter.add(g, lambda branch: self._accept(branch, choices), self.presents[first:], "stream_ids")
         self._defaults()
@@ -214,7 +214,7 @@ class _Builder:
                     residual = Residual(stream)
                     rotary = self.decoder.rotary(g, self.batch.positions)
                 if layer in taps:
-                    self.entries.append(residual.stream)
+                    self.entries[layer] = residual.stream
                 mixed = self._attention(normed, layer, rotary)
                 rows = self.batch.rows
                 if layer == spec.layers - 1:
@@ -273,7 +273,7 @@ class _Builder:
             number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
             at = g.op("ArgMax", g.op("Cast", g.op("Equal", batch.logit_rows, node), to=INT32), axis=0, keepdims=1)
             return Accepted(
-                node=node, number=number, root=self._root(g, at, choices), entry=self.entries[0] if self.entries else "",
+                node=node, number=number, root=self._root(g, at, choices), entry=next(iter(self.entries.values()), ""),
                 final=g.op("Gather", self.final, at, axis=0), positions=batch.positions, tree_mask=batch.tree_mask,
                 visible=batch.visible,
             )

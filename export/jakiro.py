@@ -113,10 +113,9 @@ class JakiroPass(DraftPass):
     # ---- in the main graph
 
     def rows(self, g: Scope, entries: list[str], following: str, positions: str, attention: RowExactAttention, rows: Rows) -> None:
-        """Writes K/V of all rows: `entries` [1, n, H] at the tapped layers, lowest first, `following` int64 [n] the tokens behind them."""
-        lowest = sorted(range(len(entries)), key=lambda i: -self.spec.above[i])
-        units = {i: self.decoder.unit_rms(g, entry) for i, entry in zip(lowest, entries, strict=True)}
-        state = self._map(g, g.op("Concat", *(units[i] for i in sorted(units)), axis=-1), rows, "from_entry")
+        """Writes K/V of all rows: `entries` [1, n, H] at the tapped layers, `following` int64 [n] the tokens behind them."""
+        units = [self.decoder.unit_rms(g, entry) for entry in entries]
+        state = self._map(g, g.op("Concat", *units, axis=-1), rows, "from_entry")
         self.inputs = self._input(g, following, state, rows)
         _, k, v = self._queries_keys_values(g, self._norm(g, self.inputs), rows, positions)
         self.present = attention.append(k, self.layer, "key"), attention.append(v, self.layer, "value")
