@@ -60,6 +60,7 @@ class TrainConfig:
     expert_weight: float = 0.0  # jakiro: weight of a loss that experts pay for saying the same or being used unevenly
     state_weight: float = 0.0  # jakiro, eagle: weight of the loss on hidden states beside that on tokens
     taps: str = "2"  # jakiro, eagle: layers above the states that the draft layer reads; of several, with commas, all at once
+    prefix_attention: bool = False  # jakiro, eagle: the first pass alone attends, the others are heads behind it (Hydra++)
     unroll: int | None = None  # jakiro, eagle: passes on its own states that training counts; default: all. 1: the paper's
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
@@ -146,7 +147,7 @@ class TrainConfig:
         if self.method in DRAFT_LAYERS:
             if self.recipe != "staged":
                 raise ConfigError(f"--method {self.method} with --recipe {self.recipe}", "--recipe staged: the target stays as it is", "change --recipe")
-            experts, active, contrast, parallel, _ = self.layer_shape()
+            experts, active, contrast, parallel = self.layer_shape()[:4]
             _require(1 <= active <= experts <= 64, "active / experts", (active, experts), "1 or more, no more active than there are")
             _require(not contrast or active >= 2, "contrast", contrast, "two active experts, or --no-contrast")
             _require(not parallel or self.gamma >= 2, "parallel", parallel, "gamma 2, or --no-parallel")
@@ -158,13 +159,13 @@ class TrainConfig:
         if self.answers and not self.target_adapter:
             raise ConfigError("--answers without --target-adapter", "a target that is there before the run", "drop --answers")
 
-    def layer_shape(self) -> tuple[int, int, bool, bool, tuple[int, ...]]:
-        """Of a draft layer: experts, active ones, contrast, parallel, taps. `eagle`: one expert, and every place has a pass."""
+    def layer_shape(self) -> tuple[int, int, bool, bool, tuple[int, ...], bool]:
+        """Of a draft layer: experts, active ones, contrast, parallel, taps, prefix. `eagle`: one expert, and every place has a pass."""
         parts = [part.strip() for part in self.taps.split(",")]
         if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
             raise ConfigError(f"taps = {self.taps!r}", "whole numbers from 1 on with commas, each once", "change --taps")
-        taps = tuple(map(int, parts))
-        return (self.experts, self.active, self.contrast, self.parallel, taps) if self.method == "jakiro" else (1, 1, False, False, taps)
+        branches = (self.experts, self.active, self.contrast, self.parallel) if self.method == "jakiro" else (1, 1, False, False)
+        return *branches, tuple(map(int, parts)), self.prefix_attention
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""

@@ -14,7 +14,8 @@ In training the true tokens take the guesses' place and every row is unrolled to
 learns to live with its own states.
 
 Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel` the last place has
-a pass of its own, T is not there, and c, if there is a contrast, guesses what g does.
+a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With `prefix` the first pass alone attends: the
+others are heads behind it that hand on their states, as Hydra++'s do (arXiv 2402.05109), but share their weights.
 
 Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP dealt out to the
 experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of what that layer sees one row later, C and T of
@@ -43,7 +44,8 @@ EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start f
 @dataclass
 class JakiroConfig:
     """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by their mixture;
-    `parallel`: without a pass of its own. `taps`: layers of the target above each of the states that the layer reads."""
+    `parallel`: without a pass of its own. `taps`: layers of the target above each of the states that the layer reads. `prefix`: only the
+    first pass attends."""
 
     gamma: int
     experts: int = 2
@@ -51,6 +53,7 @@ class JakiroConfig:
     contrast: bool = True
     parallel: bool = True
     taps: tuple[int, ...] = (2,)
+    prefix: bool = False
 
     def check(self, layers: int) -> None:
         """Raises ConfigError where a base of so many layers cannot have it."""
@@ -166,7 +169,8 @@ class JakiroModel(DraftingModel):
         for step in range(1, passes):
             seen = torch.cat([seen, own], dim=3)
             states = nn.functional.linear(self._finish(steps[-1].mixture).float(), self.from_state)
-            steps.append(self._layer(following[:, :, step - 1].clamp(min=0), states, rows + step, seen, cache))
+            behind = None if self.config.prefix else cache
+            steps.append(self._layer(following[:, :, step - 1].clamp(min=0), states, rows + step, seen, behind))
         mixture, shares, overlap = (torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap"))
         last = None
         if self.last_state is not None:
@@ -188,13 +192,14 @@ class JakiroModel(DraftingModel):
         """m [B, T, taps H]."""
         return unit_rms(main.entry.float().unflatten(-1, (len(self.taps), -1))).flatten(-2)
 
-    def _layer(self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind) -> Branches:
-        """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]."""
+    def _layer(self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind | None) -> Branches:
+        """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache they attend to nothing."""
         x = nn.functional.linear(self._embedded(tokens), self.from_token, self.bias) + states
-        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
-        rotary = self.decoder.rotary_embeddings(x, positions)
-        mixed = self.attention(self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache)[0]
-        u = x + mixed
+        u = x
+        if cache is not None:
+            mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
+            rotary = self.decoder.rotary_embeddings(x, positions)
+            u = x + self.attention(self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache)[0]
         said = self.experts(self.norm_mid(u))
         last = said.last if self.config.contrast else said.mixture
         return said._replace(mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last)
@@ -216,7 +221,7 @@ class JakiroModel(DraftingModel):
         biases = sorted(name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias"))
         return super().described() | {
             "experts": shape.experts, "active": shape.active, "contrast": shape.contrast, "parallel": shape.parallel,
-            "taps": list(shape.taps), "biases": biases,
+            "taps": list(shape.taps), "prefix": shape.prefix, "biases": biases,
         }  # fmt: skip
 
 

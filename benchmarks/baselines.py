@@ -11,6 +11,7 @@ beside it, from the references, its own task LoRA included):
     eagle           a draft layer, a pass for each place, after: eagle-first  training counts its first pass alone,
                     eagle-fused  it reads three layers' states,  eagle-paper  the states below the last layer, first pass, states and
                     distribution for labels
+    hydra           eagle whose first pass alone attends
     jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts two;
                     jakiro-experts, -parallel, -contrast  the experts alone, or with one of the other two parts
     two-models      the target's first 6 layers, all their weights trained
@@ -43,6 +44,7 @@ DRAFTERS = {
     "eagle-first": f"{LAYER} eagle --unroll 1",
     "eagle-fused": f"{LAYER} eagle --taps 2,10,20",
     "eagle-paper": f"{LAYER} eagle --taps 1 --unroll 1 --state-weight 10 --labels kl",
+    "hydra": f"{LAYER} eagle --prefix-attention",
     "jakiro": f"{LAYER} jakiro",
     "jakiro-4": f"{LAYER} jakiro --experts 4",
     "jakiro-8": f"{LAYER} jakiro --experts 8",

@@ -38,6 +38,7 @@ class JakiroSpec(DraftSpec):
     active: int
     contrast: bool
     parallel: bool
+    prefix: bool = False
     tensors: Mapping[str, Array] = field(default_factory=dict)
 
     @property
@@ -165,7 +166,23 @@ class JakiroPass(DraftPass):
     ) -> _Level:
         """Runs the layer, in its `last` pass with the branch of the last place. The first level's row lies in the cache already (`sees` None); all others add to `own`."""
         decoder, spec = self.decoder, self.decoder.spec
-        rows = Rows(g.ints(count))
+        rows, residual = Rows(g.ints(count)), Residual(x)
+        if sees is None or not self.spec.prefix:
+            residual.update, sees = self._attention(g, x, rows, count, positions, accepted, past, own, sees)
+        normed, residual = decoder.norm(g, residual, spec.weight_name(self.layer, "post_attention_layernorm"))
+        mixture, contrast = self._experts(g, normed, rows, count, last and self.spec.contrast)
+        state = g.op("Add", residual.stream, mixture)
+        if not last or not (self.spec.contrast or self.spec.parallel):
+            return _Level(self._finish(g, state), "", sees or "")
+        branch = self._map(g, g.op("Add", residual.stream, contrast) if contrast else state, rows, "last_state")
+        if self.spec.parallel:
+            return _Level(self._finish(g, state), branch, sees or "")
+        return _Level(self._finish(g, branch), "", sees or "")
+
+    def _attention(
+        self, g: Scope, x: str, rows: Rows, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
+    ) -> tuple[str, str | None]:
+        """What attention adds, and what the rows have seen of the layer's own."""
         q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, positions)
         mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
@@ -175,17 +192,9 @@ class JakiroPass(DraftPass):
             sees = g.op("Concat", sees, alone, axis=1) if sees else alone
             mask = g.op("Concat", mask, sees, axis=1)
         keys_values = tuple(g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True)) if own else None
+        spec = self.decoder.spec
         mixed = attend(g, spec, q, keys_values, self.present, g.op("Tile", mask, g.ints(spec.group, 1)), accepted.visible)
-        update = decoder.linear(g, mixed, rows, self.layer, OUT)
-        normed, residual = decoder.norm(g, Residual(x, update), spec.weight_name(self.layer, "post_attention_layernorm"))
-        mixture, contrast = self._experts(g, normed, rows, count, last and self.spec.contrast)
-        state = g.op("Add", residual.stream, mixture)
-        if not last or not (self.spec.contrast or self.spec.parallel):
-            return _Level(self._finish(g, state), "", sees or "")
-        branch = self._map(g, g.op("Add", residual.stream, contrast) if contrast else state, rows, "last_state")
-        if self.spec.parallel:
-            return _Level(self._finish(g, state), branch, sees or "")
-        return _Level(self._finish(g, branch), "", sees or "")
+        return self.decoder.linear(g, mixed, rows, self.layer, OUT), sees
 
     def _guess_level(self, g: Scope, level: _Level, before: str | None) -> None:
         """The level's best guesses, and with the chance of the path `before` [m] that of the whole path."""

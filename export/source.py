@@ -92,7 +92,7 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     if adapter.method in DRAFT_LAYERS:
         layer = {name: tensors[name].astype(np.float32) for name in own}
         contrast, parallel = bool(config.get("contrast")), bool(config.get("parallel"))
-        return JakiroSpec(**shared, above=tuple(config["taps"]), active=config["active"], contrast=contrast, parallel=parallel, tensors=layer)
+        return JakiroSpec(**shared, above=tuple(config["taps"]), active=config["active"], contrast=contrast, parallel=parallel, prefix=bool(config.get("prefix")), tensors=layer)
     if adapter.method == "medusa":
         blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
         return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))

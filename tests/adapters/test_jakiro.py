@@ -48,11 +48,10 @@ def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) ->
         x = model.from_token @ unit_rms(embed[token]) + state + model.bias
         where = torch.tensor([[position]])
         rotary = model.decoder.rotary_embeddings(x[None, None], where)
-        mixed = model.attention(
+        u = x if shape.prefix and position > t else x + model.attention(
             model.norm_in(x)[None, None], position_embeddings=rotary, attention_mask=None, past_key_values=cache,
             cache_position=where[0],
         )[0][0, 0]  # fmt: skip
-        u = x + mixed
         said = model.experts(model.norm_mid(u))
         if position >= t:
             out.append(model.norm_out(u + said.mixture))
@@ -64,9 +63,10 @@ def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("contrast", "parallel", "taps"), [(True, True, (2,)), (False, True, (3, 1)), (True, False, (2,)), (False, False, (1,))])
+@pytest.mark.parametrize("prefix", [False, True])
 @torch.no_grad()
-def test_places_equal_the_row_by_row_reference(family: str, contrast: bool, parallel: bool, taps: tuple[int, ...]) -> None:
-    model = jakiro(family, contrast=contrast, parallel=parallel, taps=taps)
+def test_places_equal_the_row_by_row_reference(family: str, contrast: bool, parallel: bool, taps: tuple[int, ...], prefix: bool) -> None:
+    model = jakiro(family, contrast=contrast, parallel=parallel, taps=taps, prefix=prefix)
     rows, roots = torch.tensor([[1, 3], [0, 2]]), torch.tensor([[12, 7], [3, 11]])
     labels = torch.randint(1, 60, (2, 2, GAMMA))
     states = model.draft_pass(model.main_pass(IDS, MASK), DraftRows(rows, roots, labels))

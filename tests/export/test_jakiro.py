@@ -18,7 +18,7 @@ CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
 GAMMA, WRONG = 4, 5
 SHAPES = [
     {}, {"experts": 1, "active": 1, "contrast": False, "parallel": False}, {"experts": 1, "active": 1, "contrast": False},
-    {"experts": 4, "active": 2}, {"experts": 3, "active": 3, "contrast": False}, {"parallel": False}, {"taps": (3,)}, {"taps": (1, 3, 2)},
+    {"experts": 4, "active": 2}, {"experts": 3, "active": 3, "contrast": False}, {"parallel": False}, {"taps": (3,)}, {"taps": (1, 3, 2)}, {"prefix": True},
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def trained(family: str, **shape: object) -> JakiroModel:
 def spec_of(model: JakiroModel, draft_vocab: np.ndarray | None = None) -> JakiroSpec:
     shape = model.config
     tensors = {name: value.detach().numpy() for name, value in model.drafter_tensors().items()}
-    return JakiroSpec(gamma=GAMMA, above=shape.taps, active=shape.active, contrast=shape.contrast, parallel=shape.parallel, tensors=tensors, draft_vocab=draft_vocab)
+    return JakiroSpec(gamma=GAMMA, above=shape.taps, active=shape.active, contrast=shape.contrast, parallel=shape.parallel, prefix=shape.prefix, tensors=tensors, draft_vocab=draft_vocab)
 
 
 def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:
