@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from streamspec.adapter import odd_draft_layer
 from streamspec.bundle import DRAFT_LAYERS, METHODS, POSITIONS
 from streamspec.errors import ConfigError
 from streamspec.prompt_format import KINDS
@@ -20,6 +21,12 @@ RECIPES = ("joint", "staged")
 LABELS = ("hard", "kl", "tv", "topk")
 CLOCKS = ("wall", "cpu")
 MAX_GAMMA = 8
+JAKIRO, LAYERS, STREAMS = ("jakiro",), DRAFT_LAYERS, ("streaming",)
+READ_BY: dict[str, tuple[str, ...]] = {  # methods that make something of an option; the others refuse it
+    "ns": STREAMS, "fit_start": STREAMS, "own_heads": ("medusa",),
+    "experts": JAKIRO, "active": JAKIRO, "contrast": JAKIRO, "parallel": JAKIRO, "last_weight": JAKIRO, "expert_weight": JAKIRO,
+    "taps": LAYERS, "prefix_attention": LAYERS, "unroll": LAYERS, "state_weight": LAYERS,
+}  # fmt: skip
 
 
 @dataclass
@@ -61,7 +68,7 @@ class TrainConfig:
     state_weight: float = 0.0  # jakiro, eagle: weight of the loss on hidden states beside that on tokens
     taps: str = "2"  # jakiro, eagle: layers above the states that the draft layer reads; of several, with commas, all at once
     prefix_attention: bool = False  # jakiro, eagle: the first pass alone attends, the others are heads behind it (Hydra++)
-    unroll: int | None = None  # jakiro, eagle: passes on its own states that training counts; default: all. 1: the paper's
+    unroll: int | None = None  # jakiro, eagle: passes of the layer that training counts, of which the first is on the target's states; default: all
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
     rank: int = 32
@@ -93,6 +100,7 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
+        self.taps = _taps(self.taps)
         for name, hint in get_type_hints(type(self)).items():
             setattr(self, name, _typed(name, getattr(self, name), hint))
         if self.recipe is None:
@@ -147,25 +155,25 @@ class TrainConfig:
         if self.method in DRAFT_LAYERS:
             if self.recipe != "staged":
                 raise ConfigError(f"--method {self.method} with --recipe {self.recipe}", "--recipe staged: the target stays as it is", "change --recipe")
-            experts, active, contrast, parallel = self.layer_shape()[:4]
-            _require(1 <= active <= experts <= 64, "active / experts", (active, experts), "1 or more, no more active than there are")
-            _require(not contrast or active >= 2, "contrast", contrast, "two active experts, or --no-contrast")
-            _require(not parallel or self.gamma >= 2, "parallel", parallel, "gamma 2, or --no-parallel")
-        if self.own_heads and self.method != "medusa":
-            raise ConfigError(f"--own-heads with --method {self.method}", "--method medusa", "drop one of the two")
+            shape = self.layer_shape()
+            if odd := odd_draft_layer(self.gamma, *(shape[part] for part in ("experts", "active", "contrast", "parallel"))):
+                raise ConfigError(*odd, "change --experts, --active or --gamma, or add --no-contrast or --no-parallel")
+            passes = self.gamma - shape["parallel"]
+            _require(self.unroll is None or self.unroll <= passes, "unroll", self.unroll, f"at most {passes}, the passes of this layer")
+        for one in fields(self):
+            if (readers := READ_BY.get(one.name)) and self.method not in readers and getattr(self, one.name) != one.default:
+                raise ConfigError(f"--{one.name.replace('_', '-')} with --method {self.method}", f"--method {' or '.join(readers)}", "drop one of the two")
         if self.warm_start and (self.method, self.recipe) != ("streaming", "staged"):
             found = f"--warm-start with --method {self.method} --recipe {self.recipe}"
             raise ConfigError(found, "--method streaming --recipe staged", "drop one of the two")
         if self.answers and not self.target_adapter:
             raise ConfigError("--answers without --target-adapter", "a target that is there before the run", "drop --answers")
 
-    def layer_shape(self) -> tuple[int, int, bool, bool, tuple[int, ...], bool]:
-        """Of a draft layer: experts, active ones, contrast, parallel, taps, prefix. `eagle`: one expert, and every place has a pass."""
-        parts = [part.strip() for part in self.taps.split(",")]
-        if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
-            raise ConfigError(f"taps = {self.taps!r}", "whole numbers from 1 on with commas, each once", "change --taps")
+    def layer_shape(self) -> dict[str, Any]:
+        """Of a draft layer, by the names of `jakiro.JakiroConfig`. `eagle`: one expert, and every place has a pass."""
         branches = (self.experts, self.active, self.contrast, self.parallel) if self.method == "jakiro" else (1, 1, False, False)
-        return *branches, tuple(map(int, parts)), self.prefix_attention
+        shape = dict(zip(("experts", "active", "contrast", "parallel"), branches, strict=True))
+        return shape | {"taps": tuple(map(int, self.taps.split(","))), "prefix_attention": self.prefix_attention}
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""
@@ -186,6 +194,15 @@ class TrainConfig:
                 f"{', '.join(missing)} missing", "base, data and out", "add them as flags or to the config file"
             )
         return cls(**values)
+
+
+def _taps(value: Any) -> str:
+    """Numbers with commas, from text or, as YAML has them, a number or a list."""
+    parts = [str(part).strip() for part in (value if isinstance(value, list) else str(value).split(","))]
+    taps = [int(part) for part in parts if part.isdecimal() and len(part) < 5]
+    if len(taps) < len(parts) or 0 in taps or len(set(taps)) < len(taps):
+        raise ConfigError(f"taps = {value!r}", "whole numbers from 1 on with commas, each once", "change --taps")
+    return ",".join(map(str, taps))
 
 
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}

@@ -14,7 +14,7 @@ In training the true tokens take the guesses' place and every row is unrolled to
 learns to live with its own states.
 
 Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel` the last place has
-a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With `prefix` the first pass alone attends: the
+a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With `prefix_attention` the first pass alone attends: the
 others are heads behind it that hand on their states, as Hydra++'s do (arXiv 2402.05109), but share their weights.
 
 Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP dealt out to the
@@ -44,8 +44,8 @@ EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start f
 @dataclass
 class JakiroConfig:
     """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by their mixture;
-    `parallel`: without a pass of its own. `taps`: layers of the target above each of the states that the layer reads. `prefix`: only the
-    first pass attends."""
+    `parallel`: without a pass of its own. `taps`: layers of the target above each of the states that the layer reads. `prefix_attention`: only
+    the first pass attends."""
 
     gamma: int
     experts: int = 2
@@ -53,7 +53,7 @@ class JakiroConfig:
     contrast: bool = True
     parallel: bool = True
     taps: tuple[int, ...] = (2,)
-    prefix: bool = False
+    prefix_attention: bool = False
 
     def check(self, layers: int) -> None:
         """Raises ConfigError where a base of so many layers cannot have it."""
@@ -84,14 +84,14 @@ class Experts(nn.Module):
         self.gate = nn.Parameter(_dealt(gate.weight, experts, active))
         self.up = nn.Parameter(_dealt(up.weight, experts, active))
         self.down = nn.Parameter(active * _dealt(down.weight.T, experts, active))
-        self.router = nn.Parameter(torch.randn(experts + (2 if experts > 1 else 0), hidden) * 0.1 * hidden**-0.5)
+        self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
 
     def forward(self, z: Tensor) -> Branches:
         """What the experts make of rows z [.., H]; `last` is their contrast."""
         inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum("...h,eih->...ei", z, self.up)
         said = torch.einsum("...ei,eih->...eh", inner, self.down)
         experts = len(self.gate)
-        if experts == 1:
+        if self.router is None:
             return Branches(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
         routed = nn.functional.linear(z, self.router).float()
         weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
@@ -137,8 +137,7 @@ class JakiroModel(DraftingModel):
     def __init__(self, model: PreTrainedModel, config: JakiroConfig) -> None:
         layers = model.config.num_hidden_layers
         config.check(layers)
-        super().__init__(model, config.gamma, None, True)
-        self.taps = tuple(layers - tap for tap in config.taps)
+        super().__init__(model, config.gamma, layers, True, tapped=tuple(layers - tap for tap in config.taps))
         self.config, self.passes = config, config.gamma - config.parallel  # of the layer, for one draft
         last, width = self.decoder.layers[-1], self.decoder.hidden_size
         layer = copy.deepcopy(last).float().requires_grad_(True)
@@ -147,7 +146,7 @@ class JakiroModel(DraftingModel):
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
         self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
-        self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.taps)) / len(self.taps))
+        self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.tapped)) / len(self.tapped))
         self.bias = nn.Parameter(torch.zeros(width))
         self.last_state = nn.Parameter(torch.eye(width)) if config.contrast or config.parallel else None
         self.last_token = nn.Parameter(torch.zeros(width, width)) if config.parallel else None
@@ -166,10 +165,10 @@ class JakiroModel(DraftingModel):
         columns = torch.arange(main.tokens.shape[1], device=rows.device)
         seen = (columns <= rows[:, :, None])[:, None]  # [B, 1, P, T]
         own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
+        behind = None if self.config.prefix_attention else cache
         for step in range(1, passes):
-            seen = torch.cat([seen, own], dim=3)
+            seen = seen if behind is None else torch.cat([seen, own], dim=3)
             states = nn.functional.linear(self._finish(steps[-1].mixture).float(), self.from_state)
-            behind = None if self.config.prefix else cache
             steps.append(self._layer(following[:, :, step - 1].clamp(min=0), states, rows + step, seen, behind))
         mixture, shares, overlap = (torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap"))
         last = None
@@ -190,7 +189,7 @@ class JakiroModel(DraftingModel):
 
     def entries(self, main: MainPass) -> Tensor:
         """m [B, T, taps H]."""
-        return unit_rms(main.entry.float().unflatten(-1, (len(self.taps), -1))).flatten(-2)
+        return unit_rms(main.entry.float().unflatten(-1, (len(self.tapped), -1))).flatten(-2)
 
     def _layer(self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind | None) -> Branches:
         """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache they attend to nothing."""
@@ -221,7 +220,7 @@ class JakiroModel(DraftingModel):
         biases = sorted(name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias"))
         return super().described() | {
             "experts": shape.experts, "active": shape.active, "contrast": shape.contrast, "parallel": shape.parallel,
-            "taps": list(shape.taps), "prefix": shape.prefix, "biases": biases,
+            "taps": list(shape.taps), "prefix_attention": shape.prefix_attention, "biases": biases,
         }  # fmt: skip
 
 
@@ -244,8 +243,9 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
         tokens = unit_rms(decoder.embed(ids).float())
         parts = tokens[:, 1:], drafter.entries(main)[:, :-1], main.final.float()[:, :-1], wanted[:, 1:]
         fitted.append([part[both] for part in parts])
-        mains.append(main)
-        usable.append(good)
+        if drafter.last_state is not None:
+            mains.append(main)
+            usable.append(good)
         count += int(both.sum())
         if count >= FIT_TOKENS:
             break
@@ -260,10 +260,12 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
     drafter.from_state.copy_(ridge(final, state @ solved[width:-1]).T)
     if drafter.last_state is not None:
         pairs = [_last_and_true(drafter, *one) for one in zip(mains, usable, strict=True)]
-        mapped = ridge(*(torch.cat(side) for side in zip(*pairs, strict=True)))
-        drafter.last_state.copy_(mapped[:width].T)
-        if drafter.last_token is not None:
-            drafter.last_token.copy_(mapped[width:].T)
+        known, true = (torch.cat(side) for side in zip(*pairs, strict=True))
+        if len(known):
+            mapped = ridge(known, true)
+            drafter.last_state.copy_(mapped[:width].T)
+            if drafter.last_token is not None:
+                drafter.last_token.copy_(mapped[width:].T)
     return float((wanted - inputs @ solved).pow(2).sum() / (wanted - wanted.mean(0)).pow(2).sum())
 
 

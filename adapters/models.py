@@ -91,7 +91,7 @@ def new_drafter(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, fro
 
 def new_draft_layer(run: Run, model: PreTrainedModel) -> JakiroModel:
     """A fresh draft layer."""
-    drafter = JakiroModel(model, JakiroConfig(run.config.gamma, *run.config.layer_shape())).to(run.device)
+    drafter = JakiroModel(model, JakiroConfig(run.config.gamma, **run.config.layer_shape())).to(run.device)
     start_fitted(run, lambda batches: fit_layer(drafter.eval(), batches))
     return drafter
 

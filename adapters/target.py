@@ -25,8 +25,8 @@ IGNORE = -100
 
 @dataclass
 class MainPass:
-    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first` (at those of all `taps`, side by side,
-    where there are more), the finished hidden states [B, T, E] and K/V of the layers from `first` on."""
+    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first`, or at those of all `tapped` layers side by
+    side, the finished hidden states [B, T, E] and K/V of the layers from `first` on."""
 
     tokens: Tensor
     entry: Tensor
@@ -54,12 +54,12 @@ class Target(nn.Module):
     """A causal LM. `frozen`: nothing that is trained may change it, and LoRA layers inside it belong to the drafter alone: they
     are switched off in the main pass."""
 
-    def __init__(self, model: PreTrainedModel, first: int | None = None, frozen: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, first: int | None = None, frozen: bool = False, tapped: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.model, self.frozen = model, frozen
         self.decoder = Decoder(model)
         self.first = len(self.decoder.layers) - 1 if first is None else first
-        self.taps: tuple[int, ...] = (self.first,)
+        self.tapped = tapped or (self.first,)
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +78,7 @@ class Target(nn.Module):
         with self.drafter_lora(False):
             inner = self.model.model if hasattr(self.model, "model") else self.model.transformer
             with ExitStack() as stack:
-                entered = [stack.enter_context(self.decoder.watched(layer)) for layer in self.taps]
+                entered = [stack.enter_context(self.decoder.watched(layer)) for layer in self.tapped]
                 out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
         layers = cache.layers[self.first :]
         return MainPass(
@@ -124,10 +124,10 @@ class DraftingModel(Target, ABC):
     """
 
     def __init__(
-        self, model: PreTrainedModel, gamma: int, first: int | None, frozen: bool, bigram: tuple[int, int] | None = None
+        self, model: PreTrainedModel, gamma: int, first: int | None, frozen: bool, bigram: tuple[int, int] | None = None, tapped: tuple[int, ...] = ()
     ) -> None:
         """`bigram`: (tokens that the drafter may propose, rank)."""
-        super().__init__(model, first, frozen)
+        super().__init__(model, first, frozen, tapped)
         self.gamma = gamma
         # One side starts at zero: the drafter begins as if there were no bigram.
         self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None

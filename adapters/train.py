@@ -114,7 +114,7 @@ def prepare(config: TrainConfig) -> Run:
         if not FAMILIES[base.model_type].gated:
             expected = ", ".join(name for name, family in FAMILIES.items() if family.gated)
             raise BaseModelError(f"--method {config.method} on the family `{base.model_type}`", expected, "choose another --base or --method")
-        JakiroConfig(config.gamma, *config.layer_shape()).check(layers)
+        JakiroConfig(config.gamma, **config.layer_shape()).check(layers)
     ns = config.ns or max(1, round(layers / 3))
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
@@ -329,7 +329,7 @@ def fit_drafter(
         if last is not None:
             parts["last"] = last.mean()
             total = total + config.last_weight * (weights[int(config.parallel) :][: len(last)] * last).sum()
-        return {"total": total / weights.sum(), **parts}
+        return {"total": total / weights[: len(places)].sum(), **parts}
 
     if run.journal.finished(name):
         folder.load_stage(done, drafter)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Streams, Medusa heads and a second model from the same start: `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
+"""Streams, Medusa heads, draft layers and a second model from the same start: `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
 The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes` of processor time (medusa-2, which has no target
 beside it, from the references, its own task LoRA included):
@@ -9,9 +9,9 @@ beside it, from the references, its own task LoRA included):
     medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
     medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
     eagle           a draft layer, a pass for each place, after: eagle-first  training counts its first pass alone,
-                    eagle-fused  it reads three layers' states,  eagle-paper  the states below the last layer, first pass, states and
-                    distribution for labels
-    hydra           eagle whose first pass alone attends
+                    eagle-fused  it reads three layers' states,  eagle-paper  nearest to the paper's recipe here: the
+                    states at the last layer's input, first pass alone (what hands states on stays as fitted), states and distribution for labels
+    eagle-prefix    eagle whose first pass alone attends, near to Hydra++
     jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts two;
                     jakiro-experts, -parallel, -contrast  the experts alone, or with one of the other two parts
     two-models      the target's first 6 layers, all their weights trained
@@ -44,7 +44,7 @@ DRAFTERS = {
     "eagle-first": f"{LAYER} eagle --unroll 1",
     "eagle-fused": f"{LAYER} eagle --taps 2,10,20",
     "eagle-paper": f"{LAYER} eagle --taps 1 --unroll 1 --state-weight 10 --labels kl",
-    "hydra": f"{LAYER} eagle --prefix-attention",
+    "eagle-prefix": f"{LAYER} eagle --prefix-attention",
     "jakiro": f"{LAYER} jakiro",
     "jakiro-4": f"{LAYER} jakiro --experts 4",
     "jakiro-8": f"{LAYER} jakiro --experts 8",

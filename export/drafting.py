@@ -40,9 +40,9 @@ class DraftSpec:
         """The layer whose input the drafter starts from; `layers` where it starts from the finished state."""
         return layers
 
-    def taps(self, layers: int) -> tuple[int, ...]:
+    def tapped(self, layers: int) -> tuple[int, ...]:
         """The layers whose inputs are handed on."""
-        return (self.first_layer(layers),)
+        return ()
 
 
 def draft_outputs(spec: DraftSpec, candidates: int) -> dict[str, tuple[int, list[int | str]]]:

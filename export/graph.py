@@ -77,7 +77,7 @@ class _Builder:
         self.exit = EarlyExit(self.decoder, pruning) if pruning is not None else None
         self.own_layers = int(isinstance(parts.streams, JakiroSpec))  # of the drafter, in the cache
         self.presents: list[tuple[str, str]] = []
-        self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of the drafter's taps
+        self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of those that the drafter taps
         self.final = ""
 
     def build(self) -> onnx.ModelProto:
@@ -96,7 +96,7 @@ class _Builder:
             drafter = self.drafter
             assert drafter is not None
             if isinstance(drafter, JakiroPass):
-                drafter.rows(g, [self.entries[tap] for tap in streams.taps(self.spec.layers)], self._following(choices), batch.positions, batch.attention, batch.rows)
+                drafter.rows(g, [self.entries[layer] for layer in streams.tapped(self.spec.layers)], self._following(choices), batch.positions, batch.attention, batch.rows)
                 self.presents.append(drafter.present)
             drafter.add(g, lambda branch: self._accept(branch, choices), self.presents[first:], "stream_ids")
         self._defaults()
@@ -203,7 +203,7 @@ class _Builder:
         residual = Residual(self.decoder.embed(g, "input_ids"))
         rotary = self.decoder.rotary(g, self.batch.positions)
         streams = self.parts.streams
-        first, taps = (streams.first_layer(spec.layers), streams.taps(spec.layers)) if streams else (-1, ())
+        first, tapped = (streams.first_layer(spec.layers), streams.tapped(spec.layers)) if streams else (-1, ())
         for layer in range(spec.layers):
             with g.named(f"layers.{layer}"):
                 name = spec.weight_name(layer, "input_layernorm")
@@ -213,7 +213,7 @@ class _Builder:
                     normed, stream = (g.op("Gather", x, self.batch.kept, axis=1) for x in (normed, residual.stream))
                     residual = Residual(stream)
                     rotary = self.decoder.rotary(g, self.batch.positions)
-                if layer in taps:
+                if layer in tapped:
                     self.entries[layer] = residual.stream
                 mixed = self._attention(normed, layer, rotary)
                 rows = self.batch.rows

@@ -1,12 +1,15 @@
 """Jakiro's draft layer as nodes (arXiv 2502.06282; with one expert EAGLE's): all its passes inside the one call of a step.
 
-Every main row also becomes a row of the draft layer: its state at the tapped layer and the token the target chose behind it.
+Every main row also becomes a row of the draft layer: its states at the tapped layers and the token the target chose behind it.
 Only its K/V is made, and lies in the cache like that of one more layer. Behind the accepted node the layer then drafts:
 
     level 1         the accepted node's own row                         C guesses for the place behind the root
     level 2 ..      the `BEAM` likeliest guesses of the level before,   C guesses behind each
                     each with its parent's finished state
-    the last        no pass: the branch for it of the parents' rows     C guesses behind each
+    the last        if parallel no pass: the branch for it of the       C guesses behind each
+                    parents' rows
+
+With prefix attention the first level alone attends.
 
 (docs/architecture.md). Row for row the equations of `adapters/jakiro.py`. Knows nothing about how nodes are accepted.
 """
@@ -14,7 +17,7 @@ Only its K/V is made, and lies in the cache like that of one more layer. Behind 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto
@@ -32,14 +35,14 @@ LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "po
 
 @dataclass(frozen=True, kw_only=True)
 class JakiroSpec(DraftSpec):
-    """The draft layer of one adapter. `above`: layers of the target above each tapped state; `tensors`: by their names in the adapter."""
+    """The draft layer of one adapter. Named as in `adapters.jakiro.JakiroConfig`; `tensors`: by their names in the adapter."""
 
-    above: tuple[int, ...]
+    taps: tuple[int, ...]
     active: int
     contrast: bool
     parallel: bool
-    prefix: bool = False
-    tensors: Mapping[str, Array] = field(default_factory=dict)
+    prefix_attention: bool
+    tensors: Mapping[str, Array]
 
     @property
     def uses_root(self) -> bool:
@@ -53,10 +56,14 @@ class JakiroSpec(DraftSpec):
     @property
     def levels(self) -> tuple[int, ...]:
         """Rows of guesses for each place."""
-        return 1, *[BEAM] * (self.gamma - 1)
+        return 1, *[self.beam] * (self.gamma - 1)
 
-    def taps(self, layers: int) -> tuple[int, ...]:
-        return tuple(layers - above for above in self.above)
+    @property
+    def beam(self) -> int:
+        return BEAM if self.draft_vocab is None else min(BEAM, len(self.draft_vocab))
+
+    def tapped(self, layers: int) -> tuple[int, ...]:
+        return tuple(layers - tap for tap in self.taps)
 
 
 class DraftSource:
@@ -84,19 +91,21 @@ class _Level:
     state: str  # finished [1, m, H]: of the mixture, in the last pass of the branch for the last place
     last: str  # [1, m, H], where that branch guesses a place further: what the parent's row gives to it
     sees: str
-    values: str = ""  # logits [m, C]
+    path: str = ""  # log chance [m] of what the rows stand behind
+    logits: str = ""  # [m, D]
+    values: str = ""  # of the best [m, C]
     tokens: str = ""  # int64 [m, C]
-    chances: str = ""  # log [m, C] of the whole path
+    numbers: str = ""  # int64 [m, C] among the D
 
 
 @dataclass
 class _Chosen:
-    """The `BEAM` likeliest guesses of a level. `picked` int64 [BEAM]: row x C + place, `parents` [BEAM]: their rows, `chances` log [BEAM]."""
+    """The likeliest guesses of a level. `picked` int64 [beam]: row x C + place, `parents` [beam]: their rows, `path` [beam]: log chance."""
 
     picked: str
     parents: str
     tokens: str
-    chances: str
+    path: str
 
 
 class JakiroPass(DraftPass):
@@ -130,21 +139,22 @@ class JakiroPass(DraftPass):
     def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
         past = accepted.past_mask(g)
         own: list[tuple[str, str]] = []
-        origins, levels, rows = [g.ints(-1)], [], Rows(g.ints(BEAM))
+        beam = self.spec.beam
+        origins, levels, rows = [g.ints(-1)], [], Rows(g.ints(beam))
         with g.named("level.1"):
             x = g.op("Gather", self.inputs, accepted.node, axis=1)
             where = g.op("Gather", accepted.positions, accepted.node, axis=0)
             levels.append(self._level(g, x, 1, where, accepted, past, own, None, self.spec.passes == 1))
-            self._guess_level(g, levels[-1], None)
+            self._guess_level(g, levels[-1])
         for number in range(1, self.spec.passes):
             with g.named(f"level.{number + 1}"):
                 before, chosen = levels[-1], self._likeliest(g, levels[-1])
                 state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, "from_state")
                 x = self._input(g, chosen.tokens, state, rows)
-                positions = g.op("Expand", g.op("Add", where, g.ints(number)), g.ints(BEAM))
+                at = g.op("Add", where, g.ints(number))
                 sees = g.op("Gather", before.sees, chosen.parents, axis=0) if before.sees else ""
-                levels.append(self._level(g, x, BEAM, positions, accepted, past, own, sees, number == self.spec.passes - 1))
-                self._guess_level(g, levels[-1], chosen.chances)
+                levels.append(self._level(g, x, beam, at, accepted, past, own, sees, number == self.spec.passes - 1))
+                self._guess_level(g, levels[-1], chosen.path)
                 origins.append(chosen.picked)
         if self.spec.parallel:
             with g.named("last"):
@@ -152,38 +162,42 @@ class JakiroPass(DraftPass):
                 known = self._map(g, self._embedded(g, chosen.tokens), rows, "last_token")
                 state = g.op("Add", g.op("Gather", levels[-1].last, chosen.parents, axis=1), known)
                 levels.append(_Level(self._finish(g, state), "", ""))
-                self._guess_level(g, levels[-1], chosen.chances)
+                self._guess_level(g, levels[-1], chosen.path)
                 origins.append(chosen.picked)
         return [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
 
     def _likeliest(self, g: Scope, level: _Level) -> _Chosen:
-        chances, picked = g.ops("TopK", g.op("Reshape", level.chances, g.ints(-1)), g.ints(BEAM), out=(None, None), axis=0)
+        chances = g.op("GatherElements", g.op("LogSoftmax", level.logits, axis=-1), level.numbers, axis=-1)
+        if level.path:
+            chances = g.op("Add", chances, g.op("Unsqueeze", level.path, g.ints(1)))
+        path, picked = g.ops("TopK", g.op("Reshape", chances, g.ints(-1)), g.ints(self.spec.beam), out=(None, None), axis=0)
         tokens = g.op("Gather", g.op("Reshape", level.tokens, g.ints(-1)), picked, axis=0)
-        return _Chosen(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, chances)
+        return _Chosen(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, path)
 
     def _level(
-        self, g: Scope, x: str, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None, last: bool
+        self, g: Scope, x: str, count: int, at: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None, last: bool
     ) -> _Level:
         """Runs the layer, in its `last` pass with the branch of the last place. The first level's row lies in the cache already (`sees` None); all others add to `own`."""
         decoder, spec = self.decoder, self.decoder.spec
         rows, residual = Rows(g.ints(count)), Residual(x)
-        if sees is None or not self.spec.prefix:
-            residual.update, sees = self._attention(g, x, rows, count, positions, accepted, past, own, sees)
+        if sees is None or not self.spec.prefix_attention:
+            residual.update, sees = self._attention(g, x, rows, count, at, accepted, past, own, sees)
         normed, residual = decoder.norm(g, residual, spec.weight_name(self.layer, "post_attention_layernorm"))
-        mixture, contrast = self._experts(g, normed, rows, count, last and self.spec.contrast)
-        state = g.op("Add", residual.stream, mixture)
-        if not last or not (self.spec.contrast or self.spec.parallel):
-            return _Level(self._finish(g, state), "", sees or "")
-        branch = self._map(g, g.op("Add", residual.stream, contrast) if contrast else state, rows, "last_state")
+        own_branch = last and (self.spec.contrast or self.spec.parallel)
+        mixed = not own_branch or self.spec.parallel or not self.spec.contrast  # else nobody asks for the mixture
+        said = [g.op("Add", residual.stream, one) for one in self._experts(g, normed, rows, count, mixed, last and self.spec.contrast)]
+        if not own_branch:
+            return _Level(self._finish(g, said[0]), "", sees or "")
+        branch = self._map(g, said[-1], rows, "last_state")
         if self.spec.parallel:
-            return _Level(self._finish(g, state), branch, sees or "")
+            return _Level(self._finish(g, said[0]), branch, sees or "")
         return _Level(self._finish(g, branch), "", sees or "")
 
     def _attention(
-        self, g: Scope, x: str, rows: Rows, count: int, positions: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
+        self, g: Scope, x: str, rows: Rows, count: int, at: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
     ) -> tuple[str, str | None]:
         """What attention adds, and what the rows have seen of the layer's own."""
-        q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, positions)
+        q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, g.op("Expand", at, g.ints(count)))
         mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
             own.append((k, v))
@@ -196,14 +210,11 @@ class JakiroPass(DraftPass):
         mixed = attend(g, spec, q, keys_values, self.present, g.op("Tile", mask, g.ints(spec.group, 1)), accepted.visible)
         return self.decoder.linear(g, mixed, rows, self.layer, OUT), sees
 
-    def _guess_level(self, g: Scope, level: _Level, before: str | None) -> None:
-        """The level's best guesses, and with the chance of the path `before` [m] that of the whole path."""
+    def _guess_level(self, g: Scope, level: _Level, path: str = "") -> None:
+        """The best guesses of the level, which stands behind guesses of the log chances `path` [m]."""
         flat = g.op("Squeeze", level.state, g.ints(0))
-        logits = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1)))
-        level.tokens, level.values, _ = self.best(g, logits)
-        level.chances = g.op("Sub", level.values, g.op("ReduceLogSumExp", logits, g.ints(-1), keepdims=1))
-        if before is not None:
-            level.chances = g.op("Add", level.chances, g.op("Unsqueeze", before, g.ints(1)))
+        level.logits, level.path = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1))), path
+        level.tokens, level.values, level.numbers = self.best(g, level.logits)
 
     # ---- parts of the layer
 
@@ -227,8 +238,8 @@ class JakiroPass(DraftPass):
     def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
         return self.decoder.queries_keys_values(g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear)
 
-    def _experts(self, g: Scope, z: str, rows: Rows, count: int, contrast: bool) -> tuple[str, str]:
-        """What the mixture and, if asked for, the contrast add, [1, m, H] each. All experts run: they are one product."""
+    def _experts(self, g: Scope, z: str, rows: Rows, count: int, mixture: bool, contrast: bool) -> list[str]:
+        """What the mixture and the contrast add, those of them asked for, [1, m, H] each. All experts run: they are one product."""
         tensors, decoder = self.spec.tensors, self.decoder
         experts, inner, hidden = tensors["experts.gate"].shape
         stacked = np.concatenate([tensors[f"experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
@@ -237,24 +248,23 @@ class JakiroPass(DraftPass):
         product = g.op("Mul", decoder._activate(g, gate), up)
         down = self._weight("down", tensors["experts.down"].transpose(2, 0, 1).reshape(hidden, half))
         if experts == 1:
-            return decoder.precision.linear(g, product, rows, down), ""
+            return [decoder.precision.linear(g, product, rows, down)]
         router = self._constant(g, "router", np.ascontiguousarray(tensors["experts.router"].T))
         scores, sides = g.ops("Split", g.op("MatMul", z, router), g.ints(experts, 2), out=(None, None), axis=-1)
         chances, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(self.spec.active), out=(None, None), axis=-1)
         share = g.op("Div", chances, g.op("ReduceSum", chances, g.ints(-1), keepdims=1))
         nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
         spread = self._constant(g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32))  # an expert's weight to its channels
-        sums = [product_of(g, product, g.op("ScatterElements", nothing, best, share, axis=-1), spread)]
+        sums = [product_of(g, product, g.op("ScatterElements", nothing, best, share, axis=-1), spread)] if mixture else []
         if contrast:
             high, _ = g.ops("TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1)
             signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
             two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
             sums.append(product_of(g, product, g.op("ScatterElements", nothing, two, signed, axis=-1), spread))
         if len(sums) == 1:
-            return decoder.precision.linear(g, sums[0], rows, down), ""
+            return [decoder.precision.linear(g, sums[0], rows, down)]
         both = decoder.precision.linear(g, g.op("Concat", *sums, axis=1), Rows(g.ints(2 * count)), down)
-        mixed, contrasted = g.ops("Split", both, g.ints(count, count), out=(None, None), axis=1)
-        return mixed, contrasted
+        return list(g.ops("Split", both, g.ints(count, count), out=(None, None), axis=1))
 
     def _weight(self, name: str, array: Array) -> Weight:
         return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))

@@ -114,7 +114,8 @@ class LayerOracle:
     def __init__(self, model: Any, spec: JakiroSpec) -> None:
         experts = len(spec.tensors["experts.gate"])
         self.spec = spec
-        self.model = JakiroModel(model, JakiroConfig(spec.gamma, experts, spec.active, spec.contrast, spec.parallel, spec.above, spec.prefix)).eval()
+        parts = {name: getattr(spec, name) for name in ("active", "contrast", "parallel", "taps", "prefix_attention")}
+        self.model = JakiroModel(model, JakiroConfig(spec.gamma, experts, **parts)).eval()
         with torch.no_grad():
             for name, parameter in self.model.drafter_tensors().items():
                 parameter.copy_(torch.as_tensor(spec.tensors[name]))

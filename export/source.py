@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from streamspec.acceptance import MAX_GAMMA, MISSED, Acceptance, node_order
-from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter
+from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter, odd_draft_layer
 from streamspec.adapters.base import Base
 from streamspec.bundle import DRAFT_LAYERS, POSITIONS
 from streamspec.errors import AdapterError, BaseModelError
@@ -91,8 +91,8 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     }  # fmt: skip
     if adapter.method in DRAFT_LAYERS:
         layer = {name: tensors[name].astype(np.float32) for name in own}
-        contrast, parallel = bool(config.get("contrast")), bool(config.get("parallel"))
-        return JakiroSpec(**shared, above=tuple(config["taps"]), active=config["active"], contrast=contrast, parallel=parallel, prefix=bool(config.get("prefix")), tensors=layer)
+        parts: dict[str, Any] = {name: bool(config.get(name)) for name in ("contrast", "parallel", "prefix_attention")}
+        return JakiroSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=layer)
     if adapter.method == "medusa":
         blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
         return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))
@@ -169,10 +169,8 @@ def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, g
     taps = config.get("taps")
     if not isinstance(taps, list) or not taps or not all(type(tap) is int and 1 <= tap <= spec.layers for tap in taps) or len(set(taps)) < len(taps):
         raise AdapterError(f"{adapter.path}: streams.taps is {taps!r}", f"a list of whole numbers of 1..{spec.layers}", RESTORE)
-    if config.get("contrast") and active < 2:
-        raise AdapterError(f"{adapter.path}: a contrast with {active} active expert", "two at least", RESTORE)
-    if config.get("parallel") and gamma < 2:
-        raise AdapterError(f"{adapter.path}: a last place without a pass, and gamma {gamma}", "gamma 2 at least", RESTORE)
+    if odd := odd_draft_layer(gamma, experts, active, bool(config.get("contrast")), bool(config.get("parallel"))):
+        raise AdapterError(f"{adapter.path}: {odd[0]}", odd[1], RESTORE)
     if config.get("bigram"):
         raise AdapterError(f"{adapter.path}: a draft layer with a bigram", "no bigram: its guesses know the token before", RESTORE)
     queries, keys, inner = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate // active
@@ -187,7 +185,8 @@ def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, g
         shapes["last_state"] = (hidden, hidden)
     if config.get("parallel"):
         shapes["last_token"] = (hidden, hidden)
-    shapes["experts.router"] = (experts + 2 * (experts > 1), hidden)
+    if experts > 1:
+        shapes["experts.router"] = (experts + 2, hidden)
     named = config.get("biases") or []
     if not isinstance(named, list):
         raise AdapterError(f"{adapter.path}: streams.biases is {named!r}", "a list of names", RESTORE)

@@ -43,6 +43,9 @@ class StreamSpec(DraftSpec):
     def first_layer(self, layers: int) -> int:
         return layers - self.ns
 
+    def tapped(self, layers: int) -> tuple[int, ...]:
+        return (self.first_layer(layers),)
+
 
 class MergedSource:
     """The base's weights plus the streams' LoRA."""

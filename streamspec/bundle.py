@@ -66,7 +66,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class StreamsInfo:
-    """The drafter: `gamma` streams over the last `ns` layers, or heads (`ns` 0), `candidates` guesses each."""
+    """The drafter: `gamma` streams over the last `ns` layers, or heads or places of a draft layer (`ns` 0), `candidates` guesses each."""
 
     gamma: int
     ns: int

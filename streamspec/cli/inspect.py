@@ -123,10 +123,11 @@ def _heads(heads: dict[str, Any]) -> Rows:
 
 
 def _layer(layer: dict[str, Any]) -> Rows:
-    vocabulary, last = layer["draft_vocab"], f", the last by {'contrast' if layer['contrast'] else 'the mixture'} without a pass" if layer["parallel"] else ""
+    vocabulary, last = layer["draft_vocab"], ", the last by contrast" * layer["contrast"] + ", the last without a pass of its own" * layer["parallel"]
+    attends = ", the first pass alone attends" * layer["prefix_attention"]
     return [
-        ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts"),
-        ("it reads", f"the states below the last {', '.join(map(str, layer['taps']))} layers"),
+        ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts{attends}"),
+        ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in layer["taps"])),
         ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]
 

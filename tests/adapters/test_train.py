@@ -217,12 +217,18 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path
     ("changes", "found"),
     [
         ({"method": "jakiro", "recipe": "joint"}, "--method jakiro with --recipe joint; expected --recipe staged"),
-        ({"method": "jakiro", "active": 3}, "active / experts"),
+        ({"method": "jakiro", "active": 3}, "3 active of 2 experts; expected 1 to 64"),
         ({"method": "jakiro", "active": 1}, "contrast"),
         ({"method": "jakiro", "gamma": 1}, "parallel"),
         ({"method": "jakiro", "unroll": 0}, "unroll = 0; expected at least 1"),
         ({"method": "jakiro", "taps": "2,2"}, "taps = '2,2'; expected whole numbers"),
+        ({"method": "jakiro", "taps": "2,02"}, "taps = '2,02'; expected whole numbers"),
         ({"method": "eagle", "taps": "0,x"}, "taps = '0,x'; expected whole numbers"),
+        ({"method": "eagle", "taps": "9" * 5000}, "taps = '999"),
+        ({"method": "jakiro", "unroll": 2}, "unroll = 2; expected at most 1"),
+        ({"method": "eagle", "experts": 4}, "--experts with --method eagle; expected --method jakiro"),
+        ({"method": "eagle", "ns": 3}, "--ns with --method eagle; expected --method streaming"),
+        ({"prefix_attention": True}, "--prefix-attention with --method streaming; expected --method jakiro or eagle"),
         ({"own_heads": True}, "--own-heads with --method streaming; expected --method medusa"),
         ({"method": "medusa", "recipe": "staged", "warm_start": "x"}, "--warm-start with --method medusa --recipe staged; expected --method streaming"),
         ({"answers": "x"}, "--answers without --target-adapter"),
@@ -283,3 +289,9 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
         assert whole.keys() == cut.keys() and all(torch.equal(whole[k], cut[k]) for k in whole)
     logs = [json.loads((tmp_path / n / "training.json").read_text())["log"] for n in ("whole", "cut")]
     assert logs[0].keys() == logs[1].keys()
+
+
+@pytest.mark.parametrize(("given", "taps"), [(2, (2,)), ([2, 10, 20], (2, 10, 20)), (" 2, 10", (2, 10))])
+def test_yaml_may_name_the_taps_as_numbers(given: object, taps: tuple[int, ...], tmp_path: Path) -> None:
+    config = options(tmp_path, tmp_path, tmp_path, method="eagle", taps=given)
+    assert config.layer_shape()["taps"] == taps and config.taps == ",".join(map(str, taps))

@@ -77,7 +77,7 @@ def tiny_tokenizer(chat: bool = False) -> Any:
 def options(base: Path, data: Path, out: Path, **changes: object) -> TrainConfig:
     small = {
         "gamma": 2,
-        "ns": 2,
+        "ns": 2 if changes.get("method", "streaming") == "streaming" else None,
         "rank": 4,
         "stream_rank": 4,
         "draft_vocab": 32,

@@ -18,13 +18,15 @@ CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
 GAMMA, WRONG = 4, 5
 SHAPES = [
     {}, {"experts": 1, "active": 1, "contrast": False, "parallel": False}, {"experts": 1, "active": 1, "contrast": False},
-    {"experts": 4, "active": 2}, {"experts": 3, "active": 3, "contrast": False}, {"parallel": False}, {"taps": (3,)}, {"taps": (1, 3, 2)}, {"prefix": True},
+    {"experts": 4, "active": 2}, {"experts": 3, "active": 3, "contrast": False}, {"parallel": False}, {"taps": (3,)}, {"taps": (1, 3, 2)}, {"prefix_attention": True},
+    {"prefix_attention": True, "parallel": False}, {"prefix_attention": True, "experts": 1, "active": 1, "contrast": False, "parallel": False}, {"taps": (4,)},
+    {"gamma": 2}, {"gamma": 2, "prefix_attention": True, "taps": (2, 1)}, {"gamma": 1, "parallel": False},
 ]  # fmt: skip
 
 
 def trained(family: str, **shape: object) -> JakiroModel:
     torch.manual_seed(1)
-    model = JakiroModel(tiny_model(family), JakiroConfig(GAMMA, **shape)).eval()  # type: ignore[arg-type]
+    model = JakiroModel(tiny_model(family), JakiroConfig(**{"gamma": GAMMA} | shape)).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in model.drafter_tensors().values():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -34,13 +36,13 @@ def trained(family: str, **shape: object) -> JakiroModel:
 def spec_of(model: JakiroModel, draft_vocab: np.ndarray | None = None) -> JakiroSpec:
     shape = model.config
     tensors = {name: value.detach().numpy() for name, value in model.drafter_tensors().items()}
-    return JakiroSpec(gamma=GAMMA, above=shape.taps, active=shape.active, contrast=shape.contrast, parallel=shape.parallel, prefix=shape.prefix, tensors=tensors, draft_vocab=draft_vocab)
+    return JakiroSpec(gamma=shape.gamma, taps=shape.taps, active=shape.active, contrast=shape.contrast, parallel=shape.parallel, prefix_attention=shape.prefix_attention, tensors=tensors, draft_vocab=draft_vocab)
 
 
 def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:
     """A prompt, then a tree whose right path stops at its second node: levels behind that node."""
     built = build(folder, model.model, spec_of(model, draft_vocab))
-    candidates, stepper = 10, built.stepper()
+    candidates, stepper = min(10, VOCAB if draft_vocab is None else len(draft_vocab)), built.stepper()
     with torch.no_grad():
         ids = CONTEXT.tolist()
         for _ in range(4):  # the greedy continuation
@@ -53,10 +55,21 @@ def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = Non
     assert int(out["accepted_node"][0]) == 2
     assert len(out["candidates"]) == len(out["origins"]) == sum(built.streams.levels)
     offered = np.arange(VOCAB) if draft_vocab is None else draft_vocab
-    for guesses, logits, expected in LayerOracle(built.model, built.streams).guesses(np.array(ids[:-1]), after, out):
-        best = offered[np.argsort(-expected[offered], kind="stable")[:candidates]]
-        np.testing.assert_array_equal(guesses, best)
-        np.testing.assert_allclose(logits, expected[best], atol=2e-3, rtol=1e-3)
+    rows = LayerOracle(built.model, built.streams).guesses(np.array(ids[:-1]), after, out)
+    paths, start = np.zeros(1), 0
+    for count in built.streams.levels:
+        chances = np.empty((count, candidates))
+        for row in range(count):
+            guesses, logits, expected = next(rows)
+            best = offered[np.argsort(-expected[offered], kind="stable")[:candidates]]
+            np.testing.assert_array_equal(guesses, best)
+            np.testing.assert_allclose(logits, expected[best], atol=2e-3, rtol=1e-3)
+            chances[row] = paths[row] + expected[best] - np.log(np.exp(expected[offered]).sum())
+        start += count
+        goes_on = out["origins"][start : start + built.streams.beam]
+        if len(goes_on):
+            assert goes_on.tolist() == np.argsort(-chances.ravel(), kind="stable")[: built.streams.beam].tolist()
+            paths = chances.ravel()[goes_on]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -67,3 +80,7 @@ def test_agrees_with_the_trained_model(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_all_shapes_agree(shape: dict, tmp_path: Path) -> None:
     check(trained("llama", **shape), tmp_path, np.sort(np.random.default_rng(0).permutation(VOCAB)[:40]))
+
+
+def test_fewer_tokens_to_propose_than_a_level_goes_on_from(tmp_path: Path) -> None:
+    check(trained("llama"), tmp_path, np.array([7, 20, 41]))
