@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, set_seed
 
 from streamspec.acceptance import node_order, per_stream_accuracy, simulated_tau
-from streamspec.adapter import PROVENANCE, STREAM_WEIGHTS, TASK_CONFIG, TASK_WEIGHTS
+from streamspec.adapter import PROVENANCE, STREAM_CONFIG, STREAM_WEIGHTS, TASK_CONFIG, TASK_WEIGHTS, read_adapter
 from streamspec.adapters import folder
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.adapters.config import TrainConfig
@@ -170,6 +170,7 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
     """The adapters that a staged run starts from, before any work is spent on it."""
     if config.target_adapter is not None and str(config.target_adapter) != UNTOUCHED:
         folder.check_same_base(config.target_adapter, base, "--target-adapter", TASK_WEIGHTS)
+        check_format(config, config.target_adapter)
     elif config.target_adapter is not None and (config.target_adapter / TASK_WEIGHTS).exists():
         raise ConfigError(
             f"--target-adapter {UNTOUCHED}, and an adapter in a folder of that name",
@@ -187,6 +188,16 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
         if odd:
             found = f"--warm-start {config.warm_start}: streams with {odd[0]} = {kept[odd[0]]}"
             raise ConfigError(found, f"{wanted[odd[0]]}", f"give --{odd[0].replace('_', '-')} as that adapter has it")
+
+
+def check_format(config: TrainConfig, target: Path) -> None:
+    """A drafter is of use in the prompt format alone that its target was trained with; a plain PEFT folder names none."""
+    if not (target / STREAM_CONFIG).exists():
+        return
+    own, given = read_adapter(target).prompt_format, PromptFormat(config.format, config.separator)
+    if (own.kind, own.kind == "raw" and own.separator) != (given.kind, given.kind == "raw" and given.separator):
+        flags = f"--format {own.kind}" + f" --separator {own.separator!r}" * (own.kind == "raw")
+        raise ConfigError(f"--format {given.kind} --separator {given.separator!r}", f"the prompt format of {target}", f"give {flags}")
 
 
 def check_answers(config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]) -> None:

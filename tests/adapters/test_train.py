@@ -91,6 +91,13 @@ def test_staged_copies_the_given_target_untouched(base: Path, data: Path, task: 
     ).read_bytes()
 
 
+@pytest.mark.parametrize("changes", [{"separator": " -> "}, {"separator": ""}])
+def test_a_prompt_format_that_is_not_the_targets_is_refused(base: Path, data: Path, task: Path, tmp_path: Path, changes: dict) -> None:
+    with pytest.raises(ConfigError, match=r"expected the prompt format of .*; give --format raw --separator '\\n'"):
+        train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task, **changes))
+    assert not (tmp_path / "out").exists()
+
+
 def test_staged_on_the_untouched_base_has_no_task_lora(base: Path, data: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "out", recipe="staged", target_adapter="base"))
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
