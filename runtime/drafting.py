@@ -25,13 +25,17 @@ SHARPNESS = 1 / 1.2  # factor of the streams' logits to begin with: they are a l
 LEAST, MOST = 0.2, 2.0  # its bounds,
 LEARNING = 0.003  # and what a nat of error moves it by
 
+_Place = tuple[int, int | None, float]  # depth, number of the guess before, sharpness
+
 
 class Guesses(ABC):
     """What a drafter proposes for the next `depths` places. Guesses for a place have numbers; `conditional`: they depend on the
-    guess before them."""
+    guess before them. What was asked for once is remembered."""
 
-    depths: int
-    conditional: bool
+    def __init__(self, depths: int, conditional: bool) -> None:
+        self.depths, self.conditional = depths, conditional
+        self._found: dict[_Place, tuple[np.ndarray, np.ndarray, np.ndarray, int] | None] = {}
+        self._listed: dict[_Place, list[tuple[int, float, int]]] = {}
 
     @abstractmethod
     def chances(self, depth: int, parent: int | None, sharpness: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, int] | None:
@@ -40,19 +44,21 @@ class Guesses(ABC):
 
     def behind(self, depth: int, parent: int | None, sharpness: float = SHARPNESS) -> list[tuple[int, float, int]]:
         """(token, chance, number) of the guesses for place `depth`, likeliest first, as if no other token could come."""
-        found = self.chances(depth, parent, sharpness)
-        if found is None:
-            return []
-        tokens, chances, _, first = found
-        order = np.argsort(-chances, kind="stable")
-        return list(zip(tokens[order].tolist(), chances[order].tolist(), (first + order).tolist(), strict=True))
+        place = depth, parent if self.conditional else None, sharpness
+        if place not in self._listed:
+            self._listed[place] = []
+            if (found := self._at(place)) is not None:
+                tokens, chances, _, first = found
+                order = np.argsort(-chances, kind="stable")
+                self._listed[place] = list(zip(tokens[order].tolist(), chances[order].tolist(), (first + order).tolist(), strict=True))
+        return self._listed[place]
 
     def gradient(self, came: Sequence[int], sharpness: float) -> float:
         """Of the log chance of the tokens that `came`, by the sharpness. A token that was not among the guesses counts as the
         least of them and ends the sum."""
         total, parent = 0.0, 0
         for depth, token in enumerate(came[: self.depths]):
-            found = self.chances(depth, parent, sharpness)
+            found = self._at((depth, parent if self.conditional else None, sharpness))
             if found is None:
                 break
             tokens, chances, logits, first = found
@@ -63,6 +69,11 @@ class Guesses(ABC):
             parent = first + int(at[0])
         return total
 
+    def _at(self, place: _Place) -> tuple[np.ndarray, np.ndarray, np.ndarray, int] | None:
+        if place not in self._found:
+            self._found[place] = self.chances(*place)
+        return self._found[place]
+
 
 class PlaceGuesses(Guesses):
     """Of streams or heads, for each place by itself. `tokens` int64 [gamma, C]: row d holds guesses for the token d + 1 places
@@ -70,8 +81,8 @@ class PlaceGuesses(Guesses):
     before, if it comes true, adds to the logit of guess v (row 0: the root, the same for every u)."""
 
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, pairs: np.ndarray | None = None) -> None:
+        super().__init__(len(tokens), pairs is not None)
         self.tokens, self.logits, self.pairs = tokens, logits, pairs
-        self.depths, self.conditional = len(tokens), pairs is not None
 
     def chances(self, depth: int, parent: int | None, sharpness: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         logits = self.logits[depth]
@@ -87,10 +98,9 @@ class GrownGuesses(Guesses):
     other. `origins` int64 [rows]: the guess a row stands behind, numbered row x C + place within the level before.
     """
 
-    conditional = True
-
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, origins: np.ndarray, levels: Sequence[int]) -> None:
-        self.tokens, self.logits, self.depths = tokens, logits, len(levels)
+        super().__init__(len(levels), True)
+        self.tokens, self.logits = tokens, logits
         self._row: list[dict[int, int]] = []
         start = 0
         for depth, wide in enumerate(levels):
@@ -199,7 +209,6 @@ class _Search:
     def __init__(self, guesses: Guesses | None, found: Continuation | None, sharpness: float) -> None:
         self._guesses, self._found, self._sharpness = guesses, found, sharpness
         self._depths = 0 if guesses is None else guesses.depths
-        self._behind: dict[tuple[int, int | None], list[tuple[int, float, int]]] = {}
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
 
@@ -259,10 +268,7 @@ class _Search:
         """Guesses for the place behind `parent`."""
         if self._guesses is None or parent.depth >= self._depths:
             return []
-        key = parent.depth, parent.number if self._guesses.conditional else None
-        if key not in self._behind:
-            self._behind[key] = self._guesses.behind(*key, self._sharpness)
-        return self._behind[key]
+        return self._guesses.behind(parent.depth, parent.number, self._sharpness)
 
     def _offer(self, node: _Node) -> None:
         heapq.heappush(self._heap, (-node.chance, next(self._age), node))

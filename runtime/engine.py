@@ -78,6 +78,7 @@ class OrtEngine:
         self._binding = _Binding(self._ort, self._session, self.cache)
         self._scoring: _Binding | None = None
         self._options = self._ort.RunOptions()
+        self._options.add_run_config_entry("gpu_graph_id", "-1")  # no capture, as by default; asked for in every call, and 80 us where it is not set
         self._options.log_severity_level = 4
         self._cancelled = threading.Event()
         self._sampling = GREEDY
