@@ -183,13 +183,13 @@ class JakiroPass(DraftPass):
         if sees is None or not self.spec.prefix_attention:
             residual.update, sees = self._attention(g, x, rows, count, at, accepted, past, own, sees)
         normed, residual = decoder.norm(g, residual, spec.weight_name(self.layer, "post_attention_layernorm"))
-        own_branch = last and (self.spec.contrast or self.spec.parallel)
-        mixed = not own_branch or self.spec.parallel or not self.spec.contrast  # else nobody asks for the mixture
-        said = [g.op("Add", residual.stream, one) for one in self._experts(g, normed, rows, count, mixed, last and self.spec.contrast)]
-        if not own_branch:
+        contrast, parallel = last and self.spec.contrast, last and self.spec.parallel
+        mixture = parallel or not contrast  # else nobody asks for it
+        said = [g.op("Add", residual.stream, one) for one in self._experts(g, normed, rows, count, mixture, contrast)]
+        if not contrast and not parallel:
             return _Level(self._finish(g, said[0]), "", sees or "")
         branch = self._map(g, said[-1], rows, "last_state")
-        if self.spec.parallel:
+        if parallel:
             return _Level(self._finish(g, said[0]), branch, sees or "")
         return _Level(self._finish(g, branch), "", sees or "")
 

@@ -44,7 +44,7 @@ class Guesses(ABC):
 
     def behind(self, depth: int, parent: int | None, sharpness: float = SHARPNESS) -> list[tuple[int, float, int]]:
         """(token, chance, number) of the guesses for place `depth`, likeliest first, as if no other token could come."""
-        place = depth, parent if self.conditional else None, sharpness
+        place = self._place(depth, parent, sharpness)
         if place not in self._listed:
             self._listed[place] = []
             if (found := self._at(place)) is not None:
@@ -58,7 +58,7 @@ class Guesses(ABC):
         least of them and ends the sum."""
         total, parent = 0.0, 0
         for depth, token in enumerate(came[: self.depths]):
-            found = self._at((depth, parent if self.conditional else None, sharpness))
+            found = self._at(self._place(depth, parent, sharpness))
             if found is None:
                 break
             tokens, chances, logits, first = found
@@ -68,6 +68,9 @@ class Guesses(ABC):
                 break
             parent = first + int(at[0])
         return total
+
+    def _place(self, depth: int, parent: int | None, sharpness: float) -> _Place:
+        return depth, parent if self.conditional else None, sharpness
 
     def _at(self, place: _Place) -> tuple[np.ndarray, np.ndarray, np.ndarray, int] | None:
         if place not in self._found:
