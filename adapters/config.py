@@ -21,11 +21,11 @@ RECIPES = ("joint", "staged")
 LABELS = ("hard", "kl", "tv", "topk")
 CLOCKS = ("wall", "cpu")
 MAX_GAMMA = 8
-JAKIRO, LAYERS, STREAMS = ("jakiro",), DRAFT_LAYERS, ("streaming",)
+JAKIRO, UNROLLED, LAYERS, STREAMS = ("jakiro",), ("jakiro", "eagle"), DRAFT_LAYERS, ("streaming",)
 READ_BY: dict[str, tuple[str, ...]] = {  # methods that make something of an option; the others refuse it
     "ns": STREAMS, "fit_start": STREAMS, "own_heads": ("medusa",),
-    "experts": JAKIRO, "active": JAKIRO, "contrast": JAKIRO, "parallel": JAKIRO, "last_weight": JAKIRO, "expert_weight": JAKIRO,
-    "taps": LAYERS, "prefix_attention": LAYERS, "unroll": LAYERS, "state_weight": LAYERS,
+    "experts": JAKIRO, "active": JAKIRO, "contrast": JAKIRO, "parallel": JAKIRO, "two_lists": JAKIRO, "last_weight": JAKIRO, "expert_weight": JAKIRO,
+    "taps": LAYERS, "state_weight": LAYERS, "prefix_attention": UNROLLED, "unroll": UNROLLED,
 }  # fmt: skip
 
 
@@ -63,11 +63,12 @@ class TrainConfig:
     active: int = 2  # jakiro: experts that count for a row
     contrast: bool = True  # jakiro: the last place is guessed by the experts' contrast, not by their mixture
     parallel: bool = True  # jakiro: the last place is guessed without a pass of its own
+    two_lists: bool = False  # jakiro: each expert that counts guesses for itself (the MoE tree)
     last_weight: float = 0.5  # jakiro: weight of the last place's own branch in the loss (0.5: the paper's)
     expert_weight: float = 0.0  # jakiro: weight of a loss that experts pay for saying the same or being used unevenly
-    state_weight: float = 0.0  # jakiro, eagle: weight of the loss on hidden states beside that on tokens
-    taps: str = "2"  # jakiro, eagle: layers above the states that the draft layer reads; of several, with commas, all at once
-    prefix_attention: bool = False  # jakiro, eagle: the first pass alone attends, the others are heads behind it (Hydra++)
+    state_weight: float = 0.0  # draft layers: weight of the loss on hidden states beside that on tokens
+    taps: str | None = None  # draft layers: layers above the states that they read; of several, with commas, all at once; default: 2, of mtp 1
+    prefix_attention: bool = False  # jakiro, eagle: the first pass alone attends, the others are heads behind it
     unroll: int | None = None  # jakiro, eagle: passes of the layer that training counts, of which the first is on the target's states; default: all
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
@@ -100,7 +101,8 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        self.taps = _taps(self.taps)
+        if self.taps is not None:
+            self.taps = _taps(self.taps)
         for name, hint in get_type_hints(type(self)).items():
             setattr(self, name, _typed(name, getattr(self, name), hint))
         if self.recipe is None:
@@ -156,8 +158,8 @@ class TrainConfig:
             if self.recipe != "staged":
                 raise ConfigError(f"--method {self.method} with --recipe {self.recipe}", "--recipe staged: the target stays as it is", "change --recipe")
             shape = self.layer_shape()
-            if odd := odd_draft_layer(self.gamma, *(shape[part] for part in ("experts", "active", "contrast", "parallel"))):
-                raise ConfigError(*odd, "change --experts, --active or --gamma, or add --no-contrast or --no-parallel")
+            if odd := odd_draft_layer(self.gamma, *(shape[part] for part in ("experts", "active", "contrast", "parallel", "two_lists"))):
+                raise ConfigError(*odd, "change --experts, --active, --gamma, --contrast, --parallel or --two-lists")
             passes = self.gamma - shape["parallel"]
             _require(self.unroll is None or self.unroll <= passes, "unroll", self.unroll, f"at most {passes}, the passes of this layer")
         for one in fields(self):
@@ -170,10 +172,19 @@ class TrainConfig:
             raise ConfigError("--answers without --target-adapter", "a target that is there before the run", "drop --answers")
 
     def layer_shape(self) -> dict[str, Any]:
-        """Of a draft layer, by the names of `jakiro.JakiroConfig`. `eagle`: one expert, and every place has a pass."""
-        branches = (self.experts, self.active, self.contrast, self.parallel) if self.method == "jakiro" else (1, 1, False, False)
-        shape = dict(zip(("experts", "active", "contrast", "parallel"), branches, strict=True))
-        return shape | {"taps": tuple(map(int, self.taps.split(","))), "prefix_attention": self.prefix_attention}
+        """Of a draft layer, by the names of `jakiro.JakiroConfig`. All but jakiro have one expert, and a pass for every place."""
+        jakiro, hydra = self.method == "jakiro", self.method == "hydra"
+        taps = self.taps or ("1" if self.method == "mtp" else "2")
+        return {
+            "experts": self.experts if jakiro else 1, "active": self.active if jakiro else 1, "contrast": jakiro and self.contrast,
+            "parallel": jakiro and self.parallel, "two_lists": jakiro and self.two_lists, "taps": tuple(map(int, taps.split(","))),
+            "prefix_attention": self.prefix_attention or hydra, "own_heads": hydra,
+        }  # fmt: skip
+
+    @property
+    def counted_passes(self) -> int | None:
+        """Of a draft layer, those that training counts; None for all."""
+        return 1 if self.method == "mtp" else self.unroll
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""

@@ -15,7 +15,12 @@ learns to live with its own states.
 
 Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel` the last place has
 a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With `prefix_attention` the first pass alone attends: the
-others are heads behind it that hand on their states, as Hydra++'s do (arXiv 2402.05109), but share their weights.
+others are heads behind it that hand on their states; with `own_heads` each has weights of its own, as Hydra++'s have (arXiv 2402.05109).
+With `two_lists` every expert that counts guesses for itself (the paper's MoE tree, equation 4); a guess has the chance that it has on average,
+
+    p_t(v) = sum_i a_i softmax(head(final(u_t + E_i(z_t))))_v
+
+so the better list is asked first, what both name is one guess, and the loss is least where experts know different things.
 
 Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP dealt out to the
 experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of what that layer sees one row later, C and T of
@@ -44,16 +49,18 @@ EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start f
 @dataclass
 class JakiroConfig:
     """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by their mixture;
-    `parallel`: without a pass of its own. `taps`: layers of the target above each of the states that the layer reads. `prefix_attention`: only
-    the first pass attends."""
+    `parallel`: without a pass of its own. `two_lists`: experts that count guess each for itself. `taps`: layers of the target above each of the
+    states that the layer reads. `prefix_attention`: only the first pass attends; `own_heads`: the others have weights of their own."""
 
     gamma: int
     experts: int = 2
     active: int = 2
     contrast: bool = True
     parallel: bool = True
+    two_lists: bool = False
     taps: tuple[int, ...] = (2,)
     prefix_attention: bool = False
+    own_heads: bool = False
 
     def check(self, layers: int) -> None:
         """Raises ConfigError where a base of so many layers cannot have it."""
@@ -65,12 +72,13 @@ class Branches(NamedTuple):
     """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from and, if there is
     one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, of `last` the same or, if parallel, place
     j + 1); `shares` [.., N], the experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what
-    the two best say."""
+    the two best say; `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its weight, side by side."""
 
     mixture: Tensor
     last: Tensor | None
     shares: Tensor
     overlap: Tensor
+    apart: Tensor | None = None
 
 
 class Experts(nn.Module):
@@ -87,24 +95,27 @@ class Experts(nn.Module):
         self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
 
     def forward(self, z: Tensor) -> Branches:
-        """What the experts make of rows z [.., H]; `last` is their contrast."""
+        """What the experts make of rows z [.., H], not yet added to them; `last` is their contrast."""
         inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum("...h,eih->...ei", z, self.up)
         said = torch.einsum("...ei,eih->...eh", inner, self.down)
         experts = len(self.gate)
         if self.router is None:
-            return Branches(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
+            alone = torch.ones_like(z[..., :1])
+            return Branches(said[..., 0, :], None, alone, 0 * alone, torch.cat([said[..., 0, :], alone], dim=-1))
         routed = nn.functional.linear(z, self.router).float()
         weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
         weight = weight / weight.sum(-1, keepdim=True)
         chosen = said.gather(-2, which[..., None].expand(*which.shape, said.shape[-1]))
-        mixture = (weight[..., None].to(said.dtype) * chosen).sum(-2)
-        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
+        weight = weight.to(said.dtype)
+        mixture = (weight[..., None] * chosen).sum(-2)
+        apart = torch.cat([chosen, weight[..., None]], dim=-1).flatten(-2)
+        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight.float())
         if self.active == 1:
-            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]))
+            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]), apart)
         first, second = chosen[..., 0, :], chosen[..., 1, :]
         contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(said.dtype)
         overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
-        return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap)
+        return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap, apart)
 
 
 def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
@@ -131,6 +142,17 @@ class _Behind:
         return sum(key.shape[2] for key in self.keys)
 
 
+class _Pass(nn.Module):
+    """Weights of one of hydra's passes behind the first."""
+
+    def __init__(self, mlp: nn.Module, norm: nn.Module, experts: int, active: int) -> None:
+        super().__init__()
+        self.experts, self.norm_mid = Experts(mlp, experts, active), copy.deepcopy(norm)
+        width = norm.weight.shape[0]
+        self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+
 class JakiroModel(DraftingModel):
     """A causal LM with a draft layer of its own, for `gamma` places ahead. The target is frozen."""
 
@@ -145,7 +167,10 @@ class JakiroModel(DraftingModel):
         self.attention, self.norm_in, self.norm_mid = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
-        self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
+        own = range(self.passes - 1) if config.own_heads else ()
+        self.heads = nn.ModuleList(_Pass(layer.mlp, layer.post_attention_layernorm, config.experts, config.active) for _ in own)
+        self.from_token = nn.Parameter(torch.eye(width))
+        self.from_state = None if config.own_heads else nn.Parameter(torch.eye(width))
         self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.tapped)) / len(self.tapped))
         self.bias = nn.Parameter(torch.zeros(width))
         self.last_state = nn.Parameter(torch.eye(width)) if config.contrast or config.parallel else None
@@ -153,7 +178,23 @@ class JakiroModel(DraftingModel):
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         found = self.unroll(main, picked, self.passes)
-        return found.mixture if found.last is None else torch.cat([found.mixture[:, :, : self.gamma - 1], found.last[:, :, -1:]], dim=2)
+        places = found.mixture if found.apart is None else found.apart
+        if found.last is None:
+            return places
+        last = found.last[:, :, -1:]
+        if found.apart is not None:  # all lists are this one
+            weight = torch.full_like(last[..., :1], 1 / self.config.active)
+            last = torch.cat([last, weight], dim=-1).repeat(1, 1, 1, self.config.active)
+        return torch.cat([places[:, :, : self.gamma - 1], last], dim=2)
+
+    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
+        """Of states [n, H], or [n, K (H + 1)] of experts apart: log chances then."""
+        width = self.decoder.hidden_size
+        if states.shape[-1] == width:
+            return super().guess(states, places, vocabulary)
+        lists = states.unflatten(-1, (-1, width + 1))
+        chances = self.head(lists[..., :width], vocabulary).float().log_softmax(-1)
+        return torch.logsumexp(chances + lists[..., width:].float().log(), dim=-2)
 
     def unroll(self, main: MainPass, picked: DraftRows, passes: int) -> Branches:
         """The first passes behind the rows `picked`, their states ready for the head."""
@@ -168,16 +209,21 @@ class JakiroModel(DraftingModel):
         behind = None if self.config.prefix_attention else cache
         for step in range(1, passes):
             seen = seen if behind is None else torch.cat([seen, own], dim=3)
-            states = nn.functional.linear(self._finish(steps[-1].mixture).float(), self.from_state)
-            steps.append(self._layer(following[:, :, step - 1].clamp(min=0), states, rows + step, seen, behind))
+            part = self._part(step)
+            states = nn.functional.linear(self._finish(steps[-1].mixture).float(), part.from_state)
+            steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, behind))
         mixture, shares, overlap = (torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap"))
+        apart = None
+        if self.config.two_lists:
+            lists = torch.stack([one.apart for one in steps if one.apart is not None], dim=2).unflatten(-1, (self.config.active, -1))
+            apart = torch.cat([self._finish(lists[..., :-1]), lists[..., -1:].to(self.decoder.embedding.weight.dtype)], dim=-1).flatten(-2)
         last = None
         if self.last_state is not None:
             last = nn.functional.linear(torch.stack([one.last for one in steps if one.last is not None], dim=2), self.last_state)
             if self.last_token is not None:
                 last = last + nn.functional.linear(self._embedded(following[:, :, :passes].clamp(min=0)), self.last_token)
             last = self._finish(last)
-        return Branches(self._finish(mixture), last, shares, overlap)
+        return Branches(self._finish(mixture), last, shares, overlap, apart)
 
     def main_rows(self, main: MainPass, cache: _Behind) -> Branches:
         """The layer over all rows of the text, each with the token behind it; states before the last norm."""
@@ -185,23 +231,30 @@ class JakiroModel(DraftingModel):
         columns = torch.arange(length, device=main.tokens.device)
         causal = (columns[:, None] >= columns[None, :]).expand(batch, 1, length, length)
         states = nn.functional.linear(self.entries(main), self.from_entry)
-        return self._layer(main.tokens.roll(-1, dims=1), states, columns.expand(batch, -1), causal, cache)
+        return self._layer(self, main.tokens.roll(-1, dims=1), states, columns.expand(batch, -1), causal, cache)
 
     def entries(self, main: MainPass) -> Tensor:
         """m [B, T, taps H]."""
         return unit_rms(main.entry.float().unflatten(-1, (len(self.tapped), -1))).flatten(-2)
 
-    def _layer(self, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind | None) -> Branches:
+    def _part(self, step: int) -> Any:
+        """What holds the weights of a pass, the first being 0."""
+        return self.heads[step - 1] if self.config.own_heads and step else self
+
+    def _layer(self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind | None) -> Branches:
         """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache they attend to nothing."""
-        x = nn.functional.linear(self._embedded(tokens), self.from_token, self.bias) + states
+        x = nn.functional.linear(self._embedded(tokens), part.from_token, part.bias) + states
         u = x
         if cache is not None:
             mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
             rotary = self.decoder.rotary_embeddings(x, positions)
             u = x + self.attention(self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache)[0]
-        said = self.experts(self.norm_mid(u))
+        said: Branches = part.experts(part.norm_mid(u))
         last = said.last if self.config.contrast else said.mixture
-        return said._replace(mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last)
+        apart = None
+        if self.config.two_lists and said.apart is not None:
+            apart = said.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
+        return said._replace(mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return unit_rms(self.decoder.embed(tokens).float())
@@ -220,7 +273,8 @@ class JakiroModel(DraftingModel):
         biases = sorted(name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias"))
         return super().described() | {
             "experts": shape.experts, "active": shape.active, "contrast": shape.contrast, "parallel": shape.parallel,
-            "taps": list(shape.taps), "prefix_attention": shape.prefix_attention, "biases": biases,
+            "two_lists": shape.two_lists, "taps": list(shape.taps), "prefix_attention": shape.prefix_attention, "own_heads": shape.own_heads,
+            "biases": biases,
         }  # fmt: skip
 
 
@@ -257,7 +311,11 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
     drafter.from_token.copy_(solved[:width].T)
     drafter.from_entry.copy_(solved[width:-1].T)
     drafter.bias.copy_(solved[-1])
-    drafter.from_state.copy_(ridge(final, state @ solved[width:-1]).T)
+    handed = ridge(final, state @ solved[width:-1]).T
+    for part in drafter.heads or [drafter]:
+        part.from_state.copy_(handed)
+        part.from_token.copy_(drafter.from_token)
+        part.bias.copy_(drafter.bias)
     if drafter.last_state is not None:
         pairs = [_last_and_true(drafter, *one) for one in zip(mains, usable, strict=True)]
         known, true = (torch.cat(side) for side in zip(*pairs, strict=True))

@@ -76,7 +76,8 @@ def jakiro_losses(
     """
     drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
     mixture = drafted.mixture
-    found = {"places": _losses(model, main, mixture, picked, 0, vocabulary, lookup, kind)}
+    guessed = mixture if drafted.apart is None else drafted.apart
+    found = {"places": _losses(model, main, guessed, picked, 0, vocabulary, lookup, kind)}
     if drafted.last is not None:
         found["last"] = _losses(model, main, drafted.last, picked, int(model.config.parallel), vocabulary, lookup, kind)
     ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)

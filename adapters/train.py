@@ -319,7 +319,7 @@ def fit_drafter(
             main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
         if isinstance(drafter, JakiroModel):
-            return draft_layer_loss(jakiro_losses(drafter, main, picked, vocabulary, lookup, config.labels, config.unroll))
+            return draft_layer_loss(jakiro_losses(drafter, main, picked, vocabulary, lookup, config.labels, config.counted_passes))
         per_stream = draft_losses(drafter, main, picked, vocabulary, lookup, config.labels)
         parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
         if drafter.frozen:

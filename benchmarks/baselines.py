@@ -11,8 +11,9 @@ beside it, from the references, its own task LoRA included):
     eagle           a draft layer, a pass for each place, after: eagle-first  training counts its first pass alone,
                     eagle-fused  it reads three layers' states,  eagle-paper  nearest to the paper's recipe here: the
                     states at the last layer's input, first pass alone (what hands states on stays as fitted), states and distribution for labels
-    eagle-prefix    eagle whose first pass alone attends, near to Hydra++
-    jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts two;
+    eagle-prefix    eagle whose first pass alone attends; hydra  with weights of its own for each further pass
+    mtp             on the state that the last layer saw, first pass alone: DeepSeek's module, drafting on from itself
+    jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts two; jakiro-lists  each with guesses of its own
                     jakiro-experts, -parallel, -contrast  the experts alone, or with one of the other two parts
     two-models      the target's first 6 layers, all their weights trained
 
@@ -45,7 +46,10 @@ DRAFTERS = {
     "eagle-fused": f"{LAYER} eagle --taps 2,10,20",
     "eagle-paper": f"{LAYER} eagle --taps 1 --unroll 1 --state-weight 10 --labels kl",
     "eagle-prefix": f"{LAYER} eagle --prefix-attention",
+    "mtp": f"{LAYER} mtp",
+    "hydra": f"{LAYER} hydra",
     "jakiro": f"{LAYER} jakiro",
+    "jakiro-lists": f"{LAYER} jakiro --two-lists",
     "jakiro-4": f"{LAYER} jakiro --experts 4",
     "jakiro-8": f"{LAYER} jakiro --experts 8",
     "jakiro-experts": f"{LAYER} jakiro --no-contrast --no-parallel",

@@ -9,15 +9,16 @@ Only its K/V is made, and lies in the cache like that of one more layer. Behind 
     the last        if parallel no pass: the branch for it of the       C guesses behind each
                     parents' rows
 
-With prefix attention the first level alone attends.
+With prefix attention the first level alone attends; with own heads every pass has weights of its own.
 
 (docs/architecture.md). Row for row the equations of `adapters/jakiro.py`. Knows nothing about how nodes are accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -41,7 +42,9 @@ class JakiroSpec(DraftSpec):
     active: int
     contrast: bool
     parallel: bool
+    two_lists: bool
     prefix_attention: bool
+    own_heads: bool
     tensors: Mapping[str, Array]
 
     @property
@@ -67,15 +70,19 @@ class JakiroSpec(DraftSpec):
 
 
 class DraftSource:
-    """The target's weights, and the draft layer's as those of layer number `layers`."""
+    """The target's weights, and the draft layer's as those of layer number `layers`, of heads of its own behind it as of those that follow."""
 
     def __init__(self, source: Source, spec: JakiroSpec, layers: int) -> None:
         self.source = source
         self.own = {}
         for name, tensor in spec.tensors.items():
-            part, _, rest = name.partition(".")
+            number, part = 0, name
+            if name.startswith("heads."):
+                _, head, part = name.split(".", 2)
+                number = 1 + int(head)
+            part, _, rest = part.partition(".")
             if part in LAYER:
-                self.own[f"model.layers.{layers}.{LAYER[part]}.{rest}"] = tensor.astype(np.float32)
+                self.own[f"model.layers.{layers + number}.{LAYER[part]}.{rest}"] = tensor.astype(np.float32)
 
     def weight(self, name: str) -> Array:
         return self.own[name] if name in self.own else self.source.weight(name)
@@ -86,16 +93,26 @@ class DraftSource:
 
 @dataclass
 class _Level:
-    """Rows of the draft layer that guess the same place. `sees` [m, own]: which of the layer's own rows so far, additive."""
+    """Rows of the draft layer that guess the same place."""
 
-    state: str  # finished [1, m, H]: of the mixture, in the last pass of the branch for the last place
-    last: str  # [1, m, H], where that branch guesses a place further: what the parent's row gives to it
-    sees: str
+    state: str  # finished [1, m, H], where it is asked for: of the mixture, in the last pass of the branch for the last place
+    last: str = ""  # [1, m, H], where that branch guesses a place further: what the parent's row gives to it
+    apart: tuple[str, str] | None = None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
+    sees: str = ""  # [m, own]: which of the layer's own rows so far, additive
     path: str = ""  # log chance [m] of what the rows stand behind
     logits: str = ""  # [m, D]
     values: str = ""  # of the best [m, C]
     tokens: str = ""  # int64 [m, C]
     numbers: str = ""  # int64 [m, C] among the D
+
+
+class _Said(NamedTuple):
+    """What experts add to rows, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K] their weights."""
+
+    mixture: str = ""
+    contrast: str = ""
+    apart: Sequence[str] = ()
+    shares: str = ""
 
 
 @dataclass
@@ -144,16 +161,17 @@ class JakiroPass(DraftPass):
         with g.named("level.1"):
             x = g.op("Gather", self.inputs, accepted.node, axis=1)
             where = g.op("Gather", accepted.positions, accepted.node, axis=0)
-            levels.append(self._level(g, x, 1, where, accepted, past, own, None, self.spec.passes == 1))
+            levels.append(self._level(g, x, 0, where, accepted, past, own, None))
             self._guess_level(g, levels[-1])
         for number in range(1, self.spec.passes):
             with g.named(f"level.{number + 1}"):
                 before, chosen = levels[-1], self._likeliest(g, levels[-1])
-                state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, "from_state")
-                x = self._input(g, chosen.tokens, state, rows)
+                part = f"heads.{number - 1}." if self.spec.own_heads else ""
+                state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, f"{part}from_state")
+                x = self._input(g, chosen.tokens, state, rows, part)
                 at = g.op("Add", where, g.ints(number))
                 sees = g.op("Gather", before.sees, chosen.parents, axis=0) if before.sees else ""
-                levels.append(self._level(g, x, beam, at, accepted, past, own, sees, number == self.spec.passes - 1))
+                levels.append(self._level(g, x, number, at, accepted, past, own, sees))
                 self._guess_level(g, levels[-1], chosen.path)
                 origins.append(chosen.picked)
         if self.spec.parallel:
@@ -161,7 +179,7 @@ class JakiroPass(DraftPass):
                 chosen = self._likeliest(g, levels[-1])
                 known = self._map(g, self._embedded(g, chosen.tokens), rows, "last_token")
                 state = g.op("Add", g.op("Gather", levels[-1].last, chosen.parents, axis=1), known)
-                levels.append(_Level(self._finish(g, state), "", ""))
+                levels.append(_Level(self._finish(g, state)))
                 self._guess_level(g, levels[-1], chosen.path)
                 origins.append(chosen.picked)
         return [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
@@ -175,23 +193,30 @@ class JakiroPass(DraftPass):
         return _Chosen(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, path)
 
     def _level(
-        self, g: Scope, x: str, count: int, at: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None, last: bool
+        self, g: Scope, x: str, number: int, at: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
     ) -> _Level:
-        """Runs the layer, in its `last` pass with the branch of the last place. The first level's row lies in the cache already (`sees` None); all others add to `own`."""
-        decoder, spec = self.decoder, self.decoder.spec
-        rows, residual = Rows(g.ints(count)), Residual(x)
-        if sees is None or not self.spec.prefix_attention:
+        """Runs pass `number` of the layer, the last one with the branch of the last place. The first pass's row lies in the cache already
+        (`sees` None); all others add to `own`."""
+        spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
+        rows, residual, owned = Rows(g.ints(count)), Residual(x), number if spec.own_heads else 0
+        if sees is None or not spec.prefix_attention:
             residual.update, sees = self._attention(g, x, rows, count, at, accepted, past, own, sees)
-        normed, residual = decoder.norm(g, residual, spec.weight_name(self.layer, "post_attention_layernorm"))
-        contrast, parallel = last and self.spec.contrast, last and self.spec.parallel
-        mixture = parallel or not contrast  # else nobody asks for it
-        said = [g.op("Add", residual.stream, one) for one in self._experts(g, normed, rows, count, mixture, contrast)]
-        if not contrast and not parallel:
-            return _Level(self._finish(g, said[0]), "", sees or "")
-        branch = self._map(g, said[-1], rows, "last_state")
-        if parallel:
-            return _Level(self._finish(g, said[0]), branch, sees or "")
-        return _Level(self._finish(g, branch), "", sees or "")
+        normed, residual = self.decoder.norm(g, residual, self.decoder.spec.weight_name(self.layer + owned, "post_attention_layernorm"))
+        branch, parallel = last and (spec.contrast or spec.parallel), last and spec.parallel
+        contrast, guesses = branch and spec.contrast, parallel or not branch  # whether the place behind the rows is not the branch's
+        apart = spec.two_lists and guesses
+        mixture = not last or (guesses and not apart) or (branch and not contrast)
+        said = self._experts(g, normed, rows, count, f"heads.{owned - 1}." if owned else "", mixture, contrast, apart)
+        level = _Level("", sees=sees or "")
+        if mixture:
+            level.state = self._finish(g, g.op("Add", residual.stream, said.mixture))
+        if apart:
+            lists = g.op("Concat", *(g.op("Add", residual.stream, one) for one in said.apart), axis=1)
+            level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", said.shares, perm=[2, 1, 0]))
+        if branch:
+            state = self._map(g, g.op("Add", residual.stream, said.contrast or said.mixture), rows, "last_state")
+            level.last, level.state = (state, level.state) if parallel else ("", self._finish(g, state))
+        return level
 
     def _attention(
         self, g: Scope, x: str, rows: Rows, count: int, at: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
@@ -212,15 +237,20 @@ class JakiroPass(DraftPass):
 
     def _guess_level(self, g: Scope, level: _Level, path: str = "") -> None:
         """The best guesses of the level, which stands behind guesses of the log chances `path` [m]."""
-        flat = g.op("Squeeze", level.state, g.ints(0))
+        states, shares = level.apart or (level.state, "")
+        flat = g.op("Squeeze", states, g.ints(0))
         level.logits, level.path = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1))), path
+        if shares:
+            lists = g.op("Reshape", g.op("LogSoftmax", level.logits, axis=-1), g.op("Concat", g.op("Shape", shares, end=2), g.ints(-1), axis=0))
+            level.logits = g.op("ReduceLogSumExp", g.op("Add", lists, shares), g.ints(0), keepdims=0)
         level.tokens, level.values, level.numbers = self.best(g, level.logits)
 
     # ---- parts of the layer
 
-    def _input(self, g: Scope, tokens: str, state: str, rows: Rows) -> str:
-        bias = self._constant(g, "bias", self.spec.tensors["bias"])
-        return g.op("Add", g.op("Add", self._map(g, self._embedded(g, tokens), rows, "from_token"), bias), state)
+    def _input(self, g: Scope, tokens: str, state: str, rows: Rows, part: str = "") -> str:
+        """`part`: where the names of the pass's weights begin."""
+        bias = self._constant(g, f"{part}bias", self.spec.tensors[f"{part}bias"])
+        return g.op("Add", g.op("Add", self._map(g, self._embedded(g, tokens), rows, f"{part}from_token"), bias), state)
 
     def _embedded(self, g: Scope, tokens: str) -> str:
         return self.decoder.unit_rms(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
@@ -238,33 +268,40 @@ class JakiroPass(DraftPass):
     def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
         return self.decoder.queries_keys_values(g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear)
 
-    def _experts(self, g: Scope, z: str, rows: Rows, count: int, mixture: bool, contrast: bool) -> list[str]:
-        """What the mixture and the contrast add, those of them asked for, [1, m, H] each. All experts run: they are one product."""
-        tensors, decoder = self.spec.tensors, self.decoder
-        experts, inner, hidden = tensors["experts.gate"].shape
-        stacked = np.concatenate([tensors[f"experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
+    def _experts(self, g: Scope, z: str, rows: Rows, count: int, part: str, mixture: bool, contrast: bool, apart: bool) -> _Said:
+        """All experts run: they are one product."""
+        tensors, decoder, active = self.spec.tensors, self.decoder, self.spec.active
+        experts, inner, hidden = tensors[f"{part}experts.gate"].shape
+        stacked = np.concatenate([tensors[f"{part}experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
         half = experts * inner
-        gate, up = g.ops("Split", decoder.precision.linear(g, z, rows, self._weight("gate_up", stacked)), g.ints(half, half), out=(None, None), axis=-1)
+        both = decoder.precision.linear(g, z, rows, self._weight(f"{part}gate_up", stacked))
+        gate, up = g.ops("Split", both, g.ints(half, half), out=(None, None), axis=-1)
         product = g.op("Mul", decoder._activate(g, gate), up)
-        down = self._weight("down", tensors["experts.down"].transpose(2, 0, 1).reshape(hidden, half))
+        down = self._weight(f"{part}down", tensors[f"{part}experts.down"].transpose(2, 0, 1).reshape(hidden, half))
         if experts == 1:
-            return [decoder.precision.linear(g, product, rows, down)]
-        router = self._constant(g, "router", np.ascontiguousarray(tensors["experts.router"].T))
+            return _Said(mixture=decoder.precision.linear(g, product, rows, down))
+        router = self._constant(g, f"{part}router", np.ascontiguousarray(tensors[f"{part}experts.router"].T))
         scores, sides = g.ops("Split", g.op("MatMul", z, router), g.ints(experts, 2), out=(None, None), axis=-1)
-        chances, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(self.spec.active), out=(None, None), axis=-1)
-        share = g.op("Div", chances, g.op("ReduceSum", chances, g.ints(-1), keepdims=1))
+        chances, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(active), out=(None, None), axis=-1)
+        shares = g.op("Div", chances, g.op("ReduceSum", chances, g.ints(-1), keepdims=1))
         nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
         spread = self._constant(g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32))  # an expert's weight to its channels
-        sums = [product_of(g, product, g.op("ScatterElements", nothing, best, share, axis=-1), spread)] if mixture else []
+        weights = {}  # of the experts [1, m, N]
+        if mixture:
+            weights["mixture"] = g.op("ScatterElements", nothing, best, shares, axis=-1)
         if contrast:
             high, _ = g.ops("TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1)
             signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
             two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
-            sums.append(product_of(g, product, g.op("ScatterElements", nothing, two, signed, axis=-1), spread))
-        if len(sums) == 1:
-            return [decoder.precision.linear(g, sums[0], rows, down)]
-        both = decoder.precision.linear(g, g.op("Concat", *sums, axis=1), Rows(g.ints(2 * count)), down)
-        return list(g.ops("Split", both, g.ints(count, count), out=(None, None), axis=1))
+            weights["contrast"] = g.op("ScatterElements", nothing, two, signed, axis=-1)
+        for which in range(active if apart else 0):
+            one = g.op("Slice", best, g.ints(which), g.ints(which + 1), g.ints(2))
+            weights[f"apart.{which}"] = g.op("ScatterElements", nothing, one, g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one)), axis=-1)
+        sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights.values()]
+        said = decoder.precision.linear(g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down)
+        parts = g.ops("Split", said, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1) if sums[1:] else [said]
+        named = dict(zip(weights, parts, strict=True))
+        return _Said(named.get("mixture", ""), named.get("contrast", ""), [one for name, one in named.items() if name.startswith("apart")], shares)
 
     def _weight(self, name: str, array: Array) -> Weight:
         return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))
@@ -273,8 +310,3 @@ class JakiroPass(DraftPass):
     def _constant(g: Scope, name: str, array: Array) -> str:
         label = f"jakiro.{name}"
         return label if label in g.store else g.store.add(label, array.astype(np.float32))
-
-
-def product_of(g: Scope, product: str, weights: str, spread: str) -> str:
-    """Channels [1, m, N I] times their experts' weights [1, m, N]."""
-    return g.op("Mul", product, g.op("MatMul", weights, spread))

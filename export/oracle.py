@@ -114,7 +114,7 @@ class LayerOracle:
     def __init__(self, model: Any, spec: JakiroSpec) -> None:
         experts = len(spec.tensors["experts.gate"])
         self.spec = spec
-        parts = {name: getattr(spec, name) for name in ("active", "contrast", "parallel", "taps", "prefix_attention")}
+        parts = {name: getattr(spec, name) for name in ("active", "contrast", "parallel", "two_lists", "taps", "prefix_attention", "own_heads")}
         self.model = JakiroModel(model, JakiroConfig(spec.gamma, experts, **parts)).eval()
         with torch.no_grad():
             for name, parameter in self.model.drafter_tensors().items():
@@ -123,7 +123,9 @@ class LayerOracle:
     @torch.no_grad()
     def guesses(self, text: Array, root: int, out: dict[str, Array]) -> Iterator[tuple[Array, Array, Array]]:
         """For every row of guesses in `out`, the graph's outputs behind the last token of `text` [T], whose next is `root`:
-        its candidates [C], their logits [C], and the layer's own logits [V] behind the same guesses."""
+        its candidates [C], their logits [C], and the layer's own logits [V] behind the same guesses, minus infinity where nothing may be
+        proposed; of both the largest is 0."""
+        vocabulary = None if self.spec.draft_vocab is None else torch.as_tensor(self.spec.draft_vocab)
         tokens = torch.as_tensor(text)[None]
         main = self.model.main_pass(tokens, torch.ones_like(tokens))
         main.tokens = torch.cat([main.tokens[:, :1], tokens[:, 1:]], dim=1)
@@ -138,8 +140,11 @@ class LayerOracle:
                 behind.append([*before[origin // candidates], token] if place else [])
                 following = torch.tensor([[[*behind[-1], *[0] * (self.spec.gamma - len(behind[-1]))]]])
                 picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
-                logits = self.model.head(self.model.draft_pass(main, picked)[0, 0, place])
-                yield out["candidates"][start + row], out["candidate_logits"][start + row], logits.numpy()
+                state = self.model.draft_pass(main, picked)[0, :, place]
+                logits = torch.full((self.model.decoder.embedding.num_embeddings,), -torch.inf)
+                logits[slice(None) if vocabulary is None else vocabulary] = self.model.guess(state, torch.tensor([place]), vocabulary)[0].float()
+                ours = out["candidate_logits"][start + row]
+                yield out["candidates"][start + row], ours - ours.max(), (logits - logits.max()).numpy()
             start += count
 
 

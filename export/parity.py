@@ -122,7 +122,6 @@ def _streams(
 def _grown(session: Any, oracle: LayerOracle, tree_tokens: tuple[DraftTree, Array], context: Array, truth: Any) -> dict[str, float | int]:
     """The draft layer beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
     tree, tokens = tree_tokens
-    vocabulary = oracle.spec.draft_vocab
     difference, agreed = _Difference([], []), []
     stepper = Stepper(session, len(context) + len(tokens))
     stepper.prefill(context, next_ids=np.append(context[1:], tokens[0]))
@@ -137,8 +136,7 @@ def _grown(session: Any, oracle: LayerOracle, tree_tokens: tuple[DraftTree, Arra
         for candidates, ours, logits in oracle.guesses(np.concatenate([context, tokens[path]]), root, out):
             difference.ours.append(ours)
             difference.theirs.append(logits[candidates])
-            offered = logits if vocabulary is None else np.where(np.isin(np.arange(len(logits)), vocabulary), logits, -np.inf)
-            agreed.append(offered.argmax() == candidates[0])
+            agreed.append(logits.argmax() == candidates[0])
     off = np.stack(difference.ours) - np.stack(difference.theirs)
     relative = _short(np.sqrt(np.square(off).mean()) / max(float(truth.logits.std()), 1e-30))
     return difference.summary() | {"relative": relative, "argmax": _short(np.mean(agreed))}

@@ -91,7 +91,7 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     }  # fmt: skip
     if adapter.method in DRAFT_LAYERS:
         layer = {name: tensors[name].astype(np.float32) for name in own}
-        parts: dict[str, Any] = {name: bool(config.get(name)) for name in ("contrast", "parallel", "prefix_attention")}
+        parts: dict[str, Any] = {name: bool(config.get(name)) for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")}
         return JakiroSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=layer)
     if adapter.method == "medusa":
         blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
@@ -169,24 +169,29 @@ def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, g
     taps = config.get("taps")
     if not isinstance(taps, list) or not taps or not all(type(tap) is int and 1 <= tap <= spec.layers for tap in taps) or len(set(taps)) < len(taps):
         raise AdapterError(f"{adapter.path}: streams.taps is {taps!r}", f"a list of whole numbers of 1..{spec.layers}", RESTORE)
-    if odd := odd_draft_layer(gamma, experts, active, bool(config.get("contrast")), bool(config.get("parallel"))):
+    if odd := odd_draft_layer(gamma, experts, active, *(bool(config.get(part)) for part in ("contrast", "parallel", "two_lists"))):
         raise AdapterError(f"{adapter.path}: {odd[0]}", odd[1], RESTORE)
     if config.get("bigram"):
         raise AdapterError(f"{adapter.path}: a draft layer with a bigram", "no bigram: its guesses know the token before", RESTORE)
     queries, keys, inner = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate // active
-    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("from_token", "from_state"), (hidden, hidden))
-    shapes |= {"from_entry": (hidden, len(taps) * hidden), "bias": (hidden,), "norm_in.weight": (hidden,), "norm_mid.weight": (hidden,), "norm_out.weight": (hidden,)}
+    own = bool(config.get("own_heads"))
+    passed: dict[str, tuple[int, ...]] = {"from_token": (hidden, hidden), "bias": (hidden,), "norm_mid.weight": (hidden,)}
+    passed |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
+    if experts > 1:
+        passed["experts.router"] = (experts + 2, hidden)
+    handed = {"from_state": (hidden, hidden)}
+    shapes: dict[str, tuple[int, ...]] = passed | ({} if own else handed)
+    for head in range(gamma - 1 - bool(config.get("parallel")) if own else 0):
+        shapes |= {f"heads.{head}.{name}": shape for name, shape in (passed | handed).items()}
+    shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_in.weight": (hidden,), "norm_out.weight": (hidden,)}
     shapes |= {"attention.q_proj.weight": (queries, hidden), "attention.o_proj.weight": (hidden, queries)}
     shapes |= {f"attention.{name}_proj.weight": (keys, hidden) for name in "kv"}
     if spec.qk_norm:
         shapes |= {f"attention.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
-    shapes |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
     if config.get("contrast") or config.get("parallel"):
         shapes["last_state"] = (hidden, hidden)
     if config.get("parallel"):
         shapes["last_token"] = (hidden, hidden)
-    if experts > 1:
-        shapes["experts.router"] = (experts + 2, hidden)
     named = config.get("biases") or []
     if not isinstance(named, list):
         raise AdapterError(f"{adapter.path}: streams.biases is {named!r}", "a list of names", RESTORE)

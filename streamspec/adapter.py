@@ -21,12 +21,12 @@ ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
 RESTORE = "train the adapter again or restore the file"
 
 
-def odd_draft_layer(gamma: int, experts: int, active: int, contrast: bool, parallel: bool) -> tuple[str, str] | None:
+def odd_draft_layer(gamma: int, experts: int, active: int, contrast: bool, parallel: bool, two_lists: bool) -> tuple[str, str] | None:
     """(found, expected) of a draft layer that cannot be, None of one that can."""
     if not 1 <= active <= experts <= 64:
         return f"{active} active of {experts} experts", "1 to 64 experts, no more active than there are"
-    if contrast and active < 2:
-        return f"a contrast with {active} active expert", "two at least"
+    if (contrast or two_lists) and active < 2:
+        return f"{'a contrast' if contrast else 'two lists'} with {active} active expert", "two at least"
     if parallel and gamma < 2:
         return f"a last place without a pass of its own, and gamma {gamma}", "gamma 2 at least"
     return None

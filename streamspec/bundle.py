@@ -29,9 +29,9 @@ MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down
 
-METHODS = ("streaming", "medusa", "jakiro", "eagle", "lora")
+METHODS = ("streaming", "medusa", "jakiro", "eagle", "mtp", "hydra", "lora")
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
-DRAFT_LAYERS = ("jakiro", "eagle")  # methods whose drafter is a layer of its own
+DRAFT_LAYERS = ("jakiro", "eagle", "mtp", "hydra")  # methods whose drafter is a layer of its own
 POSITIONS = ("shifted", "same")
 MAX_LEVEL = 64  # rows of guesses for a place
 MAX_NODES, MAX_CANDIDATES = 256, 1024

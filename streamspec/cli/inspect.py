@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from streamspec.adapter import ACCEPTANCE, STREAM_CONFIG, TASK_CONFIG, TASK_WEIGHTS, read_adapter, read_json
-from streamspec.bundle import StreamsInfo
+from streamspec.bundle import DRAFT_LAYERS, StreamsInfo
 from streamspec.errors import StreamspecError, one_line
 
 Rows = list[tuple[str, str]]
@@ -124,15 +124,15 @@ def _heads(heads: dict[str, Any]) -> Rows:
 
 def _layer(layer: dict[str, Any]) -> Rows:
     vocabulary, last = layer["draft_vocab"], ", the last by contrast" * layer["contrast"] + ", the last without a pass of its own" * layer["parallel"]
-    attends = ", the first pass alone attends" * layer["prefix_attention"]
+    attends = ", the first pass alone attends" * layer["prefix_attention"] + ", the others have weights of their own" * layer["own_heads"]
     return [
-        ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts{attends}"),
+        ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts{', a list of guesses each' * layer['two_lists']}{attends}"),
         ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in layer["taps"])),
         ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]
 
 
-DESCRIBED = {"medusa": _heads, "jakiro": _layer, "eagle": _layer}
+DESCRIBED = {"medusa": _heads} | dict.fromkeys(DRAFT_LAYERS, _layer)
 
 
 def _where(streams: StreamsInfo) -> str:

@@ -44,15 +44,18 @@ def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) ->
     states = [torch.cat([unit_rms(m) for m in row.split(32)]) for row in entry]
     rows = [(int(ids[i + 1]), model.from_entry @ states[i]) for i in range(t + 1)]
     for position in range(t + model.passes):
-        token, state = rows[position] if position <= t else (following[position - t - 1], model.from_state @ out[-1])
-        x = model.from_token @ unit_rms(embed[token]) + state + model.bias
+        token, state = rows[position] if position <= t else (following[position - t - 1], out[-1])
+        part = model.heads[position - t - 1] if shape.own_heads and position > t else model
+        if position > t:
+            state = part.from_state @ state
+        x = part.from_token @ unit_rms(embed[token]) + state + part.bias
         where = torch.tensor([[position]])
         rotary = model.decoder.rotary_embeddings(x[None, None], where)
         u = x if shape.prefix_attention and position > t else x + model.attention(
             model.norm_in(x)[None, None], position_embeddings=rotary, attention_mask=None, past_key_values=cache,
             cache_position=where[0],
         )[0][0, 0]  # fmt: skip
-        said = model.experts(model.norm_mid(u))
+        said = part.experts(part.norm_mid(u))
         if position >= t:
             out.append(model.norm_out(u + said.mixture))
             last = u + (said.last if shape.contrast else said.mixture)
@@ -75,6 +78,59 @@ def test_places_equal_the_row_by_row_reference(family: str, contrast: bool, para
         for p in range(2):
             expected = one_by_one(model, IDS[b, : int(MASK[b].sum())], int(rows[b, p]), labels[b, p].tolist())
             torch.testing.assert_close(states[b, p], torch.stack(expected), atol=2e-4, rtol=2e-4)
+
+
+@torch.no_grad()
+def test_heads_of_their_own_equal_the_row_by_row_reference() -> None:
+    model = jakiro(experts=1, active=1, contrast=False, parallel=False, prefix_attention=True, own_heads=True)
+    labels = torch.randint(1, 60, (1, 1, GAMMA))
+    picked = DraftRows(torch.tensor([[3]]), torch.tensor([[7]]), labels)
+    states = model.draft_pass(model.main_pass(IDS[:1], MASK[:1]), picked)
+    torch.testing.assert_close(states[0, 0], torch.stack(one_by_one(model, IDS[0], 3, labels[0, 0].tolist())), atol=2e-4, rtol=2e-4)
+    model.heads[1].bias.add_(1)  # the third pass's
+    moved = model.draft_pass(model.main_pass(IDS[:1], MASK[:1]), picked)
+    assert torch.equal(moved[:, :, :2], states[:, :, :2]) and not torch.allclose(moved[:, :, 2], states[:, :, 2])
+
+
+@pytest.mark.parametrize("vocabulary", [None, torch.arange(5, 40)])
+@torch.no_grad()
+def test_two_lists_have_the_chances_that_their_experts_give_on_average(vocabulary: Tensor | None) -> None:
+    model, other = jakiro(two_lists=True, experts=3), jakiro(experts=3)
+    picked = DraftRows(torch.tensor([[3]]), torch.tensor([[7]]), torch.randint(1, 60, (1, 1, GAMMA)))
+    main = model.main_pass(IDS[:1], MASK[:1])
+    places = torch.arange(GAMMA)
+    chances = model.guess(model.draft_pass(main, picked)[0, 0], places, vocabulary).exp()
+    torch.testing.assert_close(chances.sum(-1), torch.ones(GAMMA))
+    one_list = other.guess(other.draft_pass(main, picked)[0, 0], places, vocabulary).softmax(-1)
+    torch.testing.assert_close(chances[-1], one_list[-1])  # the last place's branch has one list
+    assert not torch.allclose(chances[:-1], one_list[:-1], atol=1e-3)
+    # The first place, by hand.
+    seen = {}
+    hook = model.experts.register_forward_pre_hook(lambda _, z: seen.setdefault("z", z[0]))
+    rest = model.norm_mid.register_forward_pre_hook(lambda _, u: seen.setdefault("u", u[0]))
+    model.unroll(main, picked, 1)
+    hook.remove(), rest.remove()
+    z, u, experts = seen["z"][0, 3], seen["u"][0, 3], model.experts
+    scores = torch.nn.functional.linear(z, experts.router)[:3]
+    best = scores.argsort(descending=True)[:2]
+    weights = scores[best].softmax(0)
+    said = [u + (nn.functional.silu(experts.gate[i] @ z) * (experts.up[i] @ z)) @ experts.down[i] for i in best]
+    expected = sum(w * model.head(model.norm_out(x), vocabulary).softmax(-1) for w, x in zip(weights, said, strict=True))
+    torch.testing.assert_close(chances[0], expected)
+
+
+def test_two_lists_learn_together() -> None:
+    model = jakiro(two_lists=True)
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
+    optimiser = torch.optim.Adam(list(model.drafter_tensors().values()), lr=3e-3)
+    main, seen = model.main_pass(IDS, MASK), []
+    for _ in range(60):
+        loss = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["places"].mean()
+        optimiser.zero_grad()
+        loss.backward(retain_graph=True)
+        optimiser.step()
+        seen.append(float(loss.detach()))
+    assert seen[-1] < 0.5 * seen[0]
 
 
 @torch.no_grad()
@@ -181,7 +237,7 @@ def test_states_of_layers_that_are_not_there_are_refused(taps: tuple[int, ...]) 
         jakiro(taps=taps)
 
 
-@pytest.mark.parametrize("shape", [{}, {"taps": (1, 3)}, {"parallel": False}, {"contrast": False}])
+@pytest.mark.parametrize("shape", [{}, {"taps": (1, 3)}, {"parallel": False}, {"contrast": False}, {"two_lists": True}, {"prefix_attention": True, "own_heads": True}])
 @torch.no_grad()
 def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     torch.manual_seed(0)

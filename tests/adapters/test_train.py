@@ -71,15 +71,18 @@ def test_medusa_recipes_write_a_complete_folder(base: Path, data: Path, tmp_path
     assert 1 <= summary["tau"] <= 3
 
 
-@pytest.mark.parametrize("method", ["jakiro", "eagle"])
+@pytest.mark.parametrize("method", ["jakiro", "eagle", "mtp", "hydra"])
 def test_draft_layers_write_a_complete_folder(base: Path, data: Path, task: Path, tmp_path: Path, method: str) -> None:
-    summary = train(options(base, data, tmp_path / "out", method=method, target_adapter=task, taps="2,1", unroll=1))
+    unroll = {"unroll": 1} if method in ("jakiro", "eagle") else {}
+    summary = train(options(base, data, tmp_path / "out", method=method, target_adapter=task, taps="2,1", **unroll))
     tensors = load_file(tmp_path / "out" / "streamspec.safetensors")
     config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
     experts = 2 if method == "jakiro" else 1
     assert config["method"] == method and config["recipe"] == "staged" and config["streams"]["experts"] == experts
     assert config["streams"]["contrast"] == config["streams"]["parallel"] == (method == "jakiro") and config["streams"]["taps"] == [2, 1]
     assert tensors["experts.gate"].shape == (experts, 64 // experts, 32) and tensors["from_entry"].shape == (32, 64)
+    assert sum(name.startswith("heads.") for name in tensors) == (7 * (config["streams"]["gamma"] - 1) if method == "hydra" else 0)
+    assert config["streams"]["prefix_attention"] == config["streams"]["own_heads"] == (method == "hydra")
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"]["start"]["unexplained"] < 1
     assert 1 <= summary["tau"] <= 3
 
@@ -233,6 +236,9 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path
         ({"method": "eagle", "taps": "0,x"}, "taps = '0,x'; expected whole numbers"),
         ({"method": "eagle", "taps": "9" * 5000}, "taps = '999"),
         ({"method": "jakiro", "unroll": 2}, "unroll = 2; expected at most 1"),
+        ({"method": "jakiro", "active": 1, "contrast": False, "two_lists": True}, "two lists with 1 active expert; expected two at least"),
+        ({"method": "mtp", "unroll": 1}, "--unroll with --method mtp; expected --method jakiro or eagle"),
+        ({"method": "hydra", "two_lists": True}, "--two-lists with --method hydra; expected --method jakiro"),
         ({"method": "eagle", "experts": 4}, "--experts with --method eagle; expected --method jakiro"),
         ({"method": "eagle", "ns": 3}, "--ns with --method eagle; expected --method streaming"),
         ({"prefix_attention": True}, "--prefix-attention with --method streaming; expected --method jakiro or eagle"),
@@ -302,3 +308,10 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
 def test_yaml_may_name_the_taps_as_numbers(given: object, taps: tuple[int, ...], tmp_path: Path) -> None:
     config = options(tmp_path, tmp_path, tmp_path, method="eagle", taps=given)
     assert config.layer_shape()["taps"] == taps and config.taps == ",".join(map(str, taps))
+
+
+def test_mtp_reads_the_last_state_and_learns_from_its_first_pass_alone(tmp_path: Path) -> None:
+    config = options(tmp_path, tmp_path, tmp_path, method="mtp")
+    assert config.layer_shape()["taps"] == (1,) and config.counted_passes == 1
+    assert options(tmp_path, tmp_path, tmp_path, method="mtp", taps="2").layer_shape()["taps"] == (2,)
+    assert options(tmp_path, tmp_path, tmp_path, method="eagle").counted_passes is None

@@ -51,9 +51,10 @@ def test_the_runtime_writes_what_transformers_writes(base: Path, adapter: Path, 
     check(session, model, base)
 
 
-@pytest.mark.parametrize("method", ["medusa", "jakiro", "eagle"])
-def test_every_drafter_writes_what_transformers_writes(method: str, base: Path, data: Path, tmp_path: Path) -> None:
-    train(options(base, data, tmp_path / "adapter", method=method, recipe="staged", epochs=6.0))
+@pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra"])
+def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path, data: Path, tmp_path: Path) -> None:
+    method, *switches = drafter.split()
+    train(options(base, data, tmp_path / "adapter", method=method, recipe="staged", epochs=6.0, **dict.fromkeys(switches, True)))
     assert "draft" in str(describe(tmp_path / "adapter")) or method == "medusa"
     export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)

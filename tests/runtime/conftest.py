@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`: the folder of that tiny bundle."""
+    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
@@ -19,7 +19,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
             precision = name if name in ("int8", "int4") else "fp32"
             kind = "chat" if name == "chat" else "raw"
-            method = name if name in ("jakiro", "eagle") else ""
+            method = name if name in ("jakiro", "eagle", "lists") else ""
             made[name] = tiny_bundle(tmp_path_factory.mktemp(name), precision, name != "lora", kind, name == "full", method)
         return made[name]
 

@@ -81,7 +81,8 @@ def draft_layer(folder: Path, base: Path, method: str) -> Path:
     """An untrained draft layer, dealt from the base's last one."""
     adapter = tiny_adapter(folder, base)
     torch.manual_seed(0)
-    shape = JakiroConfig(GAMMA) if method == "jakiro" else JakiroConfig(GAMMA, 1, 1, False, False)
+    shape = JakiroConfig(GAMMA, 1, 1, False, False) if method == "eagle" else JakiroConfig(GAMMA, two_lists=method == "lists")
+    method = "eagle" if method == "eagle" else "jakiro"
     layer = JakiroModel(AutoModelForCausalLM.from_pretrained(base), shape)
     config = json.loads((adapter / "streamspec_config.json").read_text())
     config |= {"method": method, "recipe": "staged", "streams": layer.described() | {"draft_vocab": None}}
