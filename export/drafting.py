@@ -121,9 +121,12 @@ class DraftPass(ABC):
         """The LM head over draft tokens [m, D] of normed states [m, H]."""
         head, chosen = self.decoder.head_weight(), self.spec.draft_vocab
         if chosen is None:
-            return self.decoder.precision.head(g, flat, rows, head)
-        trimmed = Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen])
-        return self.decoder.precision.head(g, flat, rows, trimmed)
+            return self.scaled(g, flat, rows, head)
+        return self.scaled(g, flat, rows, Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen]))
+
+    def scaled(self, g: Scope, flat: str, rows: Rows, head: Weight) -> str:
+        """Logits [m, D] of normed states [m, H] by a `head` [D, H]."""
+        return g.op("Mul", *self.decoder.precision.head(g, flat, rows, head))
 
     def best(self, g: Scope, logits: str) -> tuple[str, str, str]:
         """The best `candidates` of logits [m, D]: token ids int64 [m, C], logits [m, C] and numbers among the draft tokens [m, C]."""

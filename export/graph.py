@@ -83,11 +83,11 @@ class _Builder:
     def build(self) -> onnx.ModelProto:
         g, streams = self.g, self.parts.streams
         self.batch = self._all_rows()
-        logits = self._head(self._rows())
+        raw, scale = self._head(self._rows())
         batch = self.batch
         with g.named("head"):
             mask = g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0)
-            choices = self.chooser.add(g, logits, batch.tokens, mask, batch.places, out="chosen" if batch.kept else "choices")
+            choices = self.chooser.add(g, raw, scale, batch.tokens, mask, batch.places, out="chosen" if batch.kept else "choices")
             if batch.kept:  # a pruned row chose nothing
                 none = g.op("Expand", self.store.constant(-1, np.int64), g.op("Shape", "logit_rows"))
                 g.op("ScatterElements", none, batch.places, choices, out="choices", axis=0)
@@ -130,7 +130,7 @@ class _Builder:
         return inputs + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
-        outputs = [tensor("choices", INT64, ["r"]), tensor("logits", FLOAT, ["s", self.spec.vocab])]
+        outputs = [tensor("choices", INT64, ["r"]), tensor("raw_logits", FLOAT, ["s", self.spec.vocab]), tensor("logit_scale", FLOAT, ["s", 1])]
         if self.drafter is not None:
             outputs += [tensor(name, *form) for name, form in self.drafter.shapes().items()]
         return outputs + [tensor(f"present.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
@@ -234,13 +234,13 @@ class _Builder:
             self.presents.append((key, value))
             return batch.attention.mix(q, key, value, bias)
 
-    def _head(self, residual: Residual) -> str:
+    def _head(self, residual: Residual) -> tuple[str, str]:
         g = self.g
         with g.named("head"):
             normed, _ = self.decoder.norm(g, residual, "model.norm")
             self.final = flat = g.op("Squeeze", normed, g.ints(0))
-            logits = self.parts.precision.head(g, flat, self.answering, self.decoder.head_weight())
-            return g.op("Identity", logits, out="logits")
+            raw, scale = self.parts.precision.head(g, flat, self.answering, self.decoder.head_weight(), out="raw_logits")
+            return raw, g.op("Identity", scale, out="logit_scale")
 
     def _following(self, choices: str) -> str:
         """int64 [n]: the token behind each row, as given by `next_ids`, or else as chosen."""

@@ -57,13 +57,14 @@ class Rows:
 
 
 class Precision(Protocol):
-    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V]; `embedding` gives [1, n, H]."""
+    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V] and the factor of each row, above 0 [r, 1], that makes logits of
+    it: who only wants the largest need not wait for that; `embedding` gives [1, n, H]."""
 
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
-    def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
 
 
@@ -79,8 +80,8 @@ class Fp32:
             g.store.add(name, weight.load().T)
         return g.op("MatMul", x, name)
 
-    def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
-        return g.op("Gemm", x, _plain(g.store, weight), transB=1)
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        return g.op("Gemm", x, _plain(g.store, weight), out=out, transB=1), _ones(g, rows)
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         return g.op("Gather", _plain(g.store, weight), ids, axis=0)
@@ -106,15 +107,14 @@ class Int8:
         product = g.contrib("MatMulIntegerToFloat", activations, quantised, one, scales, middle)
         return g.op("Mul", product, row_scale)
 
-    def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         quantised, scales = self._table(g.store, weight)
         activations, row_scale = self._quantise(g, x, rows, rank=2, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         zeros = f"{weight.name}.zero"
         if zeros not in g.store:
             g.store.add(zeros, np.zeros(weight.rows, np.int8))
-        product = g.contrib("QGemm", activations, one, middle, quantised, scales, zeros, transB=1)
-        return g.op("Mul", product, row_scale)
+        return g.contrib("QGemm", activations, one, middle, quantised, scales, zeros, out=out, transB=1), row_scale
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         quantised, scales = self._table(g.store, weight)
@@ -150,8 +150,8 @@ class Int4:
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
         return self._product(g, x, weight, bits=4)
 
-    def head(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
-        return self._product(g, x, weight, bits=8)
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        return self._product(g, x, weight, bits=8, out=out), _ones(g, rows)
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         if weight.columns % BLOCK:
@@ -163,10 +163,10 @@ class Int4:
         rows = g.contrib("GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=BLOCK, bits=8)
         return g.op("Reshape", rows, g.ints(1, -1, weight.columns))
 
-    def _product(self, g: Scope, x: str, weight: Weight, bits: int) -> str:
+    def _product(self, g: Scope, x: str, weight: Weight, bits: int, out: str | None = None) -> str:
         inputs = [name for name in self._blocks(g.store, weight, bits) if name]
         return g.op(
-            "MatMulNBits", x, *inputs, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=BLOCK,
+            "MatMulNBits", x, *inputs, out=out, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=BLOCK,
             accuracy_level=ACCURACY_INT8,
         )
 
@@ -189,6 +189,10 @@ def precision(name: str) -> Precision:
     if name not in PRECISIONS:
         raise ConfigError(f"precision `{name}`", ", ".join(PRECISIONS), "choose one of these with --precision")
     return PRECISIONS[name]()
+
+
+def _ones(g: Scope, rows: Rows) -> str:
+    return g.op("Expand", g.store.constant(1, np.float32), g.op("Concat", rows.count, g.ints(1), axis=0))
 
 
 def _plain(store: WeightStore, weight: Weight) -> str:

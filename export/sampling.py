@@ -26,7 +26,7 @@ SCALARS = {
 
 
 class Chooser:
-    """Adds the choice to a graph over `logits` [r, vocab]. `tokens` int64 [n] and `mask` [r, n] (0: precedes or is the row)."""
+    """Adds the choice to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0. `tokens` int64 [n] and `mask` [r, n] (0: precedes or is the row)."""
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
@@ -36,7 +36,7 @@ class Chooser:
         scalars = [tensor(name, INT64 if name == "top_k" else FLOAT, [1]) for name in SCALARS]
         return [*scalars, tensor("uniforms", FLOAT, ["r"]), tensor("seen", BOOL, [self.vocab])]
 
-    def add(self, g: Scope, logits: str, tokens: str, mask: str, places: str = "", out: str | None = None) -> str:
+    def add(self, g: Scope, raw: str, scale: str, tokens: str, mask: str, places: str = "", out: str | None = None) -> str:
         """int64 [r]. `places` int64 [r]: which of `uniforms` belongs to each row, '' where they are in order."""
         for name, value in SCALARS.items():
             g.store.add_inline(name, np.asarray([value]))
@@ -45,8 +45,8 @@ class Chooser:
         hot = g.op("Greater", "temperature", _f32(g, 0))
         processed = g.op("Or", hot, g.op("Not", g.op("Equal", "repetition_penalty", _f32(g, 1))))
         greedy, inner = Scope(g.store, "greedy"), Scope(g.store, "processed")
-        best = greedy.op("ArgMax", logits, axis=-1, keepdims=0)
-        penalised = self._penalise(inner, logits, tokens, mask)
+        best = greedy.op("ArgMax", raw, axis=-1, keepdims=0)
+        penalised = self._penalise(inner, inner.op("Mul", raw, scale), tokens, mask)
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
         calmest = calm.op("ArgMax", penalised, axis=-1, keepdims=0)
         uniforms = drawing.op("Gather", "uniforms", places, axis=0) if places else "uniforms"

@@ -75,7 +75,8 @@ class Stepper:
             binding.bind_output(name)
         self.session.run_with_iobinding(binding)
         values = binding.get_outputs()[-len(self.outputs) :]
-        return {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
+        out = {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
+        return out | {"logits": out["raw_logits"] * out["logit_scale"]}
 
     def prefill(self, tokens: Array, **options: Any) -> dict[str, Array]:
         """A causal chunk; `length` grows by it."""

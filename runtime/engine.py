@@ -158,9 +158,10 @@ class OrtEngine:
         binding = self._scoring
         binding.follow(self.cache)
         self._bind_inputs(binding, inputs, draft=False, forced_node=0 if self.gamma else -1)
-        binding.output("logits", logits)
+        binding.output("raw_logits", logits)
+        scale = binding.output("logit_scale", (n, 1))
         self._run(binding)
-        return logits
+        return np.multiply(logits, scale, out=logits)
 
     def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
         """Logits float32 [len(ids) - start, vocabulary] after each of `ids[start:]`, from an empty cache; commits `ids`."""
@@ -297,7 +298,7 @@ class OrtEngine:
         wanted |= {"next_ids"} if self._levels else set()
         wanted |= set(_PRUNING_INPUTS) if self._exit is not None else set()
         wanted |= {f"past_key_values.{i}.{kind}" for i in layers for kind in ("key", "value")}
-        produced = {"choices", "logits"} | (set(_STREAM_OUTPUTS) if streams else set())
+        produced = {"choices", "raw_logits", "logit_scale"} | (set(_STREAM_OUTPUTS) if streams else set())
         produced |= {"origins"} if self._levels else set()
         produced |= {"pair_logits"} if self._bigram else set()
         produced |= {f"present.{i}.{kind}" for i in layers for kind in ("key", "value")}

@@ -24,7 +24,7 @@ from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.prompt_format import KINDS, PromptFormat
 from streamspec.trees import DraftTree
 
-FORMAT_VERSION = 2  # 2: the graph samples
+FORMAT_VERSION = 3  # 2: the graph samples; 3: its logits come with their scale beside them
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down

@@ -195,7 +195,7 @@ def test_plain_graph_has_no_drafting_interface(tmp_path: Path) -> None:
     built = build(tmp_path, tiny_model(), streams=False)
     stepper = built.stepper()
     assert not stepper.names & {"parents", "stream_ids", "forced_node", "forced_root"}
-    assert list(stepper.outputs) == ["choices", "logits"]
+    assert list(stepper.outputs) == ["choices", "raw_logits", "logit_scale"]
     out = stepper.prefill(CONTEXT, rows=np.array([len(CONTEXT) - 1]))
     assert out["logits"].shape == (1, VOCAB)
 
@@ -240,11 +240,11 @@ def test_exported_tree_is_the_default_of_mask_and_parents(tmp_path: Path) -> Non
         "logit_rows": np.arange(len(TREE)), "stream_ids": np.arange(3), "forced_node": np.array([-1]), "forced_root": np.array([-1]),
     }
     feed |= {name: np.zeros((1, 2, 32, 16), np.float32) for name in built.stepper().names if name.startswith("past_key")}
-    by_default = built.session.run(["logits", "accepted_node"], feed)
+    by_default = built.session.run(["raw_logits", "accepted_node"], feed)
     given = built.session.run(
-        ["logits", "accepted_node"], feed | {"tree_mask": TREE.mask(), "parents": np.asarray(TREE.parents, np.int64)}
+        ["raw_logits", "accepted_node"], feed | {"tree_mask": TREE.mask(), "parents": np.asarray(TREE.parents, np.int64)}
     )
-    chained = built.session.run(["logits", "accepted_node"], feed | {"tree_mask": np.where(np.tri(9), 0, MASKED).astype(np.float32)})
+    chained = built.session.run(["raw_logits", "accepted_node"], feed | {"tree_mask": np.where(np.tri(9), 0, MASKED).astype(np.float32)})
     np.testing.assert_array_equal(by_default[0], given[0])
     assert np.abs(chained[0] - given[0]).max() > 1e-3
 

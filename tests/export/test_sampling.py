@@ -17,14 +17,15 @@ from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.sampling import Chooser
 
 GRID = 4096  # uniform numbers per distribution: a frequency may be off by 1 / GRID
+SCALE = 0.25  # of every row: logits come without it
 
 
 def session(vocab: int, folder: Path) -> Any:
     store = WeightStore(folder / "w.data")
     g, chooser = Scope(store), Chooser(vocab)
-    chooser.add(g, "logits", "tokens", "mask", out="choices")
+    chooser.add(g, "logits", "scale", "tokens", "mask", out="choices")
     inputs = [
-        tensor("logits", TensorProto.FLOAT, ["r", vocab]),
+        tensor("logits", TensorProto.FLOAT, ["r", vocab]), tensor("scale", TensorProto.FLOAT, ["r", 1]),
         tensor("tokens", TensorProto.INT64, ["n"]),
         tensor("mask", TensorProto.FLOAT, ["r", "n"]),
         *chooser.inputs(),
@@ -45,7 +46,7 @@ def choose(graph: Any, logits: np.ndarray, tokens: list[int], mask: np.ndarray, 
     dtypes = {"top_k": np.int64}
     fed = {k: np.array([v], dtypes.get(k, np.float32)) for k, v in given.items() if np.isscalar(v)}
     fed |= {k: v for k, v in given.items() if not np.isscalar(v)}
-    return np.asarray(graph.run(["choices"], {"logits": logits, "tokens": np.array(tokens), "mask": mask, **fed})[0])
+    return np.asarray(graph.run(["choices"], {"logits": (logits / SCALE).astype(np.float32), "scale": np.full((len(logits), 1), SCALE, np.float32), "tokens": np.array(tokens), "mask": mask, **fed})[0])
 
 
 def expected(logits: np.ndarray, context: list[int], **given: float) -> np.ndarray:
