@@ -99,6 +99,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the measurement")
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--layer", default="", help="further options of draft layers in training, as one word")
     parser.add_argument("--only", nargs="+", default=[*DRAFTERS, "two-models"])
     parser.add_argument("--train", action="store_true", help="stop before measuring")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
@@ -120,7 +123,7 @@ def main() -> None:
     run(sys.executable, __file__, *sys.argv[1:], "--answer")
     for name in (n for n in arguments.only if n in DRAFTERS):
         adapter, bundle = out / f"{arguments.task}-{name}", out / f"{arguments.task}-{name}-int8"
-        options = DRAFTERS[name].split()
+        options = DRAFTERS[name].split() + (arguments.layer.split() if DRAFTERS[name].startswith(LAYER) else [])
         if not (adapter / "training.json").exists():
             own = [] if "joint" in options else [*target, "--answers", answers]
             run(*streamspec, "train", *base, *same, *own, *options, "--max-minutes", arguments.minutes, "--out", adapter, *(["--resume"] if adapter.exists() else []))
@@ -128,9 +131,10 @@ def main() -> None:
             run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle)
         if not arguments.train:
             measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, "--json", *threads]
+            measured += ["--temperature", arguments.temperature, "--top-p", arguments.top_p]
             found = json.loads(run(*streamspec, "bench", bundle, *measured, "--no-ngram", "--rows", "8,16", "--repeats", arguments.repeats).splitlines()[-1])
             keys = ("tokens_per_step", "speedup", "speedup_min", "speedup_max", "step_ms", "plain_ms", "identical", "quality", "rows")
-            note(out / f"{arguments.task}.jsonl", {"drafter": name} | parameters(adapter) | {key: found[key] for key in keys})
+            note(out / f"{arguments.task}.jsonl", {"drafter": name, "temperature": arguments.temperature} | parameters(adapter) | {key: found[key] for key in keys})
     if "two-models" in arguments.only:
         cut, bundle = out / f"{arguments.task}-cut-target", out / f"{arguments.task}-cut-target-int8"
         if not (cut / "model.safetensors").exists():
@@ -148,7 +152,7 @@ def note(file: Path, line: dict[str, object]) -> None:
     from streamspec.atomic import write_text
 
     earlier = [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    kept = [one for one in earlier if one["drafter"] != line["drafter"]]
+    kept = [one for one in earlier if any(one.get(key) != line.get(key) for key in ("drafter", "temperature"))]
     write_text(file, "".join(json.dumps(one) + "\n" for one in [*kept, line]))
 
 
