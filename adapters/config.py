@@ -77,6 +77,7 @@ class TrainConfig:
     lr: float = 5e-4
     stream_lr: float = 2e-3  # staged: of the streams or heads
     batch_size: int = 8
+    stream_batch_size: int | None = None  # of a drafter's stages; default: batch_size, of draft layers 2
     max_length: int = 512  # tokens; longer rows are dropped, and counted
     max_minutes: float | None = None  # of the whole run: every stage and regeneration, not the last validation
     clock: str = "wall"  # what measures a stage's minutes; "cpu": processor time per thread, for fair comparisons on a busy machine
@@ -119,6 +120,7 @@ class TrainConfig:
             "rank",
             "stream_rank",
             "batch_size",
+            "stream_batch_size",
             "max_length",
             "regenerate_batch",
             "max_new_tokens",
@@ -180,6 +182,11 @@ class TrainConfig:
             "parallel": jakiro and self.parallel, "two_lists": jakiro and self.two_lists, "taps": tuple(map(int, taps.split(","))),
             "prefix_attention": self.prefix_attention or hydra, "own_heads": hydra,
         }  # fmt: skip
+
+    @property
+    def drafter_batch(self) -> int:
+        """Texts in a step of a drafter's stages."""
+        return self.stream_batch_size or (2 if self.method in DRAFT_LAYERS else self.batch_size)
 
     @property
     def counted_passes(self) -> int | None:

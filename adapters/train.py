@@ -292,7 +292,7 @@ def task_stage(run: Run, out: Path, minutes: float | None) -> PreTrainedModel:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
         return {"total": next_token_loss(plain, main, batch)}
 
-    stage = Stage("task", plain, loss, run.rows, run.config.lr, minutes)
+    stage = Stage("task", plain, loss, run.rows, run.config.lr, run.config.batch_size, minutes)
     log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
     folder.write_task_lora(peft, run.base, out)
     run.journal.finish("task", used, log)
@@ -345,7 +345,7 @@ def fit_drafter(
     if run.journal.finished(name):
         folder.load_stage(done, drafter)
         return
-    log, used = run_stage(Stage(name, drafter, loss, rows, lr, minutes), config, run.work / f"checkpoints-{name}")
+    log, used = run_stage(Stage(name, drafter, loss, rows, lr, config.drafter_batch, minutes), config, run.work / f"checkpoints-{name}")
     folder.save_stage(done, drafter)
     run.journal.finish(name, used, log)
 

@@ -40,6 +40,7 @@ class Stage:
     loss: Callable[[dict[str, Tensor]], Losses]
     rows: list[TokenRow]
     lr: float
+    batch_size: int
     minutes: float | None
 
 
@@ -51,7 +52,7 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
     last = last_checkpoint(folder) if config.resume else None
     arguments = TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=config.batch_size,
+        per_device_train_batch_size=stage.batch_size,
         num_train_epochs=config.epochs,
         learning_rate=stage.lr,
         adam_beta2=0.98,

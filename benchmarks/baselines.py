@@ -33,7 +33,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 STREAMS = "--method streaming --recipe staged --gamma 6 --ns 2 --stream-lr 3e-3 --prune-rank 0"
 MEDUSA = "--method medusa --gamma 6 --stream-lr 1e-3 --alpha-decay 0.8"
-LAYER = "--gamma 6 --stream-lr 1e-3 --method"
+LAYER = "--gamma 6 --method"
 DRAFTERS = {
     "streams": f"{STREAMS} --bigram-rank 0",
     "streams-bigram": STREAMS,

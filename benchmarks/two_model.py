@@ -172,7 +172,7 @@ def train(arguments: argparse.Namespace) -> None:
         return {"total": next_token_loss(target, target.main_pass(batch["input_ids"], batch["attention_mask"]), batch)}
 
     config = TrainConfig(base=arguments.base, data=arguments.answers, out=arguments.out, epochs=100, batch_size=8, clock="cpu")
-    run_stage(Stage("draft", target, loss, rows, arguments.lr, arguments.minutes), config, arguments.out / "checkpoints")
+    run_stage(Stage("draft", target, loss, rows, arguments.lr, config.batch_size, arguments.minutes), config, arguments.out / "checkpoints")
     model.save_pretrained(arguments.out)
     AutoTokenizer.from_pretrained(base.path).save_pretrained(arguments.out)
     count = sum(p.numel() for p in model.model.layers.parameters())
