@@ -219,7 +219,9 @@ class JakiroModel(DraftingModel):
             apart = torch.cat([self._finish(lists[..., :-1]), lists[..., -1:].to(self.decoder.embedding.weight.dtype)], dim=-1).flatten(-2)
         last = None
         if self.last_state is not None:
-            last = nn.functional.linear(torch.stack([one.last for one in steps if one.last is not None], dim=2), self.last_state)
+            said = [one.last for one in steps if one.last is not None]
+            # Only the last pass is asked for that place: the others teach the maps, and are not taught to look further than their own.
+            last = nn.functional.linear(torch.stack([x.detach() for x in said[:-1]] + said[-1:], dim=2), self.last_state)
             if self.last_token is not None:
                 last = last + nn.functional.linear(self._embedded(following[:, :, :passes].clamp(min=0)), self.last_token)
             last = self._finish(last)

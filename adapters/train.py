@@ -35,6 +35,7 @@ from streamspec.adapters.journal import Journal
 from streamspec.adapters.losses import draft_losses, exit_loss, jakiro_losses, lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.models import choose_vocabulary, inject_stream_lora, load_target, new_drafter, with_task_lora
 from streamspec.adapters.regenerate import AnswerFile, regenerate
+from streamspec.adapters.remembered import RememberedPass
 from streamspec.adapters.streams import StreamingModel
 from streamspec.adapters.target import DraftingModel, Target
 from streamspec.adapters.trainer import Stage, clock_of, has_bf16, run_stage, spare_allocator
@@ -314,9 +315,11 @@ def fit_drafter(
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
     done = run.work / f"{name}.safetensors"
 
+    main_pass = RememberedPass(drafter) if RememberedPass.serves(drafter) else drafter.main_pass
+
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not drafter.frozen):
-            main = drafter.main_pass(batch["input_ids"], batch["attention_mask"])
+            main = main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
         if isinstance(drafter, JakiroModel):
             return draft_layer_loss(jakiro_losses(drafter, main, picked, vocabulary, lookup, config.labels, config.counted_passes))

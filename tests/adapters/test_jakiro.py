@@ -13,6 +13,7 @@ from streamspec.adapters.data import TokenRow
 from streamspec.adapters.evaluate import layer_statistics
 from streamspec.adapters.jakiro import Branches, Experts, JakiroConfig, JakiroModel, fit_start
 from streamspec.adapters.losses import jakiro_losses, pick_rows
+from streamspec.adapters.remembered import RememberedPass
 from streamspec.adapters.streams import unit_rms
 from streamspec.adapters.target import DraftRows
 from streamspec.errors import ConfigError
@@ -256,3 +257,24 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     assert bool((losses()["places"] < before).all()) and bool((losses()["last"] < last).all())
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from
     assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last place
+
+
+@torch.no_grad()
+def test_a_text_that_comes_again_is_not_passed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = jakiro(taps=(2, 1))
+    expected, passed = model.main_pass(IDS, MASK), []
+    main_pass = JakiroModel.main_pass
+    monkeypatch.setattr(JakiroModel, "main_pass", lambda self, ids, mask: passed.append(ids.shape) or main_pass(self, ids, mask))
+    assert RememberedPass.serves(model)
+    remembered = RememberedPass(model)
+    for rows in ([0, 1], [1, 0], [1]):
+        found = remembered(IDS[rows], MASK[rows])
+        for part in ("entry", "final"):
+            for i, row in enumerate(rows):
+                length = int(MASK[row].sum())
+                torch.testing.assert_close(getattr(found, part)[i, :length], getattr(expected, part)[row, :length])
+    assert passed == [(1, 8), (1, 5)]
+    small = RememberedPass(model, most_bytes=5 * 3 * 32 * 4)  # room for the shorter text alone
+    for _ in range(2):
+        small(IDS, MASK)
+    assert passed[2:] == [(1, 8), (1, 5), (1, 8)]
