@@ -23,7 +23,8 @@ CLOCKS = ("wall", "cpu")
 MAX_GAMMA = 8
 JAKIRO, UNROLLED, LAYERS, STREAMS = ("jakiro",), ("jakiro", "eagle"), DRAFT_LAYERS, ("streaming",)
 READ_BY: dict[str, tuple[str, ...]] = {  # methods that make something of an option; the others refuse it
-    "ns": STREAMS, "fit_start": STREAMS, "own_heads": ("medusa",),
+    "ns": STREAMS, "fit_start": STREAMS, "positions": STREAMS, "root_token": STREAMS, "stream_embedding": STREAMS, "own_heads": ("medusa",),
+    "heads_share": ("medusa",), "stream_batch_size": tuple(method for method in METHODS if method != "lora"),
     "experts": JAKIRO, "active": JAKIRO, "contrast": JAKIRO, "parallel": JAKIRO, "two_lists": JAKIRO, "last_weight": JAKIRO, "expert_weight": JAKIRO,
     "taps": LAYERS, "state_weight": LAYERS, "prefix_attention": UNROLLED, "unroll": UNROLLED,
 }  # fmt: skip
@@ -76,7 +77,7 @@ class TrainConfig:
     lora_alpha: float | None = None  # default: rank
     lr: float = 5e-4
     stream_lr: float = 2e-3  # staged: of the streams or heads
-    batch_size: int = 8
+    batch_size: int = 8  # texts in a step
     stream_batch_size: int | None = None  # of a drafter's stages; default: batch_size, of draft layers 2
     max_length: int = 512  # tokens; longer rows are dropped, and counted
     max_minutes: float | None = None  # of the whole run: every stage and regeneration, not the last validation

@@ -11,7 +11,7 @@ One decoder layer drafts token after token from the target's hidden states. Row 
 E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on from itself:
 the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place comes from c, so it costs no pass of the layer.
 In training the true tokens take the guesses' place and every row is unrolled to the full length (HASS, EAGLE-3), so the layer
-learns to live with its own states.
+learns to live with its own states. What c costs teaches the layer in the last pass alone, where c is used, in others only C, T and the last norm.
 
 Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel` the last place has
 a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With `prefix_attention` the first pass alone attends: the
@@ -20,7 +20,8 @@ With `two_lists` every expert that counts guesses for itself (the paper's MoE tr
 
     p_t(v) = sum_i a_i softmax(head(final(u_t + E_i(z_t))))_v
 
-so the better list is asked first, what both name is one guess, and the loss is least where experts know different things.
+so the better list is asked first, what both name is one guess, and the loss is least where experts know different things (the last place's
+branch keeps one list).
 
 Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP dealt out to the
 experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of what that layer sees one row later, C and T of
@@ -72,7 +73,7 @@ class Branches(NamedTuple):
     """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from and, if there is
     one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, of `last` the same or, if parallel, place
     j + 1); `shares` [.., N], the experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what
-    the two best say; `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its weight, side by side."""
+    the two best say; with two lists `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its weight, side by side."""
 
     mixture: Tensor
     last: Tensor | None
@@ -84,10 +85,10 @@ class Branches(NamedTuple):
 class Experts(nn.Module):
     """Gated MLPs in the place of one. Each has 1/K of its channels, K of N count for a row."""
 
-    def __init__(self, mlp: nn.Module, experts: int, active: int) -> None:
+    def __init__(self, mlp: nn.Module, experts: int, active: int, apart: bool = False) -> None:
         super().__init__()
         gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.active, self.activation = active, mlp.act_fn
+        self.active, self.apart, self.activation = active, apart, mlp.act_fn
         hidden = gate.weight.shape[1]
         self.gate = nn.Parameter(_dealt(gate.weight, experts, active))
         self.up = nn.Parameter(_dealt(up.weight, experts, active))
@@ -100,18 +101,17 @@ class Experts(nn.Module):
         said = torch.einsum("...ei,eih->...eh", inner, self.down)
         experts = len(self.gate)
         if self.router is None:
-            alone = torch.ones_like(z[..., :1])
-            return Branches(said[..., 0, :], None, alone, 0 * alone, torch.cat([said[..., 0, :], alone], dim=-1))
+            return Branches(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
         routed = nn.functional.linear(z, self.router).float()
         weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
         weight = weight / weight.sum(-1, keepdim=True)
         chosen = said.gather(-2, which[..., None].expand(*which.shape, said.shape[-1]))
-        weight = weight.to(said.dtype)
-        mixture = (weight[..., None] * chosen).sum(-2)
-        apart = torch.cat([chosen, weight[..., None]], dim=-1).flatten(-2)
-        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight.float())
+        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
+        weight = weight[..., None].to(said.dtype)
+        mixture = (weight * chosen).sum(-2)
         if self.active == 1:
-            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]), apart)
+            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]))
+        apart = torch.cat([chosen, weight], dim=-1).flatten(-2) if self.apart else None
         first, second = chosen[..., 0, :], chosen[..., 1, :]
         contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(said.dtype)
         overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
@@ -145,9 +145,9 @@ class _Behind:
 class _Pass(nn.Module):
     """Weights of one of hydra's passes behind the first."""
 
-    def __init__(self, mlp: nn.Module, norm: nn.Module, experts: int, active: int) -> None:
+    def __init__(self, mlp: nn.Module, norm: nn.Module, experts: int, active: int, apart: bool) -> None:
         super().__init__()
-        self.experts, self.norm_mid = Experts(mlp, experts, active), copy.deepcopy(norm)
+        self.experts, self.norm_mid = Experts(mlp, experts, active, apart), copy.deepcopy(norm)
         width = norm.weight.shape[0]
         self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
         self.bias = nn.Parameter(torch.zeros(width))
@@ -163,12 +163,13 @@ class JakiroModel(DraftingModel):
         self.config, self.passes = config, config.gamma - config.parallel  # of the layer, for one draft
         last, width = self.decoder.layers[-1], self.decoder.hidden_size
         layer = copy.deepcopy(last).float().requires_grad_(True)
-        self.experts = Experts(layer.mlp, config.experts, config.active)
+        shape = config.experts, config.active, config.two_lists
+        self.experts = Experts(layer.mlp, *shape)
         self.attention, self.norm_in, self.norm_mid = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
         own = range(self.passes - 1) if config.own_heads else ()
-        self.heads = nn.ModuleList(_Pass(layer.mlp, layer.post_attention_layernorm, config.experts, config.active) for _ in own)
+        self.heads = nn.ModuleList(_Pass(layer.mlp, layer.post_attention_layernorm, *shape) for _ in own)
         self.from_token = nn.Parameter(torch.eye(width))
         self.from_state = None if config.own_heads else nn.Parameter(torch.eye(width))
         self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.tapped)) / len(self.tapped))
@@ -220,7 +221,7 @@ class JakiroModel(DraftingModel):
         last = None
         if self.last_state is not None:
             said = [one.last for one in steps if one.last is not None]
-            # Only the last pass is asked for that place: the others teach the maps, and are not taught to look further than their own.
+            # Only the last pass is asked for that place: those before teach the maps, and are not taught to look further than their own.
             last = nn.functional.linear(torch.stack([x.detach() for x in said[:-1]] + said[-1:], dim=2), self.last_state)
             if self.last_token is not None:
                 last = last + nn.functional.linear(self._embedded(following[:, :, :passes].clamp(min=0)), self.last_token)
@@ -253,9 +254,7 @@ class JakiroModel(DraftingModel):
             u = x + self.attention(self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache)[0]
         said: Branches = part.experts(part.norm_mid(u))
         last = said.last if self.config.contrast else said.mixture
-        apart = None
-        if self.config.two_lists and said.apart is not None:
-            apart = said.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
+        apart = None if said.apart is None else said.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
         return said._replace(mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
@@ -314,7 +313,7 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
     drafter.from_entry.copy_(solved[width:-1].T)
     drafter.bias.copy_(solved[-1])
     handed = ridge(final, state @ solved[width:-1]).T
-    for part in drafter.heads or [drafter]:
+    for part in drafter.heads if drafter.config.own_heads else [drafter]:
         part.from_state.copy_(handed)
         part.from_token.copy_(drafter.from_token)
         part.bias.copy_(drafter.bias)

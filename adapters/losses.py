@@ -80,10 +80,12 @@ def jakiro_losses(
     found = {"places": _losses(model, main, guessed, picked, 0, vocabulary, lookup, kind)}
     if drafted.last is not None:
         found["last"] = _losses(model, main, drafted.last, picked, int(model.config.parallel), vocabulary, lookup, kind)
+    counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
+    if not counts.any():  # answers of a single token
+        return found | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
     ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
     rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
     text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
-    counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
     wanted = main.final[text, rows][counts].float()
     found["state"] = smooth_l1_loss(mixture[counts] / wanted.std(), wanted / wanted.std())
     shares = drafted.shares[counts].mean(0)

@@ -24,7 +24,7 @@ class RememberedPass:
 
     @staticmethod
     def serves(drafter: DraftingModel) -> bool:
-        """Whether it is worth it: beside a frozen target, on a CPU, for a drafter that reads hidden states alone."""
+        """Whether it is worth it: beside a frozen target, on a CPU, for a draft layer. Streams read K/V, of which too much would have to be kept."""
         return drafter.frozen and drafter.first == len(drafter.decoder.layers) and drafter.device.type == "cpu"
 
     @torch.no_grad()

@@ -315,7 +315,7 @@ def fit_drafter(
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
     done = run.work / f"{name}.safetensors"
 
-    main_pass = RememberedPass(drafter) if RememberedPass.serves(drafter) else drafter.main_pass
+    main_pass = RememberedPass(drafter) if config.epochs > 1 and RememberedPass.serves(drafter) else drafter.main_pass
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not drafter.frozen):

@@ -131,11 +131,12 @@ def main() -> None:
             run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle)
         if not arguments.train:
             measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, "--json", *threads]
+            settings = {"temperature": arguments.temperature, "top_p": arguments.top_p}
             measured += ["--temperature", arguments.temperature, "--top-p", arguments.top_p]
             found = json.loads(run(*streamspec, "bench", bundle, *measured, "--no-ngram", "--rows", "8,16", "--repeats", arguments.repeats).splitlines()[-1])
             keys = ("tokens_per_step", "speedup", "speedup_min", "speedup_max", "step_ms", "plain_ms", "identical", "quality", "rows")
-            note(out / f"{arguments.task}.jsonl", {"drafter": name, "temperature": arguments.temperature} | parameters(adapter) | {key: found[key] for key in keys})
-    if "two-models" in arguments.only:
+            note(out / f"{arguments.task}.jsonl", {"drafter": name} | settings | parameters(adapter) | {key: found[key] for key in keys})
+    if "two-models" in arguments.only and not arguments.temperature:
         cut, bundle = out / f"{arguments.task}-cut-target", out / f"{arguments.task}-cut-target-int8"
         if not (cut / "model.safetensors").exists():
             run(sys.executable, HERE / "two_model.py", "train", *base, *target, "--answers", answers, "--minutes", arguments.minutes, "--out", cut, *threads)
@@ -152,7 +153,7 @@ def note(file: Path, line: dict[str, object]) -> None:
     from streamspec.atomic import write_text
 
     earlier = [json.loads(one) for one in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-    kept = [one for one in earlier if any(one.get(key) != line.get(key) for key in ("drafter", "temperature"))]
+    kept = [one for one in earlier if any(one.get(key) != line.get(key) for key in ("drafter", "temperature", "top_p"))]
     write_text(file, "".join(json.dumps(one) + "\n" for one in [*kept, line]))
 
 

@@ -126,7 +126,8 @@ class DraftPass(ABC):
 
     def scaled(self, g: Scope, flat: str, rows: Rows, head: Weight) -> str:
         """Logits [m, D] of normed states [m, H] by a `head` [D, H]."""
-        return g.op("Mul", *self.decoder.precision.head(g, flat, rows, head))
+        raw, scale = self.decoder.precision.head(g, flat, rows, head)
+        return g.op("Mul", raw, scale) if scale else raw
 
     def best(self, g: Scope, logits: str) -> tuple[str, str, str]:
         """The best `candidates` of logits [m, D]: token ids int64 [m, C], logits [m, C] and numbers among the draft tokens [m, C]."""

@@ -240,7 +240,9 @@ class _Builder:
             normed, _ = self.decoder.norm(g, residual, "model.norm")
             self.final = flat = g.op("Squeeze", normed, g.ints(0))
             raw, scale = self.parts.precision.head(g, flat, self.answering, self.decoder.head_weight(), out="raw_logits")
-            return raw, g.op("Identity", scale, out="logit_scale")
+            each = g.op("Concat", self.answering.count, g.ints(1), axis=0)
+            g.op("Expand", scale or self.store.constant(1, np.float32), each, out="logit_scale")
+            return raw, scale
 
     def _following(self, choices: str) -> str:
         """int64 [n]: the token behind each row, as given by `next_ids`, or else as chosen."""

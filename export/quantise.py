@@ -57,8 +57,8 @@ class Rows:
 
 
 class Precision(Protocol):
-    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V] and the factor of each row, above 0 [r, 1], that makes logits of
-    it: who only wants the largest need not wait for that; `embedding` gives [1, n, H]."""
+    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V] and the factor of each row [r, 1], above 0 and '' for 1, that makes
+    logits of it: who only wants the largest need not wait for that; `embedding` gives [1, n, H]."""
 
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
@@ -81,7 +81,7 @@ class Fp32:
         return g.op("MatMul", x, name)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
-        return g.op("Gemm", x, _plain(g.store, weight), out=out, transB=1), _ones(g, rows)
+        return g.op("Gemm", x, _plain(g.store, weight), out=out, transB=1), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         return g.op("Gather", _plain(g.store, weight), ids, axis=0)
@@ -151,7 +151,7 @@ class Int4:
         return self._product(g, x, weight, bits=4)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
-        return self._product(g, x, weight, bits=8, out=out), _ones(g, rows)
+        return self._product(g, x, weight, bits=8, out=out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         if weight.columns % BLOCK:
@@ -189,10 +189,6 @@ def precision(name: str) -> Precision:
     if name not in PRECISIONS:
         raise ConfigError(f"precision `{name}`", ", ".join(PRECISIONS), "choose one of these with --precision")
     return PRECISIONS[name]()
-
-
-def _ones(g: Scope, rows: Rows) -> str:
-    return g.op("Expand", g.store.constant(1, np.float32), g.op("Concat", rows.count, g.ints(1), axis=0))
 
 
 def _plain(store: WeightStore, weight: Weight) -> str:

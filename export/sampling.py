@@ -26,7 +26,7 @@ SCALARS = {
 
 
 class Chooser:
-    """Adds the choice to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0. `tokens` int64 [n] and `mask` [r, n] (0: precedes or is the row)."""
+    """Adds the choice to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0, '' for 1. `tokens` int64 [n] and `mask` [r, n] (0: precedes or is the row)."""
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
@@ -46,7 +46,7 @@ class Chooser:
         processed = g.op("Or", hot, g.op("Not", g.op("Equal", "repetition_penalty", _f32(g, 1))))
         greedy, inner = Scope(g.store, "greedy"), Scope(g.store, "processed")
         best = greedy.op("ArgMax", raw, axis=-1, keepdims=0)
-        penalised = self._penalise(inner, inner.op("Mul", raw, scale), tokens, mask)
+        penalised = self._penalise(inner, inner.op("Mul", raw, scale) if scale else raw, tokens, mask)
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
         calmest = calm.op("ArgMax", penalised, axis=-1, keepdims=0)
         uniforms = drawing.op("Gather", "uniforms", places, axis=0) if places else "uniforms"

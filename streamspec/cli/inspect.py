@@ -124,9 +124,9 @@ def _heads(heads: dict[str, Any]) -> Rows:
 
 def _layer(layer: dict[str, Any]) -> Rows:
     vocabulary, last = layer["draft_vocab"], ", the last by contrast" * layer["contrast"] + ", the last without a pass of its own" * layer["parallel"]
-    attends = ", the first pass alone attends" * layer["prefix_attention"] + ", the others have weights of their own" * layer["own_heads"]
+    attends = ", the first pass alone attends" * layer["prefix_attention"] + ", the others have weights of their own" * bool(layer.get("own_heads"))
     return [
-        ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts{', a list of guesses each' * layer['two_lists']}{attends}"),
+        ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts{', a list of guesses each' * bool(layer.get('two_lists'))}{attends}"),
         ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in layer["taps"])),
         ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]

@@ -187,6 +187,27 @@ def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
     assert all(p.grad is not None for p in model.drafter_tensors().values())
 
 
+def test_the_last_places_branch_teaches_the_layer_in_its_own_pass_alone() -> None:
+    model = jakiro()
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
+    last = jakiro_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None)["last"]
+    for number, loss in enumerate(last):
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        assert model.last_state.grad is not None and model.last_token.grad is not None  # type: ignore[union-attr]
+        taught = model.experts.down.grad
+        assert bool(taught is not None and taught.any()) == (number == len(last) - 1)
+
+
+@torch.no_grad()
+def test_answers_of_a_single_token_teach_nothing() -> None:
+    model = jakiro()
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": torch.zeros_like(MASK).bool()}
+    batch["loss_mask"][0, 7] = batch["loss_mask"][1, 4] = True
+    found = jakiro_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None)
+    assert all(bool((value == 0).all()) for value in found.values())
+
+
 @torch.no_grad()
 def test_training_counts_as_many_passes_as_asked_for() -> None:
     model = jakiro()
@@ -238,7 +259,7 @@ def test_states_of_layers_that_are_not_there_are_refused(taps: tuple[int, ...]) 
         jakiro(taps=taps)
 
 
-@pytest.mark.parametrize("shape", [{}, {"taps": (1, 3)}, {"parallel": False}, {"contrast": False}, {"two_lists": True}, {"prefix_attention": True, "own_heads": True}])
+@pytest.mark.parametrize("shape", [{}, {"taps": (1, 3)}, {"parallel": False}, {"contrast": False}, {"two_lists": True}, {"prefix_attention": True, "own_heads": True}])  # fmt: skip
 @torch.no_grad()
 def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     torch.manual_seed(0)
@@ -257,6 +278,8 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     assert bool((losses()["places"] < before).all()) and bool((losses()["last"] < last).all())
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from
     assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last place
+    alone = JakiroModel(tiny_model("llama"), JakiroConfig(1, 1, 1, False, False, prefix_attention=True, own_heads=True)).eval()
+    assert fit_start(alone, [(ids[:24], mask[:24])]) < 0.9 and not alone.heads
 
 
 @torch.no_grad()

@@ -273,6 +273,7 @@ train(options(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), resume=sy
         ({"method": "lora"}, "checkpoints-task/checkpoint-*/complete"),
         ({"recipe": "staged"}, "checkpoints-streams/checkpoint-*/complete"),
         ({"recipe": "joint", "self_distill": True}, "answers-train.jsonl"),
+        ({"method": "eagle"}, "checkpoints-streams/checkpoint-*/complete"),
     ],
 )
 def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(

@@ -25,7 +25,8 @@ def linear(folder: Path, kind: str, weight: np.ndarray, head: bool = False, **se
     store = WeightStore(folder / "model.onnx.data")
     g, described = Scope(store), Weight("w", *weight.shape, lambda: weight)
     if head:
-        y = g.op("Mul", *precision(kind).head(g, "x", Rows(g.op("Shape", "x", end=1)), described))
+        y, scale = precision(kind).head(g, "x", Rows(g.op("Shape", "x", end=1)), described)
+        y = g.op("Mul", y, scale) if scale else y
     else:
         y = precision(kind).linear(g, "x", Rows(g.op("Shape", "x", start=1, end=2)), described)
     shape: list[int | str] = ["n", weight.shape[1]] if head else [1, "n", weight.shape[1]]

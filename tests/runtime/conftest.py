@@ -17,7 +17,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         if name not in made:
             from tests.runtime.tiny_bundles import tiny_bundle
 
-            precision = name if name in ("int8", "int4") else "fp32"
+            precision = {"int8": "int8", "lists": "int8", "int4": "int4"}.get(name, "fp32")
             kind = "chat" if name == "chat" else "raw"
             method = name if name in ("jakiro", "eagle", "lists") else ""
             made[name] = tiny_bundle(tmp_path_factory.mktemp(name), precision, name != "lora", kind, name == "full", method)
