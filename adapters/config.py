@@ -78,7 +78,7 @@ class TrainConfig:
     lr: float = 5e-4
     stream_lr: float = 2e-3  # staged: of the streams or heads
     batch_size: int = 8  # texts in a step
-    stream_batch_size: int | None = None  # of a drafter's stages; default: batch_size, of draft layers 2
+    stream_batch_size: int | None = None  # of a drafter's stages; default: 2 where it learns alone (staged), else batch_size
     max_length: int = 512  # tokens; longer rows are dropped, and counted
     max_minutes: float | None = None  # of the whole run: every stage and regeneration, not the last validation
     clock: str = "wall"  # what measures a stage's minutes; "cpu": processor time per thread, for fair comparisons on a busy machine
@@ -187,7 +187,7 @@ class TrainConfig:
     @property
     def drafter_batch(self) -> int:
         """Texts in a step of a drafter's stages."""
-        return self.stream_batch_size or (2 if self.method in DRAFT_LAYERS else self.batch_size)
+        return self.stream_batch_size or (2 if self.recipe == "staged" else self.batch_size)
 
     @property
     def counted_passes(self) -> int | None:

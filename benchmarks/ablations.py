@@ -113,7 +113,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     shared = TrainConfig(
         base=arguments.base, data=arguments.data / "train.jsonl", val=arguments.data / "dev.jsonl", out=arguments.out / "shared", recipe="staged",
         target_adapter=arguments.target_adapter, regenerate_rows=arguments.rows, val_rows=arguments.val_rows, max_new_tokens=96,
-        threads=arguments.threads, epochs=50, clock="cpu", prune_rank=0, resume=True, ns=10, bigram_rank=0, stream_lr=1e-3, fit_start=False,
+        threads=arguments.threads, epochs=50, clock="cpu", prune_rank=0, resume=True, ns=10, bigram_rank=0, stream_lr=1e-3, stream_batch_size=8, fit_start=False,
     )  # fmt: skip
     run = stages.prepare(shared)
     model = models.load_target(run, stages.task_lora(shared))

@@ -48,9 +48,9 @@ STREAMS = {  # goes behind the cut target, each from the one before; E2E's and c
     )],
 }  # fmt: skip
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
-ARM = "--no-fit-start --lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
+ARM = "--no-fit-start --stream-batch-size 8 --lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
-CHAT = "--no-fit-start --format chat --gamma 4 --ns 10 --stream-lr 1e-3 --max-length 640 --max-new-tokens 160 --val-rows 60 --threads 1"
+CHAT = "--no-fit-start --format chat --gamma 4 --ns 10 --stream-lr 1e-3 --max-length 640 --max-new-tokens 160 --val-rows 60 --threads 1 --stream-batch-size 8"
 Command = list[str]
 Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
 
@@ -61,7 +61,7 @@ def train(data: Path, work: Path) -> Part:
         lora, cut, out = (work / f"{task}{part}" for part in ("-lora", "-cut", ""))
         yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
         yield cut, ["shrink", f"{lora}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
-        shared = ["train", *files, "--target-adapter", f"{cut}", *ANSWERS, *["--val-rows", "150", "--epochs", "60", "--clock", "cpu", "--threads", "1"]]
+        shared = ["train", *files, "--target-adapter", f"{cut}", *ANSWERS, *["--val-rows", "150", "--epochs", "60", "--clock", "cpu", "--threads", "1", "--stream-batch-size", "8"]]
         goes, go = STREAMS[task], None
         for number, options in enumerate(goes, 1):
             start, go = go, out if len(goes) == 1 else work / f"{task}-{number}"

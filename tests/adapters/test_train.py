@@ -318,8 +318,9 @@ def test_mtp_reads_the_last_state_and_learns_from_its_first_pass_alone(tmp_path:
     assert options(tmp_path, tmp_path, tmp_path, method="eagle").counted_passes is None
 
 
-def test_draft_layers_learn_in_small_batches(tmp_path: Path) -> None:
-    for method, changes, batch in (("streaming", {}, 8), ("eagle", {}, 2), ("eagle", {"stream_batch_size": 5}, 5), ("medusa", {"stream_batch_size": 3}, 3)):
+def test_drafters_that_learn_alone_learn_in_small_batches(tmp_path: Path) -> None:
+    staged = {"recipe": "staged"}
+    for method, changes, batch in (("streaming", {}, 8), ("streaming", staged, 2), ("eagle", {}, 2), ("eagle", {"stream_batch_size": 5}, 5), ("medusa", staged, 2)):
         assert options(tmp_path, tmp_path, tmp_path, method=method, batch_size=8, **changes).drafter_batch == batch
     with pytest.raises(ConfigError, match="stream_batch_size = 0; expected at least 1"):
         options(tmp_path, tmp_path, tmp_path, stream_batch_size=0)
