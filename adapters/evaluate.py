@@ -71,8 +71,10 @@ def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tenso
         alike.append(found.overlap[counts])
         ahead = int(model.config.parallel)
         if found.last is not None and model.passes > ahead:
-            said, also = (model.head(x, vocabulary).argmax(-1) for x in (found.mixture[:, :, ahead:], found.last[:, :, : model.passes - ahead]))
-            agree.append((said == also)[counts[:, :, ahead:]])
+            # Rows side by side: for a slice of rows by passes PyTorch would copy the head for each row, a gigabyte a batch.
+            same = (x[counts[:, :, ahead:]] for x in (found.mixture[:, :, ahead:], found.last[:, :, : model.passes - ahead]))
+            said, also = (model.head(x, vocabulary).argmax(-1) for x in same)
+            agree.append(said == also)
     used: dict[str, list[float] | float] = {
         "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)], "expert_overlap": round(float(torch.cat(alike).mean()), 3)
     }  # fmt: skip
