@@ -100,7 +100,7 @@ class _Level:
     apart: tuple[str, str] | None = None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
     sees: str = ""  # [m, own]: which of the layer's own rows so far, additive
     path: str = ""  # log chance [m] of what the rows stand behind
-    logits: str = ""  # [m, D]
+    logits: str = ""  # [m, D], of experts apart log chances
     values: str = ""  # of the best [m, C]
     tokens: str = ""  # int64 [m, C]
     numbers: str = ""  # int64 [m, C] among the D
@@ -166,7 +166,7 @@ class JakiroPass(DraftPass):
         for number in range(1, self.spec.passes):
             with g.named(f"level.{number + 1}"):
                 before, chosen = levels[-1], self._likeliest(g, levels[-1])
-                part = f"heads.{number - 1}." if self.spec.own_heads else ""
+                part = self._part(number)
                 state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, f"{part}from_state")
                 x = self._input(g, chosen.tokens, state, rows, part)
                 at = g.op("Add", where, g.ints(number))
@@ -185,7 +185,8 @@ class JakiroPass(DraftPass):
         return [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
 
     def _likeliest(self, g: Scope, level: _Level) -> _Chosen:
-        chances = g.op("GatherElements", g.op("LogSoftmax", level.logits, axis=-1), level.numbers, axis=-1)
+        logs = level.logits if level.apart else g.op("LogSoftmax", level.logits, axis=-1)
+        chances = g.op("GatherElements", logs, level.numbers, axis=-1)
         if level.path:
             chances = g.op("Add", chances, g.op("Unsqueeze", level.path, g.ints(1)))
         path, picked = g.ops("TopK", g.op("Reshape", chances, g.ints(-1)), g.ints(self.spec.beam), out=(None, None), axis=0)
@@ -198,15 +199,17 @@ class JakiroPass(DraftPass):
         """Runs pass `number` of the layer, the last one with the branch of the last place. The first pass's row lies in the cache already
         (`sees` None); all others add to `own`."""
         spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
-        rows, residual, owned = Rows(g.ints(count)), Residual(x), number if spec.own_heads else 0
+        rows, residual = Rows(g.ints(count)), Residual(x)
         if sees is None or not spec.prefix_attention:
             residual.update, sees = self._attention(g, x, rows, count, at, accepted, past, own, sees)
-        normed, residual = self.decoder.norm(g, residual, self.decoder.spec.weight_name(self.layer + owned, "post_attention_layernorm"))
-        branch, parallel = last and (spec.contrast or spec.parallel), last and spec.parallel
-        contrast, guesses = branch and spec.contrast, parallel or not branch  # whether the place behind the rows is not the branch's
+        layer = self.layer + (number if spec.own_heads else 0)
+        normed, residual = self.decoder.norm(g, residual, self.decoder.spec.weight_name(layer, "post_attention_layernorm"))
+        contrast, parallel = last and spec.contrast, last and spec.parallel
+        branch = contrast or parallel
+        guesses = parallel or not branch  # the place behind the rows is not the branch's
         apart = spec.two_lists and guesses
         mixture = not last or (guesses and not apart) or (branch and not contrast)
-        said = self._experts(g, normed, rows, count, f"heads.{owned - 1}." if owned else "", mixture, contrast, apart)
+        said = self._experts(g, normed, rows, count, self._part(number), mixture, contrast, apart)
         level = _Level("", sees=sees or "")
         if mixture:
             level.state = self._finish(g, g.op("Add", residual.stream, said.mixture))
@@ -215,8 +218,15 @@ class JakiroPass(DraftPass):
             level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", said.shares, perm=[2, 1, 0]))
         if branch:
             state = self._map(g, g.op("Add", residual.stream, said.contrast or said.mixture), rows, "last_state")
-            level.last, level.state = (state, level.state) if parallel else ("", self._finish(g, state))
+            if parallel:
+                level.last = state
+            else:
+                level.state = self._finish(g, state)
         return level
+
+    def _part(self, number: int) -> str:
+        """Where the names of the weights of pass `number` begin."""
+        return f"heads.{number - 1}." if self.spec.own_heads and number else ""
 
     def _attention(
         self, g: Scope, x: str, rows: Rows, count: int, at: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
@@ -286,22 +296,21 @@ class JakiroPass(DraftPass):
         shares = g.op("Div", chances, g.op("ReduceSum", chances, g.ints(-1), keepdims=1))
         nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
         spread = self._constant(g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32))  # an expert's weight to its channels
-        weights = {}  # of the experts [1, m, N]
+        weights = []  # of the experts [1, m, N]
         if mixture:
-            weights["mixture"] = g.op("ScatterElements", nothing, best, shares, axis=-1)
+            weights.append(g.op("ScatterElements", nothing, best, shares, axis=-1))
         if contrast:
             high, _ = g.ops("TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1)
             signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
             two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
-            weights["contrast"] = g.op("ScatterElements", nothing, two, signed, axis=-1)
+            weights.append(g.op("ScatterElements", nothing, two, signed, axis=-1))
         for which in range(active if apart else 0):
             one = g.op("Slice", best, g.ints(which), g.ints(which + 1), g.ints(2))
-            weights[f"apart.{which}"] = g.op("ScatterElements", nothing, one, g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one)), axis=-1)
-        sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights.values()]
+            weights.append(g.op("ScatterElements", nothing, one, g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one)), axis=-1))
+        sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
         said = decoder.precision.linear(g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down)
-        parts = g.ops("Split", said, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1) if sums[1:] else [said]
-        named = dict(zip(weights, parts, strict=True))
-        return _Said(named.get("mixture", ""), named.get("contrast", ""), [one for name, one in named.items() if name.startswith("apart")], shares)
+        parts = iter(g.ops("Split", said, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1) if sums[1:] else [said])
+        return _Said(next(parts) if mixture else "", next(parts) if contrast else "", list(parts), shares)
 
     def _weight(self, name: str, array: Array) -> Weight:
         return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))
