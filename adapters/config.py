@@ -26,7 +26,7 @@ READ_BY: dict[str, tuple[str, ...]] = {  # methods that make something of an opt
     "ns": STREAMS, "fit_start": STREAMS, "positions": STREAMS, "root_token": STREAMS, "stream_embedding": STREAMS, "own_heads": ("medusa",),
     "heads_share": ("medusa",), "stream_batch_size": tuple(method for method in METHODS if method != "lora"),
     "experts": JAKIRO, "active": JAKIRO, "contrast": JAKIRO, "parallel": JAKIRO, "two_lists": JAKIRO, "last_weight": JAKIRO, "expert_weight": JAKIRO,
-    "taps": LAYERS, "state_weight": LAYERS, "prefix_attention": UNROLLED, "unroll": UNROLLED,
+    "taps": LAYERS, "state_weight": LAYERS, "prefix_attention": UNROLLED, "unroll": UNROLLED, "random_unroll": UNROLLED,
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class TrainConfig:
     draft_vocab: int = 8192  # streams propose from the most frequent tokens of the data; 0 = whole vocabulary
     bigram_rank: int = 32  # rank of the bias that the token before gives to a stream's guesses; 0: none
     prune_rank: int = 8  # rank of the early exit's map, which foretells rows of a draft that need no upper layers; 0: none
-    labels: str = "hard"  # streams learn the tokens that came ("hard") or what the main stream expects there ("kl", "tv", "topk")
+    labels: str | None = None  # drafters learn the tokens that came ("hard") or what the target expects there ("kl", "tv", "topk"); default: hard, of jakiro, eagle and hydra kl
     stream_rank: int = 32  # staged: rank of the streams' own LoRA
     stream_rows: int = 32  # most main rows of a training sequence that carry streams
     own_heads: bool = False  # medusa: each head has a vocabulary matrix of its own; otherwise all share the LM head
@@ -67,10 +67,11 @@ class TrainConfig:
     two_lists: bool = False  # jakiro: each expert that counts guesses for itself (the MoE tree)
     last_weight: float = 0.5  # jakiro: weight of the last place's own branch in the loss (0.5: the paper's)
     expert_weight: float = 0.0  # jakiro: weight of a loss that experts pay for saying the same or being used unevenly
-    state_weight: float = 0.0  # draft layers: weight of the loss on hidden states beside that on tokens
+    state_weight: float | None = None  # draft layers: weight of the loss on hidden states beside that on tokens; default: 10, of mtp 0
     taps: str | None = None  # draft layers: layers above the states that they read; of several, with commas, all at once; default: 2, of mtp 1
     prefix_attention: bool = False  # jakiro, eagle: the first pass alone attends, the others are heads behind it
     unroll: int | None = None  # jakiro, eagle: passes of the layer that training counts, of which the first is on the target's states; default: all
+    random_unroll: bool = True  # jakiro, eagle: each step draws how many of these passes it unrolls, n with a chance in proportion to 1/n
     warm_start: Path | None = None  # staged: begin with the streams of this adapter instead of fresh ones
     # LoRA and optimisation
     rank: int = 32
@@ -112,7 +113,7 @@ class TrainConfig:
         self._check()
 
     def _check(self) -> None:
-        choices = {"method": METHODS, "recipe": RECIPES, "format": KINDS, "positions": POSITIONS, "labels": LABELS, "clock": CLOCKS}
+        choices = {"method": METHODS, "recipe": RECIPES, "format": KINDS, "positions": POSITIONS, "clock": CLOCKS} | ({"labels": LABELS} if self.labels else {})
         for name, allowed in choices.items():
             _require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
         _require(1 <= self.gamma <= MAX_GAMMA, "gamma", self.gamma, f"1..{MAX_GAMMA}")
@@ -143,7 +144,8 @@ class TrainConfig:
         for name in ("distill_share", "task_share", "heads_share"):
             _require(0 < getattr(self, name) < 1, name, getattr(self, name), "between 0 and 1")
         for name in ("bigram_rank", "prune_rank", "last_weight", "expert_weight", "state_weight"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+            value = getattr(self, name)
+            _require(value is None or value >= 0, name, value, "0 or more")
         _require(
             self.draft_vocab >= 0 and self.alpha >= 0,
             "draft_vocab / alpha",
@@ -190,9 +192,15 @@ class TrainConfig:
         return self.stream_batch_size or (2 if self.recipe == "staged" else self.batch_size)
 
     @property
-    def counted_passes(self) -> int | None:
-        """Of a draft layer, those that training counts; None for all."""
-        return 1 if self.method == "mtp" else self.unroll
+    def counted_passes(self) -> int:
+        """Most passes of a draft layer that a step of training counts."""
+        return 1 if self.method == "mtp" else self.unroll or self.gamma - self.layer_shape()["parallel"]
+
+    @property
+    def taught(self) -> tuple[str, float]:
+        """What a drafter learns: the kind of its labels, and of a draft layer the weight of the target's states beside them."""
+        labels, weight = ("kl", 10.0) if self.method in DRAFT_LAYERS and self.method != "mtp" else ("hard", 0.0)
+        return self.labels or labels, weight if self.state_weight is None else self.state_weight
 
     def to_json(self) -> dict[str, Any]:
         """The resolved config; of paths only the last part, so that a shared adapter tells nothing of its maker's disk."""

@@ -10,8 +10,8 @@ One decoder layer drafts token after token from the target's hidden states. Row 
 
 E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on from itself:
 the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place comes from c, so it costs no pass of the layer.
-In training the true tokens take the guesses' place and every row is unrolled to the full length (HASS, EAGLE-3), so the layer
-learns to live with its own states. What c costs teaches the layer in the last pass alone, where c is used, in others only C, T and the last norm.
+In training the true tokens take the guesses' place and rows are unrolled, up to the full length (HASS, EAGLE-3), so the layer learns
+to live with its own states. What c costs teaches the layer in the last pass alone, where c is used, in others only C, T and the last norm.
 
 Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel` the last place has
 a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With `prefix_attention` the first pass alone attends: the
@@ -221,8 +221,9 @@ class JakiroModel(DraftingModel):
         last = None
         if self.last_state is not None:
             said = [one.last for one in steps if one.last is not None]
-            # Only the last pass is asked for that place: those before teach the maps, and are not taught to look further than their own.
-            last = nn.functional.linear(torch.stack([x.detach() for x in said[:-1]] + said[-1:], dim=2), self.last_state)
+            # Only the layer's last pass is asked for that place: those before teach the maps, and are not taught to look further than their own.
+            taught = [x if step == self.passes - 1 else x.detach() for step, x in enumerate(said)]
+            last = nn.functional.linear(torch.stack(taught, dim=2), self.last_state)
             if self.last_token is not None:
                 last = last + nn.functional.linear(self._embedded(following[:, :, :passes].clamp(min=0)), self.last_token)
             last = self._finish(last)

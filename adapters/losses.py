@@ -41,6 +41,12 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
     return DraftRows(rows, padded.gather(1, rows + 1), labels.masked_fill_(~alive, IGNORE))
 
 
+def pick_passes(most: int) -> int:
+    """How many passes of a draft layer one step of training unrolls: n of 1 .. most with a chance in proportion to 1/n, so that most
+    steps are cheap and teach the first pass, on which all others wait, and the rest teach the layer to live with its own states."""
+    return 1 + int(torch.multinomial(1 / torch.arange(1.0, most + 1), 1))
+
+
 def draft_losses(
     model: DraftingModel,
     main: MainPass,
@@ -108,8 +114,9 @@ def _losses(
     else:
         row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + place
         text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
+        asked, which = torch.unique(text * main.final.shape[1] + row, return_inverse=True)  # places of neighbours are the same row
         with torch.no_grad():
-            wanted = model.head(main.final[text, row], vocabulary).float().log_softmax(-1)
+            wanted = model.head(main.final.flatten(0, 1)[asked], vocabulary).float().log_softmax(-1)[which]
         given = logits.log_softmax(-1)
         if kind == "kl":
             losses = kl_div(given, wanted, reduction="none", log_target=True).sum(-1)

@@ -32,7 +32,15 @@ from streamspec.adapters.evaluate import layer_statistics, record_ranks, validat
 from streamspec.adapters.families import FAMILIES
 from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
 from streamspec.adapters.journal import Journal
-from streamspec.adapters.losses import draft_losses, exit_loss, jakiro_losses, lookup_table, next_token_loss, pick_rows
+from streamspec.adapters.losses import (
+    draft_losses,
+    exit_loss,
+    jakiro_losses,
+    lookup_table,
+    next_token_loss,
+    pick_passes,
+    pick_rows,
+)
 from streamspec.adapters.models import choose_vocabulary, inject_stream_lora, load_target, new_drafter, with_task_lora
 from streamspec.adapters.regenerate import AnswerFile, regenerate
 from streamspec.adapters.remembered import RememberedPass
@@ -313,6 +321,7 @@ def fit_drafter(
     config = run.config
     lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
+    labels, state_weight = config.taught
     done = run.work / f"{name}.safetensors"
 
     main_pass = RememberedPass(drafter) if config.epochs > 1 and RememberedPass.serves(drafter) else drafter.main_pass
@@ -322,8 +331,11 @@ def fit_drafter(
             main = main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
         if isinstance(drafter, JakiroModel):
-            return draft_layer_loss(jakiro_losses(drafter, main, picked, vocabulary, lookup, config.labels, config.counted_passes))
-        per_stream = draft_losses(drafter, main, picked, vocabulary, lookup, config.labels)
+            passes = config.counted_passes
+            if config.random_unroll and not drafter.heads:  # heads of their own would all have to be met as often
+                passes = pick_passes(passes)
+            return draft_layer_loss(jakiro_losses(drafter, main, picked, vocabulary, lookup, labels, passes))
+        per_stream = draft_losses(drafter, main, picked, vocabulary, lookup, labels)
         parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
         if drafter.frozen:
             total = (weights * per_stream).sum() / weights.sum()
@@ -338,7 +350,7 @@ def fit_drafter(
     def draft_layer_loss(found: dict[str, Tensor]) -> dict[str, Tensor]:
         places, last = found["places"], found.get("last")
         parts = {f"place_{j + 1}": value for j, value in enumerate(places)} | {name: found[name] for name in ("state", "alike")}
-        aside = config.state_weight * found["state"] + config.expert_weight * found["alike"]
+        aside = state_weight * found["state"] + config.expert_weight * found["alike"]
         total = (weights[: len(places)] * places).sum() + len(places) * aside
         if last is not None:
             parts["last"] = last.mean()

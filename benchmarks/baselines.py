@@ -9,10 +9,11 @@ beside it, from the references, its own task LoRA included):
     medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
     medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
     eagle           a draft layer, a pass for each place, after: eagle-first  training counts its first pass alone,
+                    eagle-full  every step unrolls all passes,  eagle-tokens  learns the tokens that came alone, no states,
                     eagle-fused  it reads three layers' states,  eagle-paper  nearest to the paper's recipe here: the
-                    states at the last layer's input, first pass alone (what hands states on stays as fitted), states and distribution for labels
+                    states at the last layer's input, first pass alone (what hands states on stays as fitted)
     eagle-prefix    eagle whose first pass alone attends; hydra  with weights of its own for each further pass
-    mtp             on the state that the last layer saw, first pass alone: DeepSeek's module, drafting on from itself
+    mtp             on the state that the last layer saw, first pass alone, the tokens that came: DeepSeek's module, drafting on from itself
     jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts two; jakiro-lists  each with guesses of its own
                     jakiro-experts, -parallel, -contrast  the experts alone, or with one of the other two parts
     two-models      the target's first 6 layers, all their weights trained
@@ -44,7 +45,9 @@ DRAFTERS = {
     "eagle": f"{LAYER} eagle",
     "eagle-first": f"{LAYER} eagle --unroll 1",
     "eagle-fused": f"{LAYER} eagle --taps 2,10,20",
-    "eagle-paper": f"{LAYER} eagle --taps 1 --unroll 1 --state-weight 10 --labels kl",
+    "eagle-full": f"{LAYER} eagle --no-random-unroll",
+    "eagle-tokens": f"{LAYER} eagle --labels hard --state-weight 0",
+    "eagle-paper": f"{LAYER} eagle --taps 1 --unroll 1",
     "eagle-prefix": f"{LAYER} eagle --prefix-attention",
     "mtp": f"{LAYER} mtp",
     "hydra": f"{LAYER} hydra",

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from streamspec.adapters.data import TokenRow
 from streamspec.adapters.evaluate import layer_statistics
 from streamspec.adapters.jakiro import Branches, Experts, JakiroConfig, JakiroModel, fit_start
-from streamspec.adapters.losses import jakiro_losses, pick_rows
+from streamspec.adapters.losses import jakiro_losses, pick_passes, pick_rows
 from streamspec.adapters.remembered import RememberedPass
 from streamspec.adapters.streams import unit_rms
 from streamspec.adapters.target import DraftRows
@@ -218,6 +218,14 @@ def test_training_counts_as_many_passes_as_asked_for() -> None:
         found = jakiro_losses(model, main, picked, None, None, passes=passes)
         for part in ("places", "last"):
             torch.testing.assert_close(found[part], every[part][:passes])
+
+
+def test_passes_are_drawn_in_proportion_to_one_over_their_number() -> None:
+    torch.manual_seed(0)
+    drawn = torch.bincount(torch.tensor([pick_passes(4) for _ in range(5000)]), minlength=5)
+    expected = 5000 * torch.tensor([0, 1, 1 / 2, 1 / 3, 1 / 4]) / (25 / 12)
+    assert drawn[0] == 0 and float(((drawn - expected)[1:] ** 2 / expected[1:]).sum()) < 16.3  # chi-square, 3 degrees of freedom, 0.1 %
+    assert {pick_passes(1) for _ in range(9)} == {1}
 
 
 def test_experts_that_pay_for_it_come_to_differ() -> None:

@@ -314,8 +314,26 @@ def test_yaml_may_name_the_taps_as_numbers(given: object, taps: tuple[int, ...],
 def test_mtp_reads_the_last_state_and_learns_from_its_first_pass_alone(tmp_path: Path) -> None:
     config = options(tmp_path, tmp_path, tmp_path, method="mtp")
     assert config.layer_shape()["taps"] == (1,) and config.counted_passes == 1
+    assert config.taught == ("hard", 0) and options(tmp_path, tmp_path, tmp_path, method="hydra").taught == ("kl", 10)
+    assert options(tmp_path, tmp_path, tmp_path, method="eagle", labels="hard", state_weight=0).taught == ("hard", 0)
     assert options(tmp_path, tmp_path, tmp_path, method="mtp", taps="2").layer_shape()["taps"] == (2,)
-    assert options(tmp_path, tmp_path, tmp_path, method="eagle").counted_passes is None
+    assert options(tmp_path, tmp_path, tmp_path, method="eagle").counted_passes == 2
+
+
+@pytest.mark.parametrize(("method", "changes", "seen"), [
+    ("eagle", {}, {1, 2}), ("jakiro", {"parallel": False, "contrast": False}, {1, 2}), ("eagle", {"random_unroll": False}, {2}), ("eagle", {"unroll": 1}, {1}),
+    ("hydra", {}, {2}), ("mtp", {}, {1}),
+])  # fmt: skip
+def test_steps_draw_how_many_passes_they_unroll(
+    method: str, changes: dict[str, object], seen: set[int], base: Path, data: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from streamspec.adapters import train as stages
+
+    counted: set[int] = set()
+    losses = stages.jakiro_losses
+    monkeypatch.setattr(stages, "jakiro_losses", lambda *given: counted.add(given[-1]) or losses(*given))
+    train(options(base, data, tmp_path / "out", method=method, target_adapter=task, epochs=3, **changes))
+    assert counted == seen
 
 
 def test_drafters_that_learn_alone_learn_in_small_batches(tmp_path: Path) -> None:
