@@ -171,7 +171,7 @@ def _from_hub(name: str, say: Progress) -> Base:
 
 
 def _model_type(folder: Path) -> str:
-    from streamspec.adapters.families import FAMILIES
+    from streamspec.families import FAMILIES
 
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")

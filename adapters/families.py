@@ -1,13 +1,12 @@
-"""Where each supported Hugging Face family keeps its decoder layers, rotary embedding, final norm and head.
+"""A Hugging Face causal LM's decoder layers, rotary embedding, final norm and head, found by its family's description.
 
-The layers themselves are called as they are; this module only finds them. Knows nothing about streams or training.
+The layers themselves are called as they are. Knows nothing about streams or training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -17,29 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.errors import BaseModelError
-
-
-@dataclass(frozen=True)
-class Family:
-    """Attribute paths below the causal LM."""
-
-    decoder: str  # module that holds layers and norm
-    layers: str = "layers"
-    norm: str = "norm"
-    rotary: str | None = "rotary_emb"
-    project_out: str | None = None
-    gated: bool = True  # MLPs of gate, up and down, normed behind attention: what a draft layer is made from
-
-
-FAMILIES = {
-    "llama": Family("model"),
-    "mistral": Family("model"),
-    "qwen2": Family("model"),
-    "qwen3": Family("model"),
-    "phi": Family("model", norm="final_layernorm", gated=False),
-    "opt": Family("model.decoder", norm="final_layer_norm", rotary=None, project_out="project_out", gated=False),
-    "gpt2": Family("transformer", layers="h", norm="ln_f", rotary=None, gated=False),
-}
+from streamspec.families import FAMILIES, switched
 
 
 class Decoder:
@@ -51,13 +28,14 @@ class Decoder:
             raise BaseModelError(
                 f"model family `{model_type}`", ", ".join(FAMILIES), "choose a base of one of these families"
             )
-        family = FAMILIES[model_type]
-        stack = attrgetter(family.decoder)(model)
+        self.family = family = FAMILIES[model_type]
+        stack = attrgetter(family.stack)(model)
         self.model = model
         self.layers: nn.ModuleList = getattr(stack, family.layers)
-        self.norm: nn.Module | None = getattr(stack, family.norm)
+        self.norm: nn.Module | None = getattr(stack, family.final_norm)
         self.rotary: nn.Module | None = getattr(stack, family.rotary) if family.rotary else None
-        self.project_out: nn.Module | None = getattr(stack, family.project_out) if family.project_out else None
+        self.positions: nn.Module | None = getattr(stack, family.position_table) if family.position_table else None
+        self.project_out: nn.Module | None = getattr(stack, "project_out", None)
         self.lm_head: nn.Module = model.get_output_embeddings()
         self.embedding: nn.Embedding = model.get_input_embeddings()
         self.hidden_size: int = model.config.hidden_size  # of the residual stream; OPT-350m embeds narrower
@@ -69,22 +47,25 @@ class Decoder:
         kinds = getattr(config, "layer_types", None)
         if window is None or (kinds is not None and kinds[index] != "sliding_attention"):
             return None
-        if config.model_type in ("qwen2", "qwen3") and not getattr(config, "use_sliding_window", False):
+        if self.family.window_switch and not switched(config, self.family.window_switch):
             return None
         return int(window)
 
-    def rotary_embeddings(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """cos and sin for `positions` [B, R], or None where positions enter at the embedding only."""
-        return None if self.rotary is None else self.rotary(hidden, position_ids=positions)
+    def rotary_embeddings(self, hidden: Tensor, positions: Tensor) -> Any:
+        """cos and sin for `positions` [B, R], those of each kind of layer where they differ, or None where positions enter at the embedding only."""
+        if self.rotary is None:
+            return None
+        if isinstance(self.rotary.rope_type, dict):
+            return {kind: self.rotary(hidden, positions, kind) for kind in self.rotary.rope_type}
+        return self.rotary(hidden, position_ids=positions)
 
     def call_layer(
         self, index: int, hidden: Tensor, mask: Tensor, positions: Tensor, rotary: Any, cache: Any
     ) -> Tensor:
         """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]."""
-        extra = {} if rotary is None else {"position_embeddings": rotary}
-        out = self.layers[index](
-            hidden, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **extra
-        )
+        own = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
+        extra = {self.family.cache_argument: cache} | ({} if rotary is None else {"position_embeddings": own})
+        out = self.layers[index](hidden, attention_mask=mask, position_ids=positions, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
     @contextmanager
@@ -105,8 +86,24 @@ class Decoder:
             hidden = self.norm(hidden)
         return hidden if self.project_out is None else self.project_out(hidden)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head over finished states."""
+        return self.capped(self.lm_head(hidden))
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """With the family's soft cap."""
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def begin(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """What enters the first layer: [B, R, H] of tokens at `positions` [B, R]."""
+        embedded: Tensor = self.embedding(tokens)
+        if self.positions is None:
+            return embedded
+        return embedded + nn.functional.embedding(positions + self.family.position_offset, self.positions.weight)
+
     def embed(self, tokens: Tensor) -> Tensor:
-        """Token embeddings without positions, zero-padded or cut never: [.., E]."""
+        """Token embeddings as they are in the table, without positions: [.., E]."""
         return torch.nn.functional.embedding(tokens, self.embedding.weight)
 
     def linear_names(self, first: int) -> list[str]:

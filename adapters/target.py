@@ -76,7 +76,7 @@ class Target(nn.Module):
         """The plain model over right-padded rows [B, T]; bit for bit what the model gives without a drafter."""
         cache = DynamicCache()
         with self.drafter_lora(False):
-            inner = self.model.model if hasattr(self.model, "model") else self.model.transformer
+            inner = self.model.base_model
             with ExitStack() as stack:
                 entered = [stack.enter_context(self.decoder.watched(layer)) for layer in self.tapped]
                 out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
@@ -108,11 +108,10 @@ class Target(nn.Module):
     def head(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:
         """LM head over all tokens, or over the rows `vocabulary` [D] of it only."""
         if vocabulary is None:
-            return self.decoder.lm_head(hidden)
+            return self.decoder.logits(hidden)
         bias = self.decoder.lm_head.bias
-        return nn.functional.linear(
-            hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
-        )
+        logits = nn.functional.linear(hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary])
+        return self.decoder.capped(logits)
 
 
 class DraftingModel(Target, ABC):

@@ -29,7 +29,6 @@ from streamspec.adapters.base import Base, resolve_base
 from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.data import Formatter, TokenRow, joined
 from streamspec.adapters.evaluate import layer_statistics, record_ranks, validation_loss
-from streamspec.adapters.families import FAMILIES
 from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
 from streamspec.adapters.journal import Journal
 from streamspec.adapters.losses import (
@@ -51,6 +50,7 @@ from streamspec.atomic import sha256_file, write_text
 from streamspec.bundle import DRAFT_LAYERS
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from streamspec.examples import Example, read_examples
+from streamspec.families import FAMILIES
 from streamspec.prompt_format import PromptFormat
 from streamspec.trees import DraftTree
 
@@ -120,8 +120,8 @@ def prepare(config: TrainConfig) -> Run:
     base = resolve_base(config.base)
     layers = AutoConfig.from_pretrained(base.path).num_hidden_layers
     if config.method in DRAFT_LAYERS:
-        if not FAMILIES[base.model_type].gated:
-            expected = ", ".join(name for name, family in FAMILIES.items() if family.gated)
+        if not FAMILIES[base.model_type].takes_draft_layer:
+            expected = ", ".join(name for name, family in FAMILIES.items() if family.takes_draft_layer)
             raise BaseModelError(f"--method {config.method} on the family `{base.model_type}`", expected, "choose another --base or --method")
         JakiroConfig(config.gamma, **config.layer_shape()).check(layers)
     ns = config.ns or max(1, round(layers / 3))

@@ -22,6 +22,12 @@ from streamspec.export.families import DecoderSpec
 ONES_WIDTH = 16  # narrower products take another kernel, whose order of summation depends on the length
 
 
+def capped(g: Scope, x: str, cap: float, out: str | None = None) -> str:
+    """cap * tanh(x / cap)"""
+    inner = g.op("Tanh", g.op("Mul", x, g.store.constant(1 / cap, np.float32)))
+    return g.op("Mul", inner, g.store.constant(cap, np.float32), out=out)
+
+
 class RowExactAttention:
     """Nodes of one graph. `visible`: int64 [1], slots in use after this call, L + n."""
 
@@ -46,7 +52,8 @@ class RowExactAttention:
         # Query heads that share a key head become further rows of it: [1, Hkv, group * n, D].
         split = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
         rows = self._at_least_two(g.op("Reshape", split, g.ints(1, kv, -1, width)))
-        products = g.contrib("FusedMatMul", rows, keys, transB=1, alpha=float(width**-0.5))
+        products = g.contrib("FusedMatMul", rows, keys, transB=1, alpha=spec.attention_scale)
+        products = capped(g, products, spec.attention_cap) if spec.attention_cap else products
         scores = g.op("Add", products, self._per_query_head(bias))
         weights = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.ints(-1), keepdims=1)))
         total = g.op("Slice", g.op("MatMul", weights, self._block_of_ones()), g.ints(0), g.ints(1), g.ints(3))

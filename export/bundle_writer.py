@@ -122,7 +122,7 @@ def _load(base: Base, adapter: Adapter | None) -> _Parts:
 
 
 def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph:
-    source: Source = ModelSource(parts.model)
+    source: Source = ModelSource(parts.model, parts.spec)
     streams = parts.streams
     if precision.simulation is not None:
         say(f"smoothing for {precision.name}")

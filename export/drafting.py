@@ -121,12 +121,12 @@ class DraftPass(ABC):
         """The LM head over draft tokens [m, D] of normed states [m, H]."""
         head, chosen = self.decoder.head_weight(), self.spec.draft_vocab
         if chosen is None:
-            return self.scaled(g, flat, rows, head)
-        return self.scaled(g, flat, rows, Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen]))
+            return self.scaled(g, *self.decoder.logits(g, flat, rows, head))
+        part = Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen])
+        return self.scaled(g, *self.decoder.logits(g, flat, rows, part, chosen))
 
-    def scaled(self, g: Scope, flat: str, rows: Rows, head: Weight) -> str:
-        """Logits [m, D] of normed states [m, H] by a `head` [D, H]."""
-        raw, scale = self.decoder.precision.head(g, flat, rows, head)
+    def scaled(self, g: Scope, raw: str, scale: str) -> str:
+        """Logits [m, D] with the factor of each row multiplied in."""
         return g.op("Mul", raw, scale) if scale else raw
 
     def best(self, g: Scope, logits: str) -> tuple[str, str, str]:

@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
-from streamspec.export.decoder import OUT, Decoder, Residual, Source
+from streamspec.export.decoder import Decoder, Residual, Source, Tables
 from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
 from streamspec.export.families import DecoderSpec
 from streamspec.export.jakiro import JakiroPass, JakiroSpec
@@ -200,14 +200,13 @@ class _Builder:
     def _rows(self) -> Residual:
         """All layers; the last one goes on with the rows of `logit_rows` as soon as its K/V is written."""
         g, spec = self.g, self.spec
-        residual = Residual(self.decoder.embed(g, "input_ids"))
+        residual = self.decoder.begin(g, "input_ids", self.batch.positions)
         rotary = self.decoder.rotary(g, self.batch.positions)
         streams = self.parts.streams
         first, tapped = (streams.first_layer(spec.layers), streams.tapped(spec.layers)) if streams else (-1, ())
         for layer in range(spec.layers):
             with g.named(f"layers.{layer}"):
-                name = spec.weight_name(layer, "input_layernorm")
-                normed, residual = self.decoder.norm(g, residual, name)
+                normed, residual = self.decoder.enter(g, residual, layer)
                 if layer == first and self.exit is not None:
                     self.batch = self._surviving(residual.stream)
                     normed, stream = (g.op("Gather", x, self.batch.kept, axis=1) for x in (normed, residual.stream))
@@ -219,13 +218,12 @@ class _Builder:
                 rows = self.batch.rows
                 if layer == spec.layers - 1:
                     rows = self.answering = Rows(g.op("Shape", self.batch.logit_rows))
-                    mixed = g.op("Gather", mixed, self.batch.logit_rows, axis=1)
-                    residual = Residual(g.op("Gather", residual.stream, self.batch.logit_rows, axis=1))
-                residual.update = self.decoder.linear(g, mixed, rows, layer, OUT)
-                residual = self.decoder.mlp(g, residual, rows, layer, self.decoder.linear)
+                    mixed, normed, stream = (g.op("Gather", x, self.batch.logit_rows, axis=1) for x in (mixed, normed, residual.stream))
+                    residual = Residual(stream)
+                residual = self.decoder.leave(g, mixed, normed, residual, rows, layer, self.decoder.linear)
         return residual
 
-    def _attention(self, normed: str, layer: int, rotary: tuple[str, str]) -> str:
+    def _attention(self, normed: str, layer: int, rotary: Tables) -> str:
         batch = self.batch
         q, k, v = self.decoder.queries_keys_values(self.g, normed, batch.rows, layer, rotary, self.decoder.linear)
         bias = self._bias(self.spec.windows[layer])
@@ -237,9 +235,8 @@ class _Builder:
     def _head(self, residual: Residual) -> tuple[str, str]:
         g = self.g
         with g.named("head"):
-            normed, _ = self.decoder.norm(g, residual, "model.norm")
-            self.final = flat = g.op("Squeeze", normed, g.ints(0))
-            raw, scale = self.parts.precision.head(g, flat, self.answering, self.decoder.head_weight(), out="raw_logits")
+            self.final = flat = g.op("Squeeze", self.decoder.finish(g, residual), g.ints(0))
+            raw, scale = self.decoder.logits(g, flat, self.answering, self.decoder.head_weight(), out="raw_logits")
             each = g.op("Concat", self.answering.count, g.ints(1), axis=0)
             g.op("Expand", scale or self.store.constant(1, np.float32), each, out="logit_scale")
             return raw, scale

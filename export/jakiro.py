@@ -25,7 +25,7 @@ from onnx import TensorProto
 
 from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Array, Scope
-from streamspec.export.decoder import OUT, Decoder, Residual, Source
+from streamspec.export.decoder import Decoder, Residual, Source
 from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
 from streamspec.export.quantise import Rows, Weight
 from streamspec.export.streams import attend
@@ -243,7 +243,7 @@ class JakiroPass(DraftPass):
         keys_values = tuple(g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True)) if own else None
         spec = self.decoder.spec
         mixed = attend(g, spec, q, keys_values, self.present, g.op("Tile", mask, g.ints(spec.group, 1)), accepted.visible)
-        return self.decoder.linear(g, mixed, rows, self.layer, OUT), sees
+        return self.decoder.linear(g, mixed, rows, self.layer, self.decoder.spec.family.out), sees
 
     def _guess_level(self, g: Scope, level: _Level, path: str = "") -> None:
         """The best guesses of the level, which stands behind guesses of the log chances `path` [m]."""
@@ -269,7 +269,7 @@ class JakiroPass(DraftPass):
         return self.decoder.precision.linear(g, x, rows, self._weight(name, self.spec.tensors[name]))
 
     def _norm(self, g: Scope, x: str) -> str:
-        return self.decoder.norm(g, Residual(x), self.decoder.spec.weight_name(self.layer, "input_layernorm"))[0]
+        return self.decoder.enter(g, Residual(x), self.layer)[0]
 
     def _finish(self, g: Scope, x: str) -> str:
         weight = self._constant(g, "norm_out", self.spec.tensors["norm_out.weight"])
@@ -286,7 +286,7 @@ class JakiroPass(DraftPass):
         half = experts * inner
         both = decoder.precision.linear(g, z, rows, self._weight(f"{part}gate_up", stacked))
         gate, up = g.ops("Split", both, g.ints(half, half), out=(None, None), axis=-1)
-        product = g.op("Mul", decoder._activate(g, gate), up)
+        product = g.op("Mul", decoder.activate(g, gate), up)
         down = self._weight(f"{part}down", tensors[f"{part}experts.down"].transpose(2, 0, 1).reshape(hidden, half))
         if experts == 1:
             return _Said(mixture=decoder.precision.linear(g, product, rows, down))

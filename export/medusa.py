@@ -40,7 +40,7 @@ class MedusaPass(PlacePass):
                 state = g.op("Add", hidden, g.op("Mul", moved, g.op("Sigmoid", moved)))
                 states.append(g.op("Squeeze", state, g.ints(0)))
                 if self.spec.heads is not None:
-                    logits.append(self.scaled(g, states[-1], one, self._head(place)))
+                    logits.append(self.scaled(g, *self.decoder.precision.head(g, states[-1], one, self._head(place))))
         if logits:
             return g.op("Gather", g.op("Concat", *logits, axis=0), stream_ids, axis=0)
         return self.head(g, g.op("Gather", g.op("Concat", *states, axis=0), stream_ids, axis=0), Rows(g.op("Shape", stream_ids)))

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.families import Decoder
 from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
 from streamspec.adapters.target import DraftRows
 from streamspec.export.builder import Array
 from streamspec.export.drafting import DraftSpec
+from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.medusa import MedusaSpec
 from streamspec.export.streams import StreamSpec
@@ -48,7 +50,7 @@ class Oracle:
     def main(self, tokens: Array, positions: Array, sees: Array) -> Answer:
         """`sees` bool [T, T]: row i may look at row j (sliding windows are added per layer)."""
         where = torch.as_tensor(positions)[None]
-        hidden = self.decoder.embed(torch.as_tensor(tokens)[None])
+        hidden = self.decoder.begin(torch.as_tensor(tokens)[None], where)
         rotary = self.decoder.rotary_embeddings(hidden, where)
         cache = _Record({}, {})
         entry = hidden
@@ -58,7 +60,7 @@ class Oracle:
             mask = self._mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
             hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache)
         final = self.decoder.finish(hidden)
-        return Answer(self.decoder.lm_head(final)[0], final, entry, cache.keys, cache.values)
+        return Answer(self.decoder.logits(final)[0], final, entry, cache.keys, cache.values)
 
     @torch.no_grad()
     def draft_logits(self, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:
@@ -72,7 +74,7 @@ class Oracle:
         """Heads of their own know draft tokens only: elsewhere their logits are minus infinity."""
         moved = torch.as_tensor(spec.block_weights) @ hidden + torch.as_tensor(spec.block_biases)
         states = hidden + torch.nn.functional.silu(moved)
-        logits: Tensor = self.decoder.lm_head(states)
+        logits: Tensor = self.decoder.logits(states)
         if spec.heads is not None:
             own = torch.einsum("jdh,jh->jd", torch.as_tensor(spec.heads).float(), states)
             chosen = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
@@ -94,11 +96,11 @@ class Oracle:
         rotary = self.decoder.rotary_embeddings(hidden, where[None])
         seen = torch.cat([torch.as_tensor(sees)[row].expand(spec.gamma, -1), torch.ones(spec.gamma, spec.gamma).tril().bool()], 1)
         columns = torch.cat([torch.as_tensor(positions), where])
-        with _stream_weights(self.decoder, spec):
+        with _stream_weights(self.decoder, spec, describe(self.model)):
             for layer in range(self.first, self.layers):
                 mask = self._mask(seen, where, columns, self.decoder.window(layer))
                 hidden = self.decoder.call_layer(layer, hidden, mask, where[None], rotary, _Append(main, layer))
-        logits: Tensor = self.decoder.lm_head(self.decoder.finish(hidden))[0]
+        logits: Tensor = self.decoder.logits(self.decoder.finish(hidden))[0]
         return logits
 
     @staticmethod
@@ -185,10 +187,12 @@ class _Append:
 class _stream_weights:
     """While entered, the layers' weights carry the streams' LoRA."""
 
-    def __init__(self, decoder: Decoder, spec: StreamSpec) -> None:
-        self.updates = [
-            (decoder.layers[layer].get_submodule(module).weight, torch.as_tensor(b @ a)) for (layer, module), (a, b) in spec.lora.items()
-        ]
+    def __init__(self, decoder: Decoder, spec: StreamSpec, shape: DecoderSpec) -> None:
+        self.updates = []
+        for (layer, module), (a, b) in spec.lora.items():
+            order, found = shape.row_order(module), decoder.layers[layer].get_submodule(module)
+            update = torch.as_tensor((b if order is None else b[np.argsort(order)]) @ a)
+            self.updates.append((found.weight, update.T if isinstance(found, Conv1D) else update))
         self.kept: list[Tensor] = []
 
     def __enter__(self) -> None:

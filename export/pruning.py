@@ -88,7 +88,8 @@ class EarlyExit:
         masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
         columns = self.decoder.precision.embedding(g, g.op("Unsqueeze", tokens, g.ints(0)), self.decoder.head_weight())
         scores = g.contrib("FusedMatMul", self._exit_states(g, entry), columns, transB=1)
-        scores = g.op("Squeeze", scores, g.ints(0))
+        bias = self.decoder.head_bias(g)
+        scores = self.decoder.said(g, g.op("Squeeze", scores, g.ints(0)), g.op("Gather", bias, tokens, axis=0) if bias else "")
         # A token that several nodes share counts once, where it comes first.
         same = g.op("Equal", g.op("Unsqueeze", tokens, g.ints(1)), g.op("Unsqueeze", tokens, g.ints(0)))
         first = g.op("ArgMax", g.op("Cast", same, to=TensorProto.INT32), axis=1, keepdims=0)
@@ -109,7 +110,7 @@ class EarlyExit:
         down = g.store.add("prune.down", np.ascontiguousarray(self.spec.down.T, np.float32))
         up = g.store.add("prune.up", np.ascontiguousarray(self.spec.up.T, np.float32))
         moved = g.op("MatMul", g.op("MatMul", unit, down), up)
-        return self.decoder.norm(g, Residual(unit, moved), "model.norm")[0]
+        return self.decoder.finish(g, Residual(unit, moved))
 
 
 def _range(g: Scope, count: str) -> str:

@@ -1,7 +1,7 @@
 """Moves outliers from activations into weights before quantising, at no cost when the graph runs.
 
 A linear map y = W x equals (W s)(x / s) for any positive vector s over its inputs, and whatever makes x can absorb the 1/s:
-the norm before q/k/v and gate/up, the up projection before down, the value projection before o. s = amax(x)^a /
+the norm before q/k/v and gate/up, the up projection before down (where what stands between is linear in it), the value projection before o. s = amax(x)^a /
 amax(W)^(1-a) (SmoothQuant, arXiv 2211.10438, equation 4) or mean|x|^a (AWQ, arXiv 2306.00978, equation 5); a is searched per
 group: the one whose quantised product is closest to the exact one on a page of mixed text. The function computed stays
 the same, streams included. Knows nothing about graphs.
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from streamspec.export.arrays import Array, Simulation
-from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV, Source
+from streamspec.export.decoder import Source
 from streamspec.export.families import DecoderSpec
 from streamspec.export.streams import StreamSpec
 
@@ -35,17 +35,24 @@ ROWS = 160
 
 @dataclass(frozen=True)
 class Group:
-    """Linear maps of one layer with a common input, and what absorbs the 1/s: a norm, or the output of a linear map."""
+    """Linear maps of one layer with a common input, and what absorbs the 1/s: a norm, or the last outputs of a linear map."""
 
     readers: tuple[str, ...]
-    norm: str | None = None
-    writer: str | None = None
+    writer: str
+    values: bool = False  # the input is a mix of values, which query heads share
 
 
-GROUPS = (
-    Group(QKV, norm="input_layernorm"), Group(OUT, writer="self_attn.v_proj"),
-    Group(GATE_UP, norm="post_attention_layernorm"), Group(DOWN, writer="mlp.up_proj"),
-)
+def groups(spec: DecoderSpec) -> list[Group]:
+    """Those of every layer of a decoder."""
+    family = spec.family
+    found = [Group(family.out, family.qkv[-1], values=True)]
+    if spec.mlp_norm:
+        found += [Group(family.qkv, family.attention_norm), Group(family.up, spec.mlp_norm)]
+    else:
+        found += [Group((*family.qkv, *family.up), family.attention_norm)]
+    if family.gated or spec.activation == "relu":
+        found += [Group(family.down, family.up[-1])]
+    return found
 
 
 class SmoothedSource:
@@ -83,16 +90,17 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
     smoothed = SmoothedSource(source)
     inputs = _record(model, spec, tokens)
     for layer in range(spec.layers):
-        for group in GROUPS:
+        for group in groups(spec):
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
-            heads = (spec.kv_heads, spec.group, spec.head_dim) if group.readers == OUT else None
+            heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
             scale = _best_scale(inputs[names[0]], weight, simulation, heads)
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)
-            target = spec.weight_name(layer, group.norm or group.writer or "")
-            smoothed.rows[target] = 1 / (_per_value(scale, spec) if group.readers == OUT else scale)
+            divisor = _per_value(scale, spec) if group.values else scale
+            before = spec.out_width(group.writer) - len(divisor) if group.writer in spec.widths else 0  # outputs of a fused map that others read
+            smoothed.rows[spec.weight_name(layer, group.writer)] = 1 / np.concatenate([np.ones(before, np.float32), divisor])
     return smoothed
 
 
@@ -136,7 +144,7 @@ def _per_value(scale: Array, spec: DecoderSpec) -> Array:
 @torch.no_grad()
 def _record(model: Any, spec: DecoderSpec, tokens: Array) -> dict[str, Array]:
     """Input rows [rows, in] of the first map of every group."""
-    names = [spec.weight_name(layer, group.readers[0]) for layer in range(spec.layers) for group in GROUPS]
+    names = [spec.weight_name(layer, group.readers[0]) for layer in range(spec.layers) for group in groups(spec)]
     seen: dict[str, Array] = {}
     hooks = [_watch(model, name, seen) for name in names]
     try:
@@ -148,7 +156,7 @@ def _record(model: Any, spec: DecoderSpec, tokens: Array) -> dict[str, Array]:
 
 def _watch(model: Any, name: str, seen: dict[str, Array]) -> Any:
     def keep(module: Any, args: Any) -> None:
-        seen[name] = args[0][0].float().cpu().numpy()
+        seen[name] = args[0].flatten(0, -2).float().cpu().numpy()
 
     return model.get_submodule(name).register_forward_pre_hook(keep)
 

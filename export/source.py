@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from streamspec.acceptance import MAX_GAMMA, MISSED, Acceptance, node_order
 from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter, odd_draft_layer
@@ -21,27 +22,31 @@ from streamspec.adapters.base import Base
 from streamspec.bundle import DRAFT_LAYERS, POSITIONS
 from streamspec.errors import AdapterError, BaseModelError
 from streamspec.export.builder import Array
-from streamspec.export.decoder import DOWN, GATE_UP, OUT, QKV
 from streamspec.export.drafting import DraftSpec
-from streamspec.export.families import FAMILIES, DecoderSpec
+from streamspec.export.families import DecoderSpec
 from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.streams import StreamSpec
-
-MODULES = (*QKV, *OUT, *GATE_UP, *DOWN)
+from streamspec.families import FAMILIES
 
 
 class ModelSource:
-    """Weights of a loaded HF model as float32 arrays (views where the model is float32)."""
+    """Weights of a loaded HF model as float32 arrays (views where the model is float32), as `decoder.Source` wants them."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, spec: DecoderSpec) -> None:
+        self.spec = spec
         self._tensors = model.state_dict()
+        self._orders = {spec.weight_name(i, m): order for i in range(spec.layers) for m in spec.modules if (order := spec.row_order(m)) is not None}
+        self._transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
 
     def weight(self, name: str) -> Array:
         array: Array = self._tensors[name].detach().float().cpu().numpy()
-        return array
+        if array.ndim == 1 and self.spec.family.one_added and name.endswith(".weight"):
+            return array + 1
+        array = array.T if name in self._transposed else array
+        order = self._orders.get(name.rpartition(".")[0])
+        return array if order is None else array[order]
 
     def bias(self, name: str) -> Array | None:
         return self.weight(name) if name in self._tensors else None
@@ -123,10 +128,11 @@ def _lora(
 ) -> dict[tuple[int, str], tuple[Array, Array]]:
     out = {}
     for layer in range(spec.layers - ns, spec.layers):
-        for module in MODULES:
+        for module in spec.modules:
             a, b = (tensors.get(f"layers.{layer}.{module}.lora_{side}") for side in "AB")
             if a is not None and b is not None:
-                out[layer, module] = (a.astype(np.float32), b.astype(np.float32) * factor)
+                order = spec.row_order(module)
+                out[layer, module] = (a.astype(np.float32), (b if order is None else b[order]).astype(np.float32) * factor)
     return out
 
 
@@ -151,7 +157,7 @@ def _stream_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, 
         if not isinstance(alpha, (int, float)) or not 0 < alpha < 1e6:
             raise AdapterError(f"{adapter.path}: streams.lora.alpha is {alpha!r}", "a positive number", RESTORE)
         for layer in range(spec.layers - ns, spec.layers):
-            for module in MODULES:
+            for module in spec.modules:
                 shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.in_width(module))
                 shapes[f"layers.{layer}.{module}.lora_B"] = (spec.out_width(module), rank)
     return shapes
@@ -186,7 +192,7 @@ def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, g
     shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_in.weight": (hidden,), "norm_out.weight": (hidden,)}
     shapes |= {"attention.q_proj.weight": (queries, hidden), "attention.o_proj.weight": (hidden, queries)}
     shapes |= {f"attention.{name}_proj.weight": (keys, hidden) for name in "kv"}
-    if spec.qk_norm:
+    if spec.head_norms:
         shapes |= {f"attention.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
     if config.get("contrast") or config.get("parallel"):
         shapes["last_state"] = (hidden, hidden)

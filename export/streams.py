@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from streamspec.export.attention import capped
 from streamspec.export.builder import Array, Scope
-from streamspec.export.decoder import OUT, Decoder, Linear, Residual, Source
+from streamspec.export.decoder import Decoder, Linear, Residual, Source, Tables
 from streamspec.export.drafting import Accepted, DraftSpec, PlacePass
 from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Rows
@@ -76,8 +77,7 @@ def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
             return decoder.linear(g, x, rows, layer, modules)
         if mode == "merged":
             weight = decoder.fused(layer, modules, merged, suffix=".streams")
-            names = [decoder.spec.weight_name(layer, module) for module in modules]
-            return decoder.add_bias(g, decoder.precision.linear(g, x, rows, weight), names)
+            return decoder.add_bias(g, decoder.precision.linear(g, x, rows, weight), layer, modules)
         plain = decoder.linear(g, x, rows, layer, modules)
         return g.op("Add", plain, _delta(decoder, spec, g, x, layer, modules))
 
@@ -127,8 +127,7 @@ class StreamPass(PlacePass):
             with g.named(f"layers.{layer}"):
                 residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
         with g.named("head"):
-            normed, _ = self.decoder.norm(g, residual, "model.norm")
-            return self.head(g, g.op("Squeeze", normed, g.ints(0)), rows)
+            return self.head(g, g.op("Squeeze", self.decoder.finish(g, residual), g.ints(0)), rows)
 
     def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """S [1, m, H]"""
@@ -158,16 +157,15 @@ class StreamPass(PlacePass):
         return g.op("Add", g.op("Add", own, stream_ids), g.ints(1))
 
     def _layer(
-        self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: tuple[str, str], present: tuple[str, str],
+        self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: Tables, present: tuple[str, str],
         masks: _StreamMasks, accepted: Accepted,
     ) -> Residual:
         decoder = self.decoder
-        normed, residual = decoder.norm(g, residual, decoder.spec.weight_name(layer, "input_layernorm"))
+        normed, residual = decoder.enter(g, residual, layer)
         q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
         mask = masks.of(g, decoder.spec.windows[layer])
         mixed = attend(g, decoder.spec, q, (k, v), present, mask, accepted.visible)
-        residual = Residual(residual.stream, self.linear(g, mixed, rows, layer, OUT))
-        return decoder.mlp(g, residual, rows, layer, self.linear)
+        return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
 
 
 class _StreamMasks:
@@ -223,16 +221,19 @@ def attend(
     folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
     folded = g.op("Reshape", folded, g.ints(1, kv, -1, width))
     keys, values = (g.op("Slice", past, g.ints(0), visible, g.ints(2)) for past in present)
-    alpha = float(width**-0.5)
-    scores = g.contrib("FusedMatMul", folded, keys, transB=1, alpha=alpha)
+
+    def score(keys: str) -> str:
+        products = g.contrib("FusedMatMul", folded, keys, transB=1, alpha=spec.attention_scale)
+        return capped(g, products, spec.attention_cap) if spec.attention_cap else products
+
+    scores = score(keys)
     if own is None:
         mixed = g.op("MatMul", g.op("Softmax", g.op("Add", scores, mask), axis=-1), values)
     else:
         own_keys, own_values = (
             g.op("Transpose", g.op("Reshape", x, g.ints(1, -1, kv, width)), perm=[0, 2, 1, 3]) for x in own
         )
-        on_own = g.contrib("FusedMatMul", folded, own_keys, transB=1, alpha=alpha)
-        weights = g.op("Softmax", g.op("Add", g.op("Concat", scores, on_own, axis=-1), mask), axis=-1)
+        weights = g.op("Softmax", g.op("Add", g.op("Concat", scores, score(own_keys), axis=-1), mask), axis=-1)
         lengths = g.op("Concat", visible, g.op("Shape", own_keys, start=2, end=3), axis=0)
         main_weights, own_weights = g.ops("Split", weights, lengths, out=(None, None), axis=-1)
         mixed = g.op("Add", g.op("MatMul", main_weights, values), g.op("MatMul", own_weights, own_values))

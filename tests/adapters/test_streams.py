@@ -8,11 +8,12 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from streamspec.adapters.families import FAMILIES, Decoder
+from streamspec.adapters.families import Decoder
 from streamspec.adapters.losses import draft_losses, lookup_table, pick_rows
 from streamspec.adapters.streams import StreamConfig, StreamingModel, fit_start, stream_mask, unit_rms
 from streamspec.adapters.target import IGNORE, DraftRows, MainPass
 from streamspec.errors import BaseModelError, ConfigError
+from streamspec.families import FAMILIES
 from tests.adapters.tiny import tiny_model
 
 IDS = torch.tensor([[5, 9, 33, 12, 7, 41, 60, 3, 18], [8, 8, 21, 50, 11, 2, 0, 0, 0]])
@@ -72,7 +73,7 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
                 where = torch.tensor([*range(t + 1), *(t + 1 + k for k in range(j + 1))])
                 mask[..., position[0, 0] - where >= window] = torch.finfo(torch.float32).min
             hidden = decoder.call_layer(i, hidden, mask, position, decoder.rotary_embeddings(hidden, position), cache)
-        outputs.append(decoder.lm_head(decoder.finish(hidden))[0, 0])
+        outputs.append(decoder.logits(decoder.finish(hidden))[0, 0])
     return torch.stack(outputs)
 
 

@@ -18,6 +18,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "phi": {"partial_rotary_factor": 0.5},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "gpt2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 128},
+    "phi3": {"sliding_window": 5},
+    "gemma2": {"sliding_window": 5, "head_dim": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": {"sliding_window": 5, "sliding_window_pattern": 2, "head_dim": 16},
+    "stablelm": {},
+    "gpt_neox": {},
 }
 
 
@@ -38,7 +43,7 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         "pad_token_id": 2,
         "attn_implementation": "eager",
     }
-    if family in ("phi", "opt", "gpt2"):
+    if family in ("phi", "opt", "gpt2", "gpt_neox"):
         common.pop("num_key_value_heads")
     if family == "gpt2":
         for key in (

@@ -20,12 +20,12 @@ from streamspec.trees import MASKED
 SLOTS = 700
 
 
-@pytest.fixture(params=[(4, 4, 16), (9, 3, 64), (8, 2, 128)], ids=["mha", "gqa-64", "gqa-128"])
+@pytest.fixture(params=[(4, 4, 16, None), (9, 3, 64, None), (8, 2, 128, None), (8, 4, 64, 5.0)], ids=["mha", "gqa-64", "gqa-128", "capped"])
 def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    heads, kv, width = request.param
+    heads, kv, width, cap = request.param
     store = WeightStore(tmp_path / "w")
     g = Scope(store)
-    spec = SimpleNamespace(heads=heads, kv_heads=kv, group=heads // kv, head_dim=width)
+    spec = SimpleNamespace(heads=heads, kv_heads=kv, group=heads // kv, head_dim=width, attention_scale=width**-0.5, attention_cap=cap)
     visible = g.op("Add", "past_length", g.op("Shape", "q", start=1, end=2))
     layer = RowExactAttention(g, spec, visible)  # type: ignore[arg-type]
     key, value = layer.append("k", 0, "key"), layer.append("v", 0, "value")
@@ -45,7 +45,7 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         feeds |= {"past_length": np.array([length]), "bias": bias[None, None]}
         return session.run(None, feeds)  # type: ignore[no-any-return]
 
-    return SimpleNamespace(run=run, heads=heads, kv=kv, width=width)
+    return SimpleNamespace(run=run, heads=heads, kv=kv, width=width, cap=cap)
 
 
 def random(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -86,7 +86,8 @@ def test_result_is_softmax_attention(attention: Any) -> None:
     q = rows["q"].reshape(n, attention.heads, attention.width).astype(np.float64)
     for head in range(attention.heads):
         k, v = (x[0, head // group, : length + n].astype(np.float64) for x in (key, value))
-        scores = q[:, head] @ k.T / np.sqrt(attention.width) + bias
+        scores = q[:, head] @ k.T / np.sqrt(attention.width)
+        scores = (attention.cap * np.tanh(scores / attention.cap) if attention.cap else scores) + bias
         weights = np.exp(scores - scores.max(1, keepdims=True))
         expected = weights / weights.sum(1, keepdims=True) @ v
         got = mixed[0, :, head * attention.width : (head + 1) * attention.width]

@@ -170,7 +170,7 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     spec = describe(model)
     streams = tiny_streams(spec)
     tokens = np.arange(40) % VOCAB
-    source = smooth(model, spec, ModelSource(model), tokens, Int8.simulation)
+    source = smooth(model, spec, ModelSource(model, spec), tokens, Int8.simulation)
     for mode in ("merged", "delta"):
         session = write(tmp_path, StepGraph(spec, source, precision("fp32"), source.streams(streams, spec), None, 10, mode))
         report = check_parity(session, model, streams, "fp32", tokens)
@@ -190,7 +190,7 @@ def test_smoothing_brings_int8_closer(tmp_path: Path) -> None:
     spec, tokens = describe(model), np.random.default_rng(0).integers(0, VOCAB, 40)
     rough = build(tmp_path, model, streams=False, kind="int8")
     before = check_parity(rough.session, model, None, "int8", tokens)["plain"]["relative"]
-    source = smooth(model, spec, ModelSource(model), tokens[::-1].copy(), Int8.simulation)
+    source = smooth(model, spec, ModelSource(model, spec), tokens[::-1].copy(), Int8.simulation)
     session = write(tmp_path, StepGraph(spec, source, Int8()))
     after = check_parity(session, model, None, "int8", tokens)["plain"]["relative"]
     assert after < 0.6 * before

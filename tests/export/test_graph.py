@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from streamspec.errors import BaseModelError
 from streamspec.export.families import describe
@@ -58,14 +59,36 @@ def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
     check_against_oracle(build(tmp_path, tiny_model(family, tied)))
 
 
-def test_oracle_agrees_with_hugging_face() -> None:
-    import torch
+@pytest.mark.parametrize("family", FAMILIES)
+def test_oracle_agrees_with_hugging_face(family: str) -> None:
+    model = tiny_model(family)
+    expected = model(torch.as_tensor(CONTEXT)[None]).logits[0].numpy()
+    ours = Oracle(model).main(CONTEXT, np.arange(len(CONTEXT)), np.tri(len(CONTEXT), dtype=bool)).logits.numpy()
+    assert off(ours, expected) < 1e-5
 
-    for family in ("llama", "mistral"):
-        model = tiny_model(family)
-        expected = model(torch.as_tensor(CONTEXT)[None]).logits[0].numpy()
-        ours = Oracle(model).main(CONTEXT, np.arange(len(CONTEXT)), np.tri(len(CONTEXT), dtype=bool)).logits.numpy()
-        assert off(ours, expected) < 1e-5
+
+ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 64}
+SHORT = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] * 8}
+
+
+@pytest.mark.parametrize(("family", "changes"), [
+    ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.0}}),
+    ("llama", {"rope_parameters": ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}),
+    ("llama", {"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 4.0}}),
+    ("llama", {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 4.0}}),
+    ("llama", {"head_dim": 32, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+    ("llama", {"num_key_value_heads": 1}),
+    ("phi", {"qk_layernorm": False, "hidden_act": "relu"}),
+    ("phi3", {"sliding_window": None, "rope_parameters": ROPE | SHORT | {"rope_type": "longrope", "factor": 2.0, "partial_rotary_factor": 1.0}}),
+    ("gpt2", {"scale_attn_weights": False, "activation_function": "gelu"}),
+    ("opt", {"enable_bias": False}),
+    ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    ("gemma3_text", {"final_logit_softcapping": 5.0}),
+    ("stablelm", {"use_parallel_residual": True, "qk_layernorm": False, "num_key_value_heads": 4}),
+    ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+])  # fmt: skip
+def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    check_against_oracle(build(tmp_path, tiny_model(family, **changes), mode="delta"))
 
 
 @pytest.mark.parametrize("options", [{"lora": False}, {"root": False}, {"shifted": False}, {"shares": False}, {"ns": LAYERS}])
@@ -249,10 +272,37 @@ def test_exported_tree_is_the_default_of_mask_and_parents(tmp_path: Path) -> Non
     assert np.abs(chained[0] - given[0]).max() > 1e-3
 
 
-def test_unknown_family_and_unfixed_rotary_are_refused() -> None:
-    from tests.adapters.tiny import tiny_model as any_model
+@pytest.mark.parametrize(("family", "changes", "words"), [
+    ("llama", {"hidden_act": "tanh"}, "activation `tanh`; expected silu, gelu"),
+    ("llama", {"residual_multiplier": 0.2}, "`residual_multiplier` = 0.2 in the config of this llama; expected no field that export does not understand"),
+    ("opt", {"do_layer_norm_before": False}, "`do_layer_norm_before` = False in the config of this opt; expected do_layer_norm_before = True"),
+    ("opt", {"word_embed_proj_dim": 32}, "`word_embed_proj_dim` = 32; expected 64"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "attention that is scaled otherwise in each layer"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` = 50.0 in the config of this gemma3_text"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` = True"),
+])  # fmt: skip
+def test_what_would_be_computed_wrongly_is_refused_by_name(family: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BaseModelError) as refused:
+        describe(tiny_model(family, **changes))
+    assert words in str(refused.value)
 
-    with pytest.raises(BaseModelError, match="gpt2.*llama, mistral, qwen2, qwen3"):
-        describe(any_model("gpt2"))
-    with pytest.raises(BaseModelError, match="dynamic"):
-        describe(tiny_model("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}))
+
+def test_other_families_and_quantised_bases_are_refused() -> None:
+    model = tiny_model()
+    model.config.quantization_config = {"quant_method": "gptq"}
+    with pytest.raises(BaseModelError, match="quantised already"):
+        describe(model)
+    model.config.model_type = "mamba"
+    with pytest.raises(BaseModelError, match="`mamba`.*llama, mistral, qwen2, qwen3, phi, phi3, opt, gpt2, gemma2, gemma3_text, stablelm, gpt_neox"):
+        describe(model)
+
+
+def test_notes_of_a_config_and_empty_fields_are_no_reason_to_refuse() -> None:
+    model = tiny_model(is_llama_config=True, rope_interleaved=False, **{"transformers.js_config": {"dtype": "q4"}})
+    assert describe(model).layers == LAYERS
+
+
+def test_lengths_end_where_frequencies_would_change() -> None:
+    assert describe(tiny_model()).context_length == 128
+    for kind in ({"rope_type": "longrope", "factor": 2.0, **SHORT}, {"rope_type": "dynamic", "factor": 2.0}):
+        assert describe(tiny_model("llama", rope_parameters=ROPE | kind)).context_length == 64

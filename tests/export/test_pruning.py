@@ -43,9 +43,9 @@ def chances(built: Built) -> np.ndarray:
     entry = oracle.main(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
     unit = entry / np.sqrt((entry**2).mean(1, keepdims=True))
     spec = built.streams.pruning
-    state = built.model.model.norm(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))
+    state = oracle.decoder.finish(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))
     distinct = sorted(set(DRAFT.tolist()))
-    logits = built.model.lm_head(state)[:, distinct].log_softmax(-1).numpy()
+    logits = oracle.decoder.logits(state)[:, distinct].log_softmax(-1).numpy()
     out = np.zeros(len(TREE))
     for node in range(1, len(TREE)):
         parent = TREE.parents[node]

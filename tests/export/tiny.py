@@ -23,7 +23,7 @@ from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import precision
 from streamspec.export.session import Stepper, open_session
-from streamspec.export.source import MODULES, ModelSource
+from streamspec.export.source import ModelSource
 from streamspec.export.streams import StreamSpec
 from streamspec.trees import DraftTree
 
@@ -33,6 +33,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 6},
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
     "qwen3": {"head_dim": 32},
+    "phi": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}, "qk_layernorm": True},
+    "phi3": {"sliding_window": 7, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": HIDDEN},
+    "gpt2": {"n_embd": HIDDEN, "n_layer": LAYERS, "n_head": 4, "n_positions": 128, "n_inner": 96},
+    "gemma2": {"sliding_window": 6, "head_dim": 24, "query_pre_attn_scalar": 30, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": {"sliding_window": 6, "sliding_window_pattern": 2, "head_dim": 24, "query_pre_attn_scalar": 30},
+    "stablelm": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}, "qk_layernorm": True, "use_qkv_bias": True},
+    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+}
+OWN_SIZES = {  # settings that a family names otherwise or does not know
+    "phi": ("num_key_value_heads",), "opt": ("num_key_value_heads", "intermediate_size"), "gpt_neox": ("num_key_value_heads",),
+    "gpt2": ("num_key_value_heads", "intermediate_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
 }
 
 
@@ -44,10 +56,12 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.15,
         "tie_word_embeddings": tied, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "attn_implementation": "eager",
     }
+    for name in OWN_SIZES.get(family, ()):
+        del settings[name]
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings | FAMILIES[family] | changes)).float().eval()
     with torch.no_grad():
         for name, value in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or ".ln_" in name:
                 value.uniform_(0.5, 1.5)
             elif name.endswith("bias"):
                 value.normal_(0, 0.1)
@@ -66,7 +80,7 @@ def tiny_streams(
 
     pairs = {
         (layer, module): (draw(4, spec.in_width(module)), draw(spec.out_width(module), 4))
-        for layer in range(spec.layers - ns, spec.layers) for module in MODULES
+        for layer in range(spec.layers - ns, spec.layers) for module in spec.modules
     }
     size = spec.vocab if draft_vocab is None else len(draft_vocab)
     return StreamSpec(
@@ -108,7 +122,7 @@ def build(
     spec = describe(model)
     drafter = tiny_streams(spec) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
-    graph = StepGraph(spec, ModelSource(model), precision(kind), drafter, tree, candidates, mode)
+    graph = StepGraph(spec, ModelSource(model, spec), precision(kind), drafter, tree, candidates, mode)
     onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
     return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", threads=1, **session))
 
