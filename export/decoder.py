@@ -8,7 +8,7 @@ Knows nothing about masks, caches or acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -207,7 +207,7 @@ class Decoder:
 
     def _rotate(self, g: Scope, x: str, heads: int, tables: tuple[str, str]) -> str:
         # The tables hold one row per row of x, so the position of the first row is 0.
-        partial = {} if self.spec.rotated == self.spec.head_dim else {"num_heads": heads, "rotary_embedding_dim": self.spec.rotated}
+        partial: dict[str, Any] = {} if self.spec.rotated == self.spec.head_dim else {"num_heads": heads, "rotary_embedding_dim": self.spec.rotated}
         return g.contrib("RotaryEmbedding", x, g.ints(0), *tables, **partial)
 
     def rotary(self, g: Scope, positions: str) -> Tables:

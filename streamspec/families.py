@@ -7,7 +7,7 @@ modules themselves tell (sizes, biases, scales) is not repeated here. Knows noth
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -55,9 +55,9 @@ class Family:
         return not self.layernorm and not self.mlp_out_norm and len(self.up) == 2
 
 
-_GEMMA = {
-    "one_added": True, "attention_out_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm", "mlp_out_norm": "post_feedforward_layernorm",
-}  # fmt: skip
+_GEMMA = Family(
+    one_added=True, attention_out_norm="post_attention_layernorm", mlp_norm="pre_feedforward_layernorm", mlp_out_norm="post_feedforward_layernorm",
+)  # fmt: skip
 _SUMMARY = ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
 
 FAMILIES = {
@@ -87,9 +87,9 @@ FAMILIES = {
             "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx", "scale_attn_weights", *_SUMMARY,
         }),
     ),
-    "gemma2": Family(**_GEMMA, only={"use_bidirectional_attention": None}),
-    "gemma3_text": Family(
-        **_GEMMA, head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+    "gemma2": replace(_GEMMA, only={"use_bidirectional_attention": None}),
+    "gemma3_text": replace(
+        _GEMMA, head_norms=("self_attn.q_norm", "self_attn.k_norm"),
         only={"use_bidirectional_attention": False, "attn_logit_softcapping": None}, ignored=frozenset({"_sliding_window_pattern", "sliding_window_pattern"}),
     ),
     "stablelm": Family(
