@@ -59,13 +59,17 @@ class Decoder:
             return {kind: self.rotary(hidden, positions, kind) for kind in self.rotary.rope_type}
         return self.rotary(hidden, position_ids=positions)
 
+    def layer(self, index: int) -> nn.Module:
+        """Decoder layer `index`."""
+        return self.layers[index]
+
     def call_layer(
         self, index: int, hidden: Tensor, mask: Tensor, positions: Tensor, rotary: Any, cache: Any
     ) -> Tensor:
         """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]."""
         own = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
         extra = {self.family.cache_argument: cache} | ({} if rotary is None else {"position_embeddings": own})
-        out = self.layers[index](hidden, attention_mask=mask, position_ids=positions, use_cache=True, **extra)
+        out = self.layer(index)(hidden, attention_mask=mask, position_ids=positions, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
     @contextmanager
@@ -97,7 +101,7 @@ class Decoder:
 
     def begin(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """What enters the first layer: [B, R, H] of tokens at `positions` [B, R]."""
-        embedded: Tensor = self.embedding(tokens)
+        embedded = self.embed(tokens) * getattr(self.embedding, "scalar_embed_scale", 1.0)
         if self.positions is None:
             return embedded
         return embedded + nn.functional.embedding(positions + self.family.position_offset, self.positions.weight)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from streamspec.export.resting import LazyRows
 
 Array = NDArray[Any]
 CHUNK = 1 << 22  # weights handled at a time
@@ -27,7 +30,7 @@ class Simulation:
     peaks: bool
 
 
-def quantise_rows(weight: Array) -> tuple[Array, Array]:
+def quantise_rows(weight: Array | LazyRows) -> tuple[Array, Array]:
     """int8 weights and float32 scales [out]: symmetric, plain absmax per output channel."""
     out = np.empty(weight.shape, np.int8)
     scales = np.empty(weight.shape[0], np.float32)
@@ -44,7 +47,7 @@ def dequantise_rows(codes: Array, scales: Array) -> Array:
     return codes.astype(np.float32) * scales[:, None]
 
 
-def quantise_blocks(weight: Array, bits: int, block: int) -> tuple[Array, Array, Array | None]:
+def quantise_blocks(weight: Array | LazyRows, bits: int, block: int) -> tuple[Array, Array, Array | None]:
     """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or None.
 
     4 bits: asymmetric; per block the best of a few shrunken ranges and both neighbouring zero points, then the scale that
@@ -114,6 +117,6 @@ def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:
     return codes, scales, zeros
 
 
-def _chunks(weight: Array) -> list[slice]:
+def _chunks(weight: Array | LazyRows) -> list[slice]:
     step = max(1, CHUNK // max(1, weight.shape[1]))
     return [slice(start, start + step) for start in range(0, weight.shape[0], step)]

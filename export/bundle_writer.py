@@ -22,6 +22,7 @@ from streamspec.adapters.base import Base, resolve_base
 from streamspec.bundle import (
     BIGRAM_CANDIDATES,
     DRAFT_CANDIDATES,
+    DRAFT_LAYERS,
     MODEL,
     TEMPLATE,
     TOKENIZER,
@@ -43,7 +44,7 @@ from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
 from streamspec.export.jakiro import JakiroSpec
-from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_parity, make_probe, page
+from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_parity, expect, make_probe, page
 from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
@@ -92,13 +93,17 @@ def export_bundle(
         say("loading the base")
         parts = _load(found, described)
         tokenizer = _copy_tokenizer(found, folder)
+        tokens = page(tokenizer, PASSAGE, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
+        say("asking PyTorch")
+        expected = expect(parts.model, parts.streams, tokens)
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
         say(f"writing the {precision} graph")
         onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
-        say("comparing with PyTorch")
+        del graph
+        parts = replace(parts, model=None)  # the session and the model need not be in memory together
+        say("comparing with what PyTorch said")
         session = open_session(folder / MODEL)
-        tokens = page(tokenizer, PASSAGE, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
-        parity = check_parity(session, parts.model, parts.streams, precision, tokens)
+        parity = check_parity(session, expected, precision)
         manifest = _manifest(parts, precision, (folder / DATA).stat().st_size, tokenizer, (folder / TEMPLATE).is_file())
         manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens))
         write_card(folder, manifest)
@@ -107,7 +112,8 @@ def export_bundle(
 
 
 def _load(base: Base, adapter: Adapter | None) -> _Parts:
-    model = load_model(base, adapter)
+    grown = adapter is not None and adapter.method in DRAFT_LAYERS  # compared as they were trained, beside the whole model
+    model = load_model(base, adapter, whole=grown)
     spec = describe(model)
     candidates = min(DRAFT_CANDIDATES, spec.vocab)
     if adapter is None or adapter.streams is None:

@@ -17,6 +17,7 @@ from streamspec.export.attention import capped
 from streamspec.export.builder import Scope
 from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Precision, Rows, Weight
+from streamspec.export.resting import LazyRows
 
 UNIT_RMS_EPS = 1e-12
 
@@ -28,6 +29,7 @@ class Source(Protocol):
     (`DecoderSpec.row_order`), None for a bias that does not exist."""
 
     def weight(self, name: str) -> Array: ...
+    def rows_of(self, name: str) -> LazyRows: ...  # a table, such as the embedding, part by part
     def bias(self, name: str) -> Array | None: ...
 
 
@@ -56,13 +58,13 @@ class Decoder:
     def table(self) -> Weight:
         """The token embedding [V, H]."""
         name = f"{self.spec.stacked(self.spec.family.embedding)}.weight"
-        return Weight(name, self.spec.vocab, self.spec.hidden, lambda: self.source.weight(name))
+        return Weight(name, self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of(name))
 
     def head_weight(self) -> Weight:
         """The LM head [V, H]; the embedding itself where they are tied."""
         if self.spec.tied:
             return self.table()
-        return Weight("lm_head.weight", self.spec.vocab, self.spec.hidden, lambda: self.source.weight("lm_head.weight"))
+        return Weight("lm_head.weight", self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of("lm_head.weight"))
 
     def embed(self, g: Scope, ids: str) -> str:
         """[1, n] -> [1, n, H], as in the table."""

@@ -164,7 +164,8 @@ def _activation(config: Any) -> str:
 
 def _widths(module: Any) -> tuple[int, int]:
     out, into = module.weight.shape
-    return (into, out) if isinstance(module, Conv1D) else (out, into)
+    base = module.get_base_layer() if hasattr(module, "get_base_layer") else module  # below a LoRA
+    return (into, out) if isinstance(base, Conv1D) else (out, into)
 
 
 def _rotaries(stack: Any, config: Any, family: Family, layers: int) -> tuple[tuple[Rotary, ...], tuple[int, ...], int]:

@@ -28,6 +28,7 @@ from streamspec.export.builder import Array, Scope
 from streamspec.export.decoder import Decoder, Residual, Source
 from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
 from streamspec.export.quantise import Rows, Weight
+from streamspec.export.resting import LazyRows
 from streamspec.export.streams import attend
 
 BEAM = 4  # guesses of a level that the next one goes on from
@@ -75,6 +76,7 @@ class DraftSource:
     def __init__(self, source: Source, spec: JakiroSpec, layers: int) -> None:
         self.source = source
         self.own = {}
+        self.prefixes = tuple(f"model.layers.{layers + number}." for number in range(spec.gamma))
         for name, tensor in spec.tensors.items():
             number, part = 0, name
             if name.startswith("heads."):
@@ -87,8 +89,11 @@ class DraftSource:
     def weight(self, name: str) -> Array:
         return self.own[name] if name in self.own else self.source.weight(name)
 
+    def rows_of(self, name: str) -> LazyRows:
+        return self.source.rows_of(name)
+
     def bias(self, name: str) -> Array | None:
-        return self.own.get(name) if ".self_attn." in name else self.source.bias(name)
+        return self.own.get(name) if name.startswith(self.prefixes) else self.source.bias(name)
 
 
 @dataclass

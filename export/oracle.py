@@ -6,7 +6,8 @@ to docs/architecture.md, not to be fast. Knows nothing about ONNX.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from streamspec.adapters.families import Decoder
 from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
 from streamspec.adapters.target import DraftRows
 from streamspec.export.builder import Array
@@ -23,6 +23,7 @@ from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.medusa import MedusaSpec
+from streamspec.export.resting import FloatDecoder
 from streamspec.export.streams import StreamSpec
 from streamspec.trees import MASKED, DraftTree
 
@@ -42,13 +43,13 @@ class Oracle:
     """HF's layers of `model`, called one by one in float32."""
 
     def __init__(self, model: Any, streams: DraftSpec | None = None) -> None:
-        self.model, self.streams, self.decoder = model, streams, Decoder(model)
+        self.model, self.streams, self.decoder = model, streams, FloatDecoder(model)
         self.layers = len(self.decoder.layers)
         self.first = streams.first_layer(self.layers) if streams else self.layers
 
     @torch.no_grad()
-    def main(self, tokens: Array, positions: Array, sees: Array) -> Answer:
-        """`sees` bool [T, T]: row i may look at row j (sliding windows are added per layer)."""
+    def main(self, tokens: Array, positions: Array, sees: Array, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Answer:
+        """`sees` bool [T, T]: row i may look at row j (sliding windows are added per layer). Each layer is called within `around` of it."""
         where = torch.as_tensor(positions)[None]
         hidden = self.decoder.begin(torch.as_tensor(tokens)[None], where)
         rotary = self.decoder.rotary_embeddings(hidden, where)
@@ -58,7 +59,8 @@ class Oracle:
             if layer == self.first:
                 entry = hidden
             mask = self._mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
-            hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache)
+            with around(layer) if around else nullcontext():
+                hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache)
         final = self.decoder.finish(hidden)
         return Answer(self.decoder.logits(final)[0], final, entry, cache.keys, cache.values)
 
@@ -96,9 +98,9 @@ class Oracle:
         rotary = self.decoder.rotary_embeddings(hidden, where[None])
         seen = torch.cat([torch.as_tensor(sees)[row].expand(spec.gamma, -1), torch.ones(spec.gamma, spec.gamma).tril().bool()], 1)
         columns = torch.cat([torch.as_tensor(positions), where])
-        with _stream_weights(self.decoder, spec, describe(self.model)):
-            for layer in range(self.first, self.layers):
-                mask = self._mask(seen, where, columns, self.decoder.window(layer))
+        for layer in range(self.first, self.layers):
+            mask = self._mask(seen, where, columns, self.decoder.window(layer))
+            with _stream_weights(self.decoder, layer, spec, describe(self.model)):
                 hidden = self.decoder.call_layer(layer, hidden, mask, where[None], rotary, _Append(main, layer))
         logits: Tensor = self.decoder.logits(self.decoder.finish(hidden))[0]
         return logits
@@ -185,12 +187,12 @@ class _Append:
 
 
 class _stream_weights:
-    """While entered, the layers' weights carry the streams' LoRA."""
+    """While entered, a layer's weights carry the streams' LoRA."""
 
-    def __init__(self, decoder: Decoder, spec: StreamSpec, shape: DecoderSpec) -> None:
+    def __init__(self, decoder: FloatDecoder, layer: int, spec: StreamSpec, shape: DecoderSpec) -> None:
         self.updates = []
-        for (layer, module), (a, b) in spec.lora.items():
-            order, found = shape.row_order(module), decoder.layers[layer].get_submodule(module)
+        for module, (a, b) in [(module, pair) for (i, module), pair in spec.lora.items() if i == layer]:
+            order, found = shape.row_order(module), decoder.layer(layer).get_submodule(module)
             update = torch.as_tensor((b if order is None else b[np.argsort(order)]) @ a)
             self.updates.append((found.weight, update.T if isinstance(found, Conv1D) else update))
         self.kept: list[Tensor] = []

@@ -69,44 +69,63 @@ def sample_tree(rows: int, gamma: int, seed: int = 0) -> DraftTree:
     return DraftTree(tuple(parents), tuple(ranks))
 
 
-def check_parity(session: Any, model: Any, streams: DraftSpec | None, precision: str, tokens: Array) -> dict[str, Any]:
-    """The manifest's parity report. Raises StreamspecError where a float32 graph differs or any graph gives no numbers."""
+@dataclass
+class Expected:
+    """What PyTorch says of a context and a tree behind it, so that the model need not be there when a graph is compared."""
+
+    context: Array
+    drafted: Array
+    tree: DraftTree
+    streams: DraftSpec | None
+    logits: Array  # [T, V] of all rows
+    drafts: list[tuple[int, int, Array]]  # node, the token behind it and the drafter's logits [gamma, V] there
+    layer: LayerOracle | None  # of a draft layer, whose guesses depend on the graph's own
+
+
+def expect(model: Any, streams: DraftSpec | None, tokens: Array) -> Expected:
+    """Asks PyTorch, once."""
     oracle = Oracle(model, streams)
     context, drafted = tokens[:-TREE_ROWS], tokens[-TREE_ROWS:]
     tree = sample_tree(len(drafted), streams.gamma if streams else 4)
     every, positions, sees = tree_rows(context, drafted, tree)
     truth = oracle.main(every, positions, sees)
-    expected = truth.logits.numpy()
-    stepper = Stepper(session, len(every))
+    layer = LayerOracle(model, streams) if isinstance(streams, JakiroSpec) else None
+    drafts = []
+    for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int) if streams and not layer else ():
+        root = int(drafted[-1 - node])
+        drafts.append((int(node), root, oracle.draft_logits(truth, positions, sees, row=len(context) + int(node), root=root).numpy()))
+    return Expected(context, drafted, tree, streams, truth.logits.numpy(), drafts, layer)
+
+
+def check_parity(session: Any, expected: Expected, precision: str) -> dict[str, Any]:
+    """The manifest's parity report. Raises StreamspecError where a float32 graph differs or any graph gives no numbers."""
+    context, drafted, tree = expected.context, expected.drafted, expected.tree
+    stepper = Stepper(session, len(context) + len(drafted))
     prompt = stepper.prefill(context, forced_node=len(context) - 1)
     verified = stepper.step(drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))
     report: dict[str, Any] = {
         "precision": precision,
-        "plain": _Difference([prompt["logits"]], [expected[: len(context)]]).summary(),
-        "tree": _Difference([verified["logits"]], [expected[len(context) :]]).summary(),
+        "plain": _Difference([prompt["logits"]], [expected.logits[: len(context)]]).summary(),
+        "tree": _Difference([verified["logits"]], [expected.logits[len(context) :]]).summary(),
     }
-    if isinstance(streams, JakiroSpec):
-        report["streams"] = _grown(session, LayerOracle(model, streams), (tree, drafted), context, truth)
-    elif streams is not None:
-        report["streams"] = _streams(stepper, oracle, streams, (tree, drafted), truth, (positions, sees))
+    if expected.layer is not None:
+        report["streams"] = _grown(session, expected.layer, expected)
+    elif expected.streams is not None:
+        report["streams"] = _streams(stepper, expected.streams, expected)
     _judge(report, precision)
     return report
 
 
-def _streams(
-    stepper: Stepper, oracle: Oracle, spec: DraftSpec, tree_tokens: tuple[DraftTree, Array], truth: Any, where: tuple[Array, Array]
-) -> dict[str, float | int]:
+def _streams(stepper: Stepper, spec: DraftSpec, truth: Expected) -> dict[str, float | int]:
     """The drafter beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
-    tree, tokens = tree_tokens
+    tree, tokens = truth.tree, truth.drafted
     difference = _Difference([], [])
     agreed = []
-    for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int):
-        root = int(tokens[-1 - node])
+    for node, root, expected in truth.drafts:
         out = stepper.step(
             tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=spec.gamma,
-            forced_node=int(node), forced_root=root,
+            forced_node=node, forced_root=root,
         )
-        expected = oracle.draft_logits(truth, *where, row=stepper.length + int(node), root=root).numpy()
         difference.ours.append(out["candidate_logits"])
         difference.theirs.append(np.take_along_axis(expected, out["candidates"], axis=1))
         if spec.draft_vocab is not None:
@@ -119,9 +138,9 @@ def _streams(
     return summary | {"relative": _short(np.sqrt(np.square(off).mean()) / max(spread, 1e-30)), "argmax": _short(np.mean(agreed))}
 
 
-def _grown(session: Any, oracle: LayerOracle, tree_tokens: tuple[DraftTree, Array], context: Array, truth: Any) -> dict[str, float | int]:
+def _grown(session: Any, oracle: LayerOracle, truth: Expected) -> dict[str, float | int]:
     """The draft layer beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
-    tree, tokens = tree_tokens
+    tree, tokens, context = truth.tree, truth.drafted, truth.context
     difference, agreed = _Difference([], []), []
     stepper = Stepper(session, len(context) + len(tokens))
     stepper.prefill(context, next_ids=np.append(context[1:], tokens[0]))

@@ -32,6 +32,7 @@ import numpy as np
 from streamspec.errors import ConfigError
 from streamspec.export.arrays import Array, Simulation, dequantise_rows, quantise_blocks, quantise_rows, round_blocks
 from streamspec.export.builder import CONTRIB, Scope, WeightStore
+from streamspec.export.resting import LazyRows
 
 BLOCK = 32
 SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)
@@ -45,7 +46,7 @@ class Weight:
     name: str
     rows: int
     columns: int
-    load: Callable[[], Array]
+    load: Callable[[], Array | LazyRows]
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Fp32:
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
         name = f"{weight.name}.transposed"
         if name not in g.store:
-            g.store.add(name, weight.load().T)
+            g.store.add(name, np.asarray(weight.load()).T)
         return g.op("MatMul", x, name)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
@@ -192,4 +193,4 @@ def precision(name: str) -> Precision:
 
 
 def _plain(store: WeightStore, weight: Weight) -> str:
-    return weight.name if weight.name in store else store.add(weight.name, weight.load())
+    return weight.name if weight.name in store else store.add(weight.name, np.asarray(weight.load()))

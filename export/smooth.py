@@ -9,16 +9,18 @@ the same, streams included. Knows nothing about graphs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from streamspec.export.arrays import Array, Simulation
 from streamspec.export.decoder import Source
 from streamspec.export.families import DecoderSpec
+from streamspec.export.oracle import Oracle
+from streamspec.export.resting import LazyRows
 from streamspec.export.streams import StreamSpec
 
 TINY = np.float32(1e-6)
@@ -70,6 +72,9 @@ class SmoothedSource:
             weight = weight * (self.rows[module][:, None] if weight.ndim == 2 else self.rows[module])
         return weight * self.columns[module] if module in self.columns else weight
 
+    def rows_of(self, name: str) -> LazyRows:
+        return self.source.rows_of(name)
+
     def bias(self, name: str) -> Array | None:
         bias = self.source.bias(name)
         scale = self.rows.get(name.removesuffix(".bias"))
@@ -87,20 +92,34 @@ class SmoothedSource:
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
-    smoothed = SmoothedSource(source)
-    inputs = _record(model, spec, tokens)
-    for layer in range(spec.layers):
+    smoothed, oracle = SmoothedSource(source), Oracle(model)
+
+    @contextmanager
+    def around(layer: int) -> Iterator[None]:
+        inputs: dict[str, Array] = {}
+        names = [group.readers[0] for group in groups(spec)]
+        hooks = [_watch(oracle.decoder.layer(layer), name, inputs) for name in names]
+        try:
+            yield
+        finally:
+            _remove(hooks)
+        choose(layer, inputs)
+
+    def choose(layer: int, inputs: dict[str, Array]) -> None:
         for group in groups(spec):
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
             heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
-            scale = _best_scale(inputs[names[0]], weight, simulation, heads)
+            scale = _best_scale(inputs[group.readers[0]], weight, simulation, heads)
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)
             divisor = _per_value(scale, spec) if group.values else scale
             before = spec.out_width(group.writer) - len(divisor) if group.writer in spec.widths else 0  # outputs of a fused map that others read
             smoothed.rows[spec.weight_name(layer, group.writer)] = 1 / np.concatenate([np.ones(before, np.float32), divisor])
+
+    rows = len(tokens)
+    oracle.main(tokens, np.arange(rows), np.tri(rows, dtype=bool), around)
     return smoothed
 
 
@@ -141,24 +160,13 @@ def _per_value(scale: Array, spec: DecoderSpec) -> Array:
     return first
 
 
-@torch.no_grad()
-def _record(model: Any, spec: DecoderSpec, tokens: Array) -> dict[str, Array]:
-    """Input rows [rows, in] of the first map of every group."""
-    names = [spec.weight_name(layer, group.readers[0]) for layer in range(spec.layers) for group in groups(spec)]
-    seen: dict[str, Array] = {}
-    hooks = [_watch(model, name, seen) for name in names]
-    try:
-        model(torch.as_tensor(tokens)[None])
-    finally:
-        _remove(hooks)
-    return seen
+def _watch(layer: Any, name: str, seen: dict[str, Array]) -> Any:
+    """Keeps the input rows [rows, in] of a map."""
 
-
-def _watch(model: Any, name: str, seen: dict[str, Array]) -> Any:
     def keep(module: Any, args: Any) -> None:
         seen[name] = args[0].flatten(0, -2).float().cpu().numpy()
 
-    return model.get_submodule(name).register_forward_pre_hook(keep)
+    return layer.get_submodule(name).register_forward_pre_hook(keep)
 
 
 def _remove(hooks: Iterable[Any]) -> None:

@@ -27,6 +27,7 @@ from streamspec.export.families import DecoderSpec
 from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
+from streamspec.export.resting import FloatDecoder, LazyRows
 from streamspec.export.streams import StreamSpec
 from streamspec.families import FAMILIES
 
@@ -35,33 +36,60 @@ class ModelSource:
     """Weights of a loaded HF model as float32 arrays (views where the model is float32), as `decoder.Source` wants them."""
 
     def __init__(self, model: Any, spec: DecoderSpec) -> None:
-        self.spec = spec
-        self._tensors = model.state_dict()
+        self.spec, self.decoder = spec, FloatDecoder(model)
+        self._prefix = f"{spec.stacked(spec.family.layers)}."
+        self._beside = {f"{spec.stacked(spec.family.final_norm)}.": self.decoder.norm, "lm_head.": self.decoder.lm_head}
+        if spec.family.position_table:
+            self._beside[f"{spec.stacked(spec.family.position_table)}."] = self.decoder.positions
         self._orders = {spec.weight_name(i, m): order for i in range(spec.layers) for m in spec.modules if (order := spec.row_order(m)) is not None}
-        self._transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
 
     def weight(self, name: str) -> Array:
-        array: Array = self._tensors[name].detach().float().cpu().numpy()
+        found = self._find(name)
+        assert found is not None, name
+        module, tensor = found
+        array: Array = tensor.detach().float().numpy()
         if array.ndim == 1 and self.spec.family.one_added and name.endswith(".weight"):
             return array + 1
-        array = array.T if name in self._transposed else array
+        array = array.T if isinstance(module, Conv1D) and array.ndim == 2 else array
         order = self._orders.get(name.rpartition(".")[0])
         return array if order is None else array[order]
 
+    def rows_of(self, name: str) -> LazyRows:
+        return LazyRows((self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight.detach())
+
     def bias(self, name: str) -> Array | None:
-        return self.weight(name) if name in self._tensors else None
+        return None if self._find(name) is None else self.weight(name)
+
+    def _find(self, name: str) -> tuple[torch.nn.Module, torch.Tensor] | None:
+        """The module and the parameter of that name."""
+        holder: Any = None
+        if name.startswith(self._prefix):
+            index, _, rest = name.removeprefix(self._prefix).partition(".")
+            holder = self.decoder.layer(int(index))
+        else:
+            prefix = next((prefix for prefix in self._beside if name.startswith(prefix)), "")
+            holder, rest = self._beside.get(prefix), name.removeprefix(prefix)
+        path, _, last = rest.rpartition(".")
+        try:
+            module = holder.get_submodule(path)
+        except AttributeError:
+            return None
+        tensor = getattr(module, last, None)
+        return None if tensor is None else (module, tensor)
 
 
-def load_model(base: Base, adapter: Adapter | None) -> Any:
-    """The target: the base in float32, eager attention, the task LoRA merged."""
+def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
+    """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its files' dtype with the
+    LoRA beside it, to be read through `resting.FloatDecoder`."""
     if base.model_type not in FAMILIES:
         raise BaseModelError(f"model family `{base.model_type}`", ", ".join(FAMILIES), "export a base of one of these families")
-    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager")
     if adapter is not None and adapter.has_task_lora:
         from peft import PeftModel
 
         try:
-            model = PeftModel.from_pretrained(model, str(adapter.path)).merge_and_unload(safe_merge=True)
+            tuned = PeftModel.from_pretrained(model, str(adapter.path))
+            model = tuned.merge_and_unload(safe_merge=True) if whole else tuned.base_model.model
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RESTORE) from None
     return model.eval().requires_grad_(False)

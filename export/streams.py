@@ -19,6 +19,7 @@ from streamspec.export.decoder import Decoder, Linear, Residual, Source, Tables
 from streamspec.export.drafting import Accepted, DraftSpec, PlacePass
 from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Rows
+from streamspec.export.resting import LazyRows
 from streamspec.trees import MASKED
 
 STREAM_WEIGHTS = ("merged", "delta")
@@ -61,6 +62,9 @@ class MergedSource:
             return weight
         a, b = self.updates[name]
         return weight + b @ a
+
+    def rows_of(self, name: str) -> LazyRows:
+        return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
         return self.source.bias(name)

@@ -21,7 +21,7 @@ from streamspec.export.arrays import Simulation
 from streamspec.export.builder import WeightStore
 from streamspec.export.families import describe
 from streamspec.export.graph import StepGraph
-from streamspec.export.parity import check_parity
+from streamspec.export.parity import check_parity, expect
 from streamspec.export.quantise import Int8, precision
 from streamspec.export.session import open_session
 from streamspec.export.smooth import smooth
@@ -148,7 +148,7 @@ def test_a_wrong_graph_is_noticed(tmp_path: Path) -> None:
     built = build(tmp_path, tiny_model(seed=0), streams=False)
     tokens = np.random.default_rng(0).integers(0, VOCAB, 40)
     with pytest.raises(StreamspecError, match="plain logits differ"):
-        check_parity(built.session, tiny_model(seed=1), None, "fp32", tokens)
+        check_parity(built.session, expect(tiny_model(seed=1), None, tokens), "fp32")
 
 
 def write(folder: Path, graph: StepGraph) -> Any:
@@ -173,7 +173,7 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     source = smooth(model, spec, ModelSource(model, spec), tokens, Int8.simulation)
     for mode in ("merged", "delta"):
         session = write(tmp_path, StepGraph(spec, source, precision("fp32"), source.streams(streams, spec), None, 10, mode))
-        report = check_parity(session, model, streams, "fp32", tokens)
+        report = check_parity(session, expect(model, streams, tokens), "fp32")
         assert max(report[part]["relative"] for part in ("plain", "tree", "streams")) < 1e-4
 
 
@@ -189,10 +189,10 @@ def test_smoothing_brings_int8_closer(tmp_path: Path) -> None:
                 module.weight[:, channel] /= 40
     spec, tokens = describe(model), np.random.default_rng(0).integers(0, VOCAB, 40)
     rough = build(tmp_path, model, streams=False, kind="int8")
-    before = check_parity(rough.session, model, None, "int8", tokens)["plain"]["relative"]
+    before = check_parity(rough.session, expect(model, None, tokens), "int8")["plain"]["relative"]
     source = smooth(model, spec, ModelSource(model, spec), tokens[::-1].copy(), Int8.simulation)
     session = write(tmp_path, StepGraph(spec, source, Int8()))
-    after = check_parity(session, model, None, "int8", tokens)["plain"]["relative"]
+    after = check_parity(session, expect(model, None, tokens), "int8")["plain"]["relative"]
     assert after < 0.6 * before
 
 

@@ -1,0 +1,84 @@
+"""The target as export reads it: at rest in the dtype of its files, mapped, and layer by layer in float32 with the task LoRA merged.
+
+So a base of any size needs the memory of its files and one layer besides. Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import Tensor, nn
+
+from streamspec.adapters.families import Decoder
+from streamspec.export.builder import Array
+
+HEAD_ROWS = 1 << 14  # of the vocabulary, in float32 at a time
+
+
+class FloatDecoder(Decoder):
+    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: what is changed in them is gone with the next."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._kept: tuple[int, nn.Module] | None = None
+        self.norm = None if self.norm is None else floated(self.norm)
+        if not isinstance(self.embedding, nn.Embedding):
+            self.embedding = floated(self.embedding)
+        if not isinstance(self.lm_head, nn.Linear):
+            self.lm_head = floated(self.lm_head)
+
+    def layer(self, index: int) -> nn.Module:
+        if self._kept is None or self._kept[0] != index:
+            self._kept = None
+            self._kept = (index, floated(self.layers[index]))
+        return self._kept[1]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return super().embed(tokens).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        weight, bias = self.lm_head.weight, self.lm_head.bias
+        parts = [nn.functional.linear(hidden, part.float()) for part in weight.split(HEAD_ROWS)]
+        logits = torch.cat(parts, dim=-1)
+        return self.capped(logits if bias is None else logits + bias.float())
+
+
+def floated(module: nn.Module) -> nn.Module:
+    """A float32 copy with all adapters inside merged and gone; the module itself where it is so already."""
+    found = [one for one in module.modules() if isinstance(one, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+    if not found and all(p.dtype == torch.float32 for p in module.parameters()):
+        return module
+    holder = nn.ModuleDict({"it": copy.deepcopy(module).float()})
+    for name, one in list(holder.named_modules()):
+        if isinstance(one, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+            parent, _, last = name.rpartition(".")
+            setattr(holder.get_submodule(parent), last, _merged(one))
+    return holder["it"]
+
+
+def _merged(module: Any) -> nn.Module:
+    if isinstance(module, AuxiliaryTrainingWrapper):
+        whole: nn.Module = module.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
+        return whole
+    module.merge(safe_merge=True)
+    base: nn.Module = module.get_base_layer()
+    return base
+
+
+class LazyRows:
+    """A table [rows, columns] at rest of which parts are asked for as float32 arrays."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.shape: tuple[int, int] = (tensor.shape[0], tensor.shape[1])
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        part: Array = self.tensor[rows if isinstance(rows, slice) else torch.as_tensor(rows)].float().numpy()
+        return part
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or "float32", copy=False)
