@@ -44,7 +44,13 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
 def pick_passes(most: int) -> int:
     """How many passes of a draft layer one step of training unrolls: n of 1 .. most with a chance in proportion to 1/n, so that most
     steps are cheap and teach the first pass, on which all others wait, and the rest teach the layer to live with its own states."""
-    return 1 + int(torch.multinomial(1 / torch.arange(1.0, most + 1), 1))
+    return 1 + int(torch.multinomial(pass_chances(most), 1))
+
+
+def pass_chances(most: int) -> Tensor:
+    """Of `pick_passes`, for 1 .. most."""
+    shares = 1 / torch.arange(1.0, most + 1)
+    return shares / shares.sum()
 
 
 def draft_losses(

@@ -38,6 +38,7 @@ from streamspec.adapters.losses import (
     jakiro_losses,
     lookup_table,
     next_token_loss,
+    pass_chances,
     pick_passes,
     pick_rows,
 )
@@ -354,7 +355,10 @@ def fit_drafter(
         total = (weights[: len(places)] * places).sum() + len(places) * aside
         if last is not None:
             parts["last"] = last.mean()
-            total = total + config.last_weight * (weights[int(config.parallel) :][: len(last)] * last).sum()
+            each = weights[int(config.parallel) :][: len(last)] * last
+            if config.random_unroll and len(last) == config.gamma - config.parallel:  # few steps come as far as the pass that uses the branch
+                each = torch.cat([each[:-1], each[-1:] / pass_chances(len(last))[-1]])
+            total = total + config.last_weight * each.sum()
         return {"total": total / weights[: len(places)].sum(), **parts}
 
     if run.journal.finished(name):
