@@ -57,7 +57,7 @@ def record_ranks(
 def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, list[float] | float]:
     """How a draft layer's parts are used, over rows of the text: `expert_shares`, the experts' weights; `expert_overlap`, the squared
     cosine of what the two best say; and where the last place has a branch of its own `branches_agree`, how often its first guess is the
-    mixture's for the same place."""
+    mixture's for the same place, the last that the mixture guesses."""
     shares: list[Tensor] = []
     alike: list[Tensor] = []
     agree: list[Tensor] = []
@@ -65,14 +65,15 @@ def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tenso
     for start in range(0, len(rows), batch_size):
         batch = collate(rows[start : start + batch_size])
         picked = pick_rows(batch, model.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
-        found = model.unroll(model.main_pass(batch["input_ids"], batch["attention_mask"]), picked, model.passes)
+        main = model.main_pass(batch["input_ids"], batch["attention_mask"])
+        found = model.unroll(main, picked, model.passes)
         counts = picked.labels[:, :, : model.passes] != IGNORE
         shares.append(found.shares[counts])
         alike.append(found.overlap[counts])
-        ahead = int(model.config.parallel)
-        if found.last is not None and model.passes > ahead:
+        before = model.passes - model.config.parallel  # behind so many passes the branch guesses what the mixture does behind all
+        if found.last is not None and before:
             # Rows side by side: for a slice of rows by passes PyTorch would copy the head for each row, a gigabyte a batch.
-            same = (x[counts[:, :, ahead:]] for x in (found.mixture[:, :, ahead:], found.last[:, :, : model.passes - ahead]))
+            same = (x[counts[:, :, -1]] for x in (found.mixture[:, :, -1], model.unroll(main, picked, before).last))
             said, also = (model.head(x, vocabulary).argmax(-1) for x in same)
             agree.append(said == also)
     used: dict[str, list[float] | float] = {

@@ -11,7 +11,8 @@ One decoder layer drafts token after token from the target's hidden states. Row 
 E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on from itself:
 the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place comes from c, so it costs no pass of the layer.
 In training the true tokens take the guesses' place and rows are unrolled, up to the full length (HASS, EAGLE-3), so the layer learns
-to live with its own states. What c costs teaches the layer in the last pass alone, where c is used, in others only C, T and the last norm.
+to live with its own states. What c costs is asked of the deepest pass of a step; it teaches the layer where that is the last, in which c is used, else only C, T and
+the last norm.
 
 Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel` the last place has
 a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With `prefix_attention` the first pass alone attends: the
@@ -71,8 +72,8 @@ class JakiroConfig:
 
 class Branches(NamedTuple):
     """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from and, if there is
-    one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, of `last` the same or, if parallel, place
-    j + 1); `shares` [.., N], the experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what
+    one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, and `last` [B, P, H] is of the last pass and
+    guesses the same place or, if parallel, the next); `shares` [.., N], the experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what
     the two best say; with two lists `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its weight, side by side."""
 
     mixture: Tensor
@@ -182,7 +183,7 @@ class JakiroModel(DraftingModel):
         places = found.mixture if found.apart is None else found.apart
         if found.last is None:
             return places
-        last = found.last[:, :, -1:]
+        last = found.last[:, :, None]
         if found.apart is not None:  # all lists are this one
             weight = torch.full_like(last[..., :1], 1 / self.config.active)
             last = torch.cat([last, weight], dim=-1).repeat(1, 1, 1, self.config.active)
@@ -220,12 +221,12 @@ class JakiroModel(DraftingModel):
             apart = torch.cat([self._finish(lists[..., :-1]), lists[..., -1:].to(self.decoder.embedding.weight.dtype)], dim=-1).flatten(-2)
         last = None
         if self.last_state is not None:
-            said = [one.last for one in steps if one.last is not None]
-            # Only the layer's last pass is asked for that place: those before teach the maps, and are not taught to look further than their own.
-            taught = [x if step == self.passes - 1 else x.detach() for step, x in enumerate(said)]
-            last = nn.functional.linear(torch.stack(taught, dim=2), self.last_state)
+            said = steps[-1].last
+            assert said is not None
+            # Only the layer's last pass is asked for that place: one before teaches the maps, and is not taught to look further than its own.
+            last = nn.functional.linear(said if passes == self.passes else said.detach(), self.last_state)
             if self.last_token is not None:
-                last = last + nn.functional.linear(self._embedded(following[:, :, :passes].clamp(min=0)), self.last_token)
+                last = last + nn.functional.linear(self._embedded(following[:, :, passes - 1].clamp(min=0)), self.last_token)
             last = self._finish(last)
         return Branches(self._finish(mixture), last, shares, overlap, apart)
 

@@ -76,8 +76,8 @@ def jakiro_losses(
 ) -> dict[str, Tensor]:
     """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
 
-    "places" [passes]: mean loss of the mixture's guesses. "last" [passes]: of those of the last place's branch, if parallel one place
-    further each; not there where a place is like any other. "state": smooth L1 of the mixture's states against the target's own, over the spread of these.
+    "places" [passes]: mean loss of the mixture's guesses. "last": of those of the last place's branch behind the last of these passes; not
+    there where a place is like any other. "state": smooth L1 of the mixture's states against the target's own, over the spread of these.
     "alike": 0 where the two best experts of a row say what is at right angles and all experts are used alike.
     """
     drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
@@ -85,7 +85,8 @@ def jakiro_losses(
     guessed = mixture if drafted.apart is None else drafted.apart
     found = {"places": _losses(model, main, guessed, picked, 0, vocabulary, lookup, kind)}
     if drafted.last is not None:
-        found["last"] = _losses(model, main, drafted.last, picked, int(model.config.parallel), vocabulary, lookup, kind)
+        place = mixture.shape[2] - 1 + model.config.parallel
+        found["last"] = _losses(model, main, drafted.last[:, :, None], picked, place, vocabulary, lookup, kind)[0]
     counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
     if not counts.any():  # answers of a single token
         return found | dict.fromkeys(("state", "alike"), 0 * mixture.sum())

@@ -350,12 +350,12 @@ def fit_drafter(
     def draft_layer_loss(found: dict[str, Tensor]) -> dict[str, Tensor]:
         places, last = found["places"], found.get("last")
         parts = {f"place_{j + 1}": value for j, value in enumerate(places)} | {name: found[name] for name in ("state", "alike")}
-        aside = state_weight * found["state"] + config.expert_weight * found["alike"]
-        total = (weights[: len(places)] * places).sum() + len(places) * aside
+        counted = weights[: len(places)]
+        total = (counted * places).sum() / counted.sum() + state_weight * found["state"] + config.expert_weight * found["alike"]
         if last is not None:
-            parts["last"] = last.mean()
-            total = total + config.last_weight * (weights[int(config.parallel) :][: len(last)] * last).sum()
-        return {"total": total / weights[: len(places)].sum(), **parts}
+            parts["last"] = last
+            total = total + config.last_weight * last
+        return {"total": total, **parts}
 
     if run.journal.finished(name):
         folder.load_stage(done, drafter)
