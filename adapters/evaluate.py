@@ -71,10 +71,9 @@ def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tenso
         shares.append(found.shares[counts])
         alike.append(found.overlap[counts])
         before = model.passes - model.config.parallel  # behind so many passes the branch guesses what the mixture does behind all
-        if found.last is not None and before:
-            # Rows side by side: for a slice of rows by passes PyTorch would copy the head for each row, a gigabyte a batch.
-            same = (x[counts[:, :, -1]] for x in (found.mixture[:, :, -1], model.unroll(main, picked, before).last))
-            said, also = (model.head(x, vocabulary).argmax(-1) for x in same)
+        branch = model.unroll(main, picked, before).last if before else None
+        if branch is not None:
+            said, also = (model.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch))
             agree.append(said == also)
     used: dict[str, list[float] | float] = {
         "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)], "expert_overlap": round(float(torch.cat(alike).mean()), 3)
