@@ -147,7 +147,7 @@ def check_fields(config: Any, family: Family) -> None:
     usual, shared = type(config)().to_dict(), PreTrainedConfig().to_dict()
     known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only, *shared, *NOTES}
     for name, value in config.to_dict().items():
-        if name in known:
+        if name in known or (name.startswith("_") and name not in usual):  # of its own accord a tool's private note
             continue
         if value != usual[name] if name in usual else value:
             raise BaseModelError(f"`{name}` = {str(value)[:60]} in the config of this {config.model_type}", "no field that export does not understand", "export another base")

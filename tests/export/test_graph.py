@@ -298,7 +298,7 @@ def test_other_families_and_quantised_bases_are_refused() -> None:
 
 
 def test_notes_of_a_config_and_empty_fields_are_no_reason_to_refuse() -> None:
-    model = tiny_model(is_llama_config=True, rope_interleaved=False, **{"transformers.js_config": {"dtype": "q4"}})
+    model = tiny_model(is_llama_config=True, rope_interleaved=False, _model_name_or_path="a name", **{"transformers.js_config": {"dtype": "q4"}})
     assert describe(model).layers == LAYERS
 
 
