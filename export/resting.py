@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
 
 from streamspec.adapters.families import Decoder
@@ -49,24 +48,16 @@ class FloatDecoder(Decoder):
 
 def floated(module: nn.Module) -> nn.Module:
     """A float32 copy with all adapters inside merged and gone; the module itself where it is so already."""
-    found = [one for one in module.modules() if isinstance(one, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+    found = any(isinstance(one, BaseTunerLayer) for one in module.modules())
     if not found and all(p.dtype == torch.float32 for p in module.parameters()):
         return module
     holder = nn.ModuleDict({"it": copy.deepcopy(module).float()})
     for name, one in list(holder.named_modules()):
-        if isinstance(one, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+        if isinstance(one, BaseTunerLayer):
+            one.merge(safe_merge=True)
             parent, _, last = name.rpartition(".")
-            setattr(holder.get_submodule(parent), last, _merged(one))
+            setattr(holder.get_submodule(parent), last, one.get_base_layer())
     return holder["it"]
-
-
-def _merged(module: Any) -> nn.Module:
-    if isinstance(module, AuxiliaryTrainingWrapper):
-        whole: nn.Module = module.unload_and_optionally_merge_module(merge=True, safe_merge=True, adapter_names=None)
-        return whole
-    module.merge(safe_merge=True)
-    base: nn.Module = module.get_base_layer()
-    return base
 
 
 class LazyRows:

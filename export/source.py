@@ -89,6 +89,9 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
 
         try:
             tuned = PeftModel.from_pretrained(model, str(adapter.path))
+            settings = tuned.active_peft_config
+            if not whole and (getattr(settings, "modules_to_save", None) or getattr(settings, "trainable_token_indices", None)):
+                return load_model(base, adapter)  # whole modules would be rounded to the base's dtype
             model = tuned.merge_and_unload(safe_merge=True) if whole else tuned.base_model.model
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RESTORE) from None

@@ -84,6 +84,30 @@ def test_task_lora_is_merged_and_streams_run_over_it(base: Base, tmp_path: Path)
     assert np.abs(np.subtract(manifest.probe.top_logits, plain.probe.top_logits)).max() > 0.1
 
 
+@pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"]}], ids=str)
+def test_a_base_in_bfloat16_is_exported_as_if_it_were_float32(tmp_path: Path, options: dict[str, Any]) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    bases = [save_base(tmp_path / name, tiny_model(tied=False).bfloat16().to(dtype)) for name, dtype in (("half", torch.bfloat16), ("whole", torch.float32))]
+    tuned = get_peft_model(tiny_model(tied=False), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, **options))
+    probes = []
+    for base in bases:
+        adapter = tmp_path / f"adapter-{base.path.name}"
+        tuned.save_pretrained(adapter)
+        save_adapter(adapter, base, tiny_streams(describe(tiny_model())))
+        probes.append(export_bundle(base.path, adapter, tmp_path / f"{base.path.name}-bundle", "fp32", progress=lambda line: None).probe)
+    half, whole = probes
+    assert half is not None and whole is not None and half.choices == whole.choices
+    np.testing.assert_allclose(half.top_logits, whole.top_logits, rtol=1e-5)
+
+
+def test_the_same_input_gives_the_same_bytes(base: Base, adapter: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        export_bundle(base.path, adapter, tmp_path / name, "int8", progress=lambda line: None)
+    files = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("a", "b")]
+    assert files[0] == files[1]
+
+
 def test_an_existing_bundle_is_replaced_only_with_force(base: Base, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
     export_bundle(base.path, None, out, "fp32", progress=lambda line: None)
