@@ -5,7 +5,6 @@ Knows the order of things; each step lives in a module of its own.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from streamspec.bundle import (
     DRAFT_LAYERS,
     MODEL,
     TEMPLATE,
-    TOKENIZER,
     BaseInfo,
     Manifest,
     ModelInfo,
@@ -34,8 +32,7 @@ from streamspec.bundle import (
     bundle_folder,
     finish,
 )
-from streamspec.checks import parse_object
-from streamspec.errors import BaseModelError, ConfigError
+from streamspec.errors import ConfigError
 from streamspec.export import smooth
 from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
 from streamspec.export.card import write_card
@@ -50,6 +47,7 @@ from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
 from streamspec.export.source import ModelSource, load_model, read_drafter, read_nodes
 from streamspec.export.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
+from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
@@ -81,7 +79,7 @@ def export_bundle(
     the last layers) or `delta` (low-rank products beside the shared weights). `progress` gets one line per step
     (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
     """
-    say = progress or _to_stderr
+    say = progress or to_stderr
     kind = precision_named(precision)
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
@@ -92,7 +90,7 @@ def export_bundle(
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(found, described)
-        tokenizer = _copy_tokenizer(found, folder)
+        tokenizer = copy_tokenizer(found, folder)
         tokens = page(tokenizer, PASSAGE, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
         say("asking PyTorch")
         expected = expect(parts.model, parts.streams, tokens)
@@ -128,35 +126,22 @@ def _load(base: Base, adapter: Adapter | None) -> _Parts:
 
 
 def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph:
-    source: Source = ModelSource(parts.model, parts.spec)
+    source = weights(parts.model, parts.spec, precision, tokenizer, say)
     streams = parts.streams
-    if precision.simulation is not None:
-        say(f"smoothing for {precision.name}")
-        tokens = page(tokenizer, smooth.TEXT, parts.spec.vocab, min(smooth.ROWS, parts.spec.context_length))
-        scaled = smooth.smooth(parts.model, parts.spec, source, tokens, precision.simulation)
-        source, streams = scaled, scaled.streams(streams, parts.spec) if isinstance(streams, StreamSpec) else streams
+    if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
+        streams = source.streams(streams, parts.spec)
     tree = parts.trees.tree() if parts.trees else None
     return StepGraph(parts.spec, source, precision, streams, tree, parts.candidates, stream_weights)
 
 
-def _copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
-    """Copies `tokenizer.json` and the chat template; returns the tokenizer."""
-    source = base.path / TOKENIZER
-    if not source.is_file():
-        raise BaseModelError(f"{base.path} holds no {TOKENIZER}", "a fast tokenizer", "save the tokenizer with transformers' AutoTokenizer")
-    shutil.copyfile(source, folder / TOKENIZER)
-    template = base.path / TEMPLATE
-    written = _tokenizer_settings(base).get("chat_template")
-    if isinstance(written, list):  # several by name
-        written = next((one.get("template") for one in written if isinstance(one, dict) and one.get("name") == "default"), None)
-    if template.is_file():
-        shutil.copyfile(template, folder / TEMPLATE)
-    elif isinstance(written, str):
-        (folder / TEMPLATE).write_text(written, encoding="utf-8")
-    try:
-        return Tokenizer.from_file(str(source))
-    except Exception as error:  # the library raises bare Exception
-        raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
+def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:
+    """The model's weights, smoothed where the precision rounds."""
+    source = ModelSource(model, spec)
+    if precision.simulation is None:
+        return source
+    say(f"smoothing for {precision.name}")
+    tokens = page(tokenizer, smooth.TEXT, spec.vocab, min(smooth.ROWS, spec.context_length))
+    return smooth.smooth(model, spec, source, tokens, precision.simulation)
 
 
 def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Tokenizer, templated: bool) -> Manifest:
@@ -172,7 +157,7 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Toke
         model=ModelInfo(
             layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab_size=spec.vocab, hidden_size=spec.hidden,
             context_length=spec.context_length, bos_token_id=spec.bos_token_id,
-            eos_token_ids=_end_tokens(base, tokenizer, spec.eos_token_ids),
+            eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
         prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
         streams=_drafter(parts), trees=parts.trees, weights_bytes=weights_bytes,
@@ -193,18 +178,5 @@ def _drafter(parts: _Parts) -> StreamsInfo | None:
     return StreamsInfo(spec.gamma, spec.ns, parts.candidates, positions, root_token=spec.root_map is not None, **shared)
 
 
-def _end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokenizer's own end first: training ends answers with it and templates mean it. Then what the generation config names."""
-    text = _tokenizer_settings(base).get("eos_token")
-    text = text.get("content") if isinstance(text, dict) else text
-    own = tokenizer.token_to_id(text) if isinstance(text, str) else None
-    return named if own is None else (own, *(token for token in named if token != own))
-
-
-def _tokenizer_settings(base: Base) -> dict[str, Any]:
-    file = base.path / "tokenizer_config.json"
-    return parse_object(file.read_bytes(), str(file), BaseModelError, "fetch the base again") if file.is_file() else {}
-
-
-def _to_stderr(line: str) -> None:
+def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -116,6 +116,13 @@ def check_parity(session: Any, expected: Expected, precision: str) -> dict[str, 
     return report
 
 
+def check_rows(logits: Array, expected: Expected, precision: str) -> dict[str, Any]:
+    """Of a graph without trees: a report of `logits` [T, V] over the context alone."""
+    report: dict[str, Any] = {"precision": precision, "plain": _Difference([logits], [expected.logits[: len(expected.context)]]).summary()}
+    _judge(report, precision)
+    return report
+
+
 def _streams(stepper: Stepper, spec: DraftSpec, truth: Expected) -> dict[str, float | int]:
     """The drafter beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
     tree, tokens = truth.tree, truth.drafted

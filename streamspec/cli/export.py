@@ -23,13 +23,20 @@ def command(
         str, typer.Option(help="How the streams' own LoRA is carried: merged or delta.")
     ] = "merged",
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")] = False,
+    plain_genai: Annotated[
+        bool, typer.Option("--plain-genai", help="Write a folder that onnxruntime-genai runs as an ordinary model, without a drafter.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
-    from streamspec.export import export_bundle
+    from streamspec.export import export_bundle, export_genai
 
+    if plain_genai:
+        report = export_genai(base, adapter, out, precision=precision, force=force)
+        print(json.dumps({"out": str(out), **report}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
+        return
     export_bundle(base, adapter, out, precision=precision, force=force, stream_weights=stream_weights)
 
     from streamspec.cli.inspect import describe

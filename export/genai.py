@@ -1,0 +1,158 @@
+"""The target as an ordinary model that onnxruntime-genai runs: its input and output names, GroupQueryAttention, `genai_config.json`.
+
+The same decoder template and precisions as the step graph, without trees, drafter or row-exact attention: a way out for those who want to
+leave, and the peer to measure plain steps against. Source: the model folders of onnxruntime-genai 0.18.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from streamspec.adapter import read_adapter
+from streamspec.adapters.base import resolve_base
+from streamspec.atomic import new_folder
+from streamspec.errors import BundleError
+from streamspec.export.arrays import Array
+from streamspec.export.builder import Scope, WeightStore, finish, tensor
+from streamspec.export.bundle_writer import DATA, Progress, to_stderr, weights
+from streamspec.export.decoder import Decoder, Source, Tables
+from streamspec.export.families import DecoderSpec, describe
+from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_rows, expect, page
+from streamspec.export.quantise import Precision, Rows
+from streamspec.export.quantise import precision as precision_named
+from streamspec.export.session import open_session
+from streamspec.export.source import load_model
+from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
+
+FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+CONFIG, SETTINGS, MODEL = "genai_config.json", "tokenizer_config.json", "model.onnx"
+NAMES = {
+    "inputs": {
+        "input_ids": "input_ids", "attention_mask": "attention_mask", "position_ids": "position_ids",
+        "past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value",
+    },
+    "outputs": {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"},
+}  # fmt: skip
+
+
+class PlainGraph:
+    """Texts [b, s] behind caches of [b, Hkv, past, D]; all rows of a call travel as one group [1, b * s, H]."""
+
+    def __init__(self, spec: DecoderSpec, source: Source, precision: Precision) -> None:
+        self.spec, self.decoder, self.precision = spec, Decoder(spec, source, precision), precision
+
+    def build(self, store: WeightStore) -> onnx.ModelProto:
+        """Writes the weights through `store`, closes it, and returns the graph."""
+        g, spec = Scope(store), self.spec
+        ids, positions = (g.op("Reshape", name, g.ints(-1)) for name in ("input_ids", "position_ids"))
+        rows, shape = Rows(g.op("Shape", ids)), g.op("Shape", "input_ids")
+        residual = self.decoder.begin(g, g.op("Unsqueeze", ids, g.ints(0)), positions)
+        rotary, lengths = self.decoder.rotary(g, positions), self._lengths(g)
+        for layer in range(spec.layers):
+            with g.named(f"layers.{layer}"):
+                normed, residual = self.decoder.enter(g, residual, layer)
+                mixed = self._attention(g, normed, rows, layer, rotary, shape, lengths)
+                residual = self.decoder.leave(g, mixed, normed, residual, rows, layer, self.decoder.linear)
+        with g.named("head"):
+            flat = g.op("Squeeze", self.decoder.finish(g, residual), g.ints(0))
+            raw, scale = self.decoder.logits(g, flat, rows, self.decoder.head_weight())
+            scaled = g.op("Mul", raw, scale) if scale else raw
+            g.op("Reshape", scaled, g.op("Concat", shape, g.ints(spec.vocab), axis=0), out="logits")
+        return finish(g, self._inputs(), self._outputs(), "streamspec")
+
+    def _lengths(self, g: Scope) -> tuple[str, str]:
+        """int32: keys of each text [b] less one, and the width of the mask [1]."""
+        known = g.op("ReduceSum", g.op("Cast", "attention_mask", to=INT32), g.ints(1), keepdims=0)
+        less = g.op("Sub", known, g.op("Cast", g.ints(1), to=INT32))
+        return less, g.op("Squeeze", g.op("Cast", g.op("Shape", "attention_mask", start=1), to=INT32), g.ints(0))
+
+    def _attention(self, g: Scope, normed: str, rows: Rows, layer: int, rotary: Tables, shape: str, lengths: tuple[str, str]) -> str:
+        spec = self.spec
+        parts = self.decoder.queries_keys_values(g, normed, rows, layer, rotary, self.decoder.linear)
+        split = g.op("Concat", shape, g.ints(-1), axis=0)
+        queries = [g.op("Reshape", part, split) for part in parts]
+        past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
+        mixed, *_ = g.ops(
+            "GroupQueryAttention", *queries, *past, *lengths, out=(None, f"present.{layer}.key", f"present.{layer}.value"), domain="com.microsoft",
+            num_heads=spec.heads, kv_num_heads=spec.kv_heads, scale=spec.attention_scale, softcap=spec.attention_cap or 0.0,
+            local_window_size=spec.windows[layer] or -1, do_rotary=0,
+        )
+        return g.op("Reshape", mixed, g.ints(1, -1, spec.heads * spec.head_dim))
+
+    def _inputs(self) -> list[onnx.ValueInfoProto]:
+        texts = [tensor(name, INT64, ["b", width]) for name, width in (("input_ids", "s"), ("attention_mask", "total"), ("position_ids", "s"))]
+        return texts + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache("past")) for i, kind in self._caches()]
+
+    def _outputs(self) -> list[onnx.ValueInfoProto]:
+        return [tensor("logits", FLOAT, ["b", "s", self.spec.vocab])] + [tensor(f"present.{i}.{kind}", FLOAT, self._cache("total")) for i, kind in self._caches()]
+
+    def _cache(self, length: str) -> list[int | str]:
+        return ["b", self.spec.kv_heads, length, self.spec.head_dim]
+
+    def _caches(self) -> list[tuple[int, str]]:
+        return [(i, kind) for i in range(self.spec.layers) for kind in ("key", "value")]
+
+
+def export_genai(
+    base: str | Path, adapter: str | Path | None, out: str | Path, precision: str = "int8", force: bool = False, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Writes the folder `out` for onnxruntime-genai: base and task LoRA, whatever drafts left out. Returns how far its rows are from PyTorch.
+
+    `precision`, `progress` and errors as for `export_bundle`; `force` replaces an older folder of this kind, and no other.
+    """
+    say, kind, target = progress or to_stderr, precision_named(precision), Path(os.path.realpath(out))
+    if os.path.lexists(target) and not (force and (target / CONFIG).is_file()) and not (target.is_dir() and not any(target.iterdir())):
+        raise BundleError(f"{target} is there already", f"a new folder, or with --force one that holds {CONFIG}", "choose another --out")
+    found = resolve_base(base, say)
+    described = read_adapter(Path(adapter)) if adapter is not None else None
+    if described is not None:
+        described.check_base(found.id, found.sha256)
+    with new_folder(target) as folder:
+        say("loading the base")
+        model = load_model(found, described, whole=False)
+        spec = describe(model)
+        tokenizer = copy_tokenizer(found, folder)
+        if (settings := found.path / SETTINGS).is_file():
+            shutil.copyfile(settings, folder / SETTINGS)
+        tokens = page(tokenizer, PASSAGE, spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, spec.context_length - 1))
+        say("asking PyTorch")
+        expected = expect(model, None, tokens)
+        say(f"writing the {precision} graph")
+        graph = PlainGraph(spec, weights(model, spec, kind, tokenizer, say), kind)
+        onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
+        del graph, model
+        say("comparing with what PyTorch said")
+        report = check_rows(run(open_session(folder / MODEL), spec, expected.context), expected, precision)
+        write_config(folder, spec, end_tokens(found, tokenizer, spec.eos_token_ids))
+        return report
+
+
+def run(session: Any, spec: DecoderSpec, tokens: Array) -> Array:
+    """Logits [T, V] of one text [T] from nothing."""
+    caches = {f"past_key_values.{i}.{kind}": np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32) for i in range(spec.layers) for kind in ("key", "value")}
+    texts = {"input_ids": tokens[None], "attention_mask": np.ones_like(tokens)[None], "position_ids": np.arange(len(tokens))[None]}
+    logits: Array = session.run(["logits"], texts | caches)[0][0]
+    return logits
+
+
+def write_config(folder: Path, spec: DecoderSpec, end_tokens: tuple[int, ...]) -> None:
+    """`genai_config.json`: greedy by default, on the CPU."""
+    decoder = {
+        "session_options": {"provider_options": []}, "filename": MODEL, "head_size": spec.head_dim, "hidden_size": spec.hidden,
+        "num_attention_heads": spec.heads, "num_hidden_layers": spec.layers, "num_key_value_heads": spec.kv_heads, **NAMES,
+    }  # fmt: skip
+    ends = list(end_tokens) or [0]
+    model = {
+        "type": "decoder", "vocab_size": spec.vocab, "context_length": spec.context_length, "decoder": decoder,
+        "bos_token_id": ends[0] if spec.bos_token_id is None else spec.bos_token_id, "eos_token_id": ends, "pad_token_id": ends[0],
+    }  # fmt: skip
+    search = {"do_sample": False, "max_length": spec.context_length, "min_length": 0, "num_beams": 1, "num_return_sequences": 1, "past_present_share_buffer": True}
+    (folder / CONFIG).write_text(json.dumps({"model": model, "search": search}, indent=1) + "\n", encoding="utf-8")

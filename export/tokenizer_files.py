@@ -1,0 +1,48 @@
+"""The base's tokenizer, chat template and end tokens, copied beside a graph. Knows nothing about graphs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from streamspec.adapters.base import Base
+from streamspec.bundle import TEMPLATE, TOKENIZER
+from streamspec.checks import parse_object
+from streamspec.errors import BaseModelError
+
+
+def copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
+    """Copies `tokenizer.json` and the chat template; returns the tokenizer."""
+    source = base.path / TOKENIZER
+    if not source.is_file():
+        raise BaseModelError(f"{base.path} holds no {TOKENIZER}", "a fast tokenizer", "save the tokenizer with transformers' AutoTokenizer")
+    shutil.copyfile(source, folder / TOKENIZER)
+    template = base.path / TEMPLATE
+    written = tokenizer_settings(base).get("chat_template")
+    if isinstance(written, list):  # several by name
+        written = next((one.get("template") for one in written if isinstance(one, dict) and one.get("name") == "default"), None)
+    if template.is_file():
+        shutil.copyfile(template, folder / TEMPLATE)
+    elif isinstance(written, str):
+        (folder / TEMPLATE).write_text(written, encoding="utf-8")
+    try:
+        return Tokenizer.from_file(str(source))
+    except Exception as error:  # the library raises bare Exception
+        raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
+
+
+def end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokenizer's own end first: training ends answers with it and templates mean it. Then what the generation config names."""
+    text = tokenizer_settings(base).get("eos_token")
+    text = text.get("content") if isinstance(text, dict) else text
+    own = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    return named if own is None else (own, *(token for token in named if token != own))
+
+
+def tokenizer_settings(base: Base) -> dict[str, Any]:
+    """What stands beside the base's tokenizer; empty where nothing does."""
+    file = base.path / "tokenizer_config.json"
+    return parse_object(file.read_bytes(), str(file), BaseModelError, "fetch the base again") if file.is_file() else {}
