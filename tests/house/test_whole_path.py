@@ -23,8 +23,9 @@ from streamspec.adapters.train import train
 from streamspec.bundle import verify_files
 from streamspec.cli.inspect import describe
 from streamspec.export import export_bundle
+from streamspec.families import FAMILIES
 from streamspec.runtime import Session
-from tests.adapters.tiny import options
+from tests.adapters.tiny import options, tiny_model, tiny_tokenizer
 
 SHIPPED = Path(__file__).parents[2] / "benchmarks" / "adapters"
 
@@ -56,6 +57,18 @@ def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path,
     method, *switches = drafter.split()
     train(options(base, data, tmp_path / "adapter", method=method, recipe="staged", epochs=6.0, **dict.fromkeys(switches, True)))
     assert "draft" in str(describe(tmp_path / "adapter")) or method == "medusa"
+    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
+    check(session, model, base)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
+def test_every_family_writes_what_transformers_writes(family: str, data: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    tiny_model(family).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=4.0, task_share=0.5))
     export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
