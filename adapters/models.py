@@ -48,8 +48,9 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     """The base in training dtype, all weights frozen. Eager attention: on CPU its backward pass is faster than SDPA's (docs/decisions.md)."""
-    attention = "sdpa" if run.device.type == "cuda" else "eager"
-    model = AutoModelForCausalLM.from_pretrained(run.base.path, dtype=dtype, attn_implementation=attention)
+    model = AutoModelForCausalLM.from_pretrained(run.base.path, dtype=dtype, attn_implementation="eager")
+    if run.device.type == "cuda" and model._supports_sdpa:
+        model.set_attn_implementation("sdpa")
     return model.to(run.device).requires_grad_(False)
 
 

@@ -378,7 +378,8 @@ def own_answers(
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
     now = clock_of(config)
     began, attention, training = now(), model.config._attn_implementation, model.training
-    model.set_attn_implementation("sdpa")
+    if model._supports_sdpa:  # not where scores have a soft cap
+        model.set_attn_implementation("sdpa")
     model.eval()
     answered = regenerate(
         model,
