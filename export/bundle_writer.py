@@ -41,7 +41,7 @@ from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
 from streamspec.export.jakiro import JakiroSpec
-from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_parity, expect, make_probe, page
+from streamspec.export.parity import check_parity, expect, make_probe, page, passage
 from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
@@ -83,15 +83,12 @@ def export_bundle(
     kind = precision_named(precision)
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
-    found = resolve_base(base, say)
-    described = read_adapter(Path(adapter)) if adapter is not None else None
-    if described is not None:
-        described.check_base(found.id, found.sha256)
+    found, described = asked_for(base, adapter, say)
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(found, described)
         tokenizer = copy_tokenizer(found, folder)
-        tokens = page(tokenizer, PASSAGE, parts.spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, parts.spec.context_length - 1))
+        tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
         say("asking PyTorch")
         expected = expect(parts.model, parts.streams, tokens)
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
@@ -107,6 +104,15 @@ def export_bundle(
         write_card(folder, manifest)
         say("hashing the files")
         return finish(folder, manifest)
+
+
+def asked_for(base: str | Path, adapter: str | Path | None, say: Progress) -> tuple[Base, Adapter | None]:
+    """Base and adapter, which must belong together."""
+    found = resolve_base(base, say)
+    described = read_adapter(Path(adapter)) if adapter is not None else None
+    if described is not None:
+        described.check_base(found.id, found.sha256)
+    return found, described
 
 
 def _load(base: Base, adapter: Adapter | None) -> _Parts:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
+from streamspec.adapters.families import Decoder
 from streamspec.errors import BaseModelError
-from streamspec.families import FAMILIES, Family, switched
+from streamspec.families import Family, switched
 
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
@@ -109,18 +109,13 @@ class DecoderSpec:
 
 def describe(model: Any) -> DecoderSpec:
     """DecoderSpec of a loaded HF causal LM. Raises BaseModelError for anything the graph would compute wrongly."""
-    config = model.config
-    if config.model_type not in FAMILIES:
-        raise BaseModelError(f"model family `{config.model_type}`", ", ".join(FAMILIES), "export a base of one of these families")
-    family = FAMILIES[config.model_type]
+    config, decoder = model.config, Decoder(model)
+    family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
     check_fields(config, family)
-    stack = attrgetter(family.stack)(model)
-    layers = getattr(stack, family.layers)
     attention, norm = getattr(layers[0], family.attention), getattr(layers[0], family.attention_norm)
     heads = config.num_attention_heads
     widths = {module: _widths(layers[0].get_submodule(module)) for module in (*family.qkv, *family.out, *family.up, *family.down)}
-    embedding = model.get_input_embeddings()
-    rotaries, rotary_of, length = _rotaries(stack, config, family, len(layers))
+    rotaries, rotary_of, length = _rotaries(decoder.rotary, config, len(layers))
     normed = not family.head_norm_switch or switched(config, family.head_norm_switch)
     spec = DecoderSpec(
         model_type=config.model_type, family=family, layers=len(layers), hidden=config.hidden_size,
@@ -129,8 +124,8 @@ def describe(model: Any) -> DecoderSpec:
         eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon,
         activation=ACTIVATIONS.get(_activation(config), _activation(config)),
         parallel=switched(config, family.parallel), mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
-        head_norms=family.head_norms if normed else (), tied=model.get_output_embeddings().weight is embedding.weight,
-        windows=_windows(config, family, len(layers)), rotaries=rotaries, rotary_of=rotary_of,
+        head_norms=family.head_norms if normed else (), tied=decoder.lm_head.weight is embedding.weight,
+        windows=tuple(decoder.window(layer) for layer in range(len(layers))), rotaries=rotaries, rotary_of=rotary_of,
         embedding_scale=float(getattr(embedding, "scalar_embed_scale", 1.0)), attention_scale=float(attention.scaling),
         attention_cap=getattr(config, "attn_logit_softcapping", None), logit_cap=getattr(config, "final_logit_softcapping", None),
         widths=widths, eos_token_ids=_eos(model), bos_token_id=config.bos_token_id,
@@ -168,12 +163,11 @@ def _widths(module: Any) -> tuple[int, int]:
     return (into, out) if isinstance(base, Conv1D) else (out, into)
 
 
-def _rotaries(stack: Any, config: Any, family: Family, layers: int) -> tuple[tuple[Rotary, ...], tuple[int, ...], int]:
+def _rotaries(rotary: Any, config: Any, layers: int) -> tuple[tuple[Rotary, ...], tuple[int, ...], int]:
     """The frequencies in use, which of them each layer has, and up to which length they hold."""
     length = int(config.max_position_embeddings)
-    if family.rotary is None:
+    if rotary is None:
         return (), (), length
-    rotary = getattr(stack, family.rotary)
     kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else {"": rotary.rope_type}
     found = []
     for layer_kind, rope in kinds.items():
@@ -186,14 +180,6 @@ def _rotaries(stack: Any, config: Any, family: Family, layers: int) -> tuple[tup
         found.append(Rotary(getattr(rotary, f"{prefix}original_inv_freq").detach().float().cpu().numpy(), float(getattr(rotary, f"{prefix}attention_scaling"))))
     of = tuple(list(kinds).index(config.layer_types[layer]) if "" not in kinds else 0 for layer in range(layers))
     return tuple(found), of, length
-
-
-def _windows(config: Any, family: Family, layers: int) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
-    if window is None or (family.window_switch and not switched(config, family.window_switch)):
-        return (None,) * layers
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
 
 
 def _eos(model: Any) -> tuple[int, ...]:

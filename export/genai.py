@@ -16,16 +16,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from streamspec.adapter import read_adapter
-from streamspec.adapters.base import resolve_base
 from streamspec.atomic import new_folder
 from streamspec.errors import BundleError
 from streamspec.export.arrays import Array
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
-from streamspec.export.bundle_writer import DATA, Progress, to_stderr, weights
+from streamspec.export.bundle_writer import DATA, Progress, asked_for, to_stderr, weights
 from streamspec.export.decoder import Decoder, Source, Tables
 from streamspec.export.families import DecoderSpec, describe
-from streamspec.export.parity import CONTEXT_ROWS, PASSAGE, TREE_ROWS, check_rows, expect, page
+from streamspec.export.parity import check_rows, expect, passage
 from streamspec.export.quantise import Precision, Rows
 from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
@@ -111,10 +109,7 @@ def export_genai(
     say, kind, target = progress or to_stderr, precision_named(precision), Path(os.path.realpath(out))
     if os.path.lexists(target) and not (force and (target / CONFIG).is_file()) and not (target.is_dir() and not any(target.iterdir())):
         raise BundleError(f"{target} is there already", f"a new folder, or with --force one that holds {CONFIG}", "choose another --out")
-    found = resolve_base(base, say)
-    described = read_adapter(Path(adapter)) if adapter is not None else None
-    if described is not None:
-        described.check_base(found.id, found.sha256)
+    found, described = asked_for(base, adapter, say)
     with new_folder(target) as folder:
         say("loading the base")
         model = load_model(found, described, whole=False)
@@ -122,7 +117,7 @@ def export_genai(
         tokenizer = copy_tokenizer(found, folder)
         if (settings := found.path / SETTINGS).is_file():
             shutil.copyfile(settings, folder / SETTINGS)
-        tokens = page(tokenizer, PASSAGE, spec.vocab, min(CONTEXT_ROWS + TREE_ROWS, spec.context_length - 1))
+        tokens = passage(tokenizer, spec.vocab, spec.context_length)
         say("asking PyTorch")
         expected = expect(model, None, tokens)
         say(f"writing the {precision} graph")

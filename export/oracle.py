@@ -98,9 +98,10 @@ class Oracle:
         rotary = self.decoder.rotary_embeddings(hidden, where[None])
         seen = torch.cat([torch.as_tensor(sees)[row].expand(spec.gamma, -1), torch.ones(spec.gamma, spec.gamma).tril().bool()], 1)
         columns = torch.cat([torch.as_tensor(positions), where])
+        shape = describe(self.model)
         for layer in range(self.first, self.layers):
             mask = self._mask(seen, where, columns, self.decoder.window(layer))
-            with _stream_weights(self.decoder, layer, spec, describe(self.model)):
+            with _stream_weights(self.decoder, layer, spec, shape):
                 hidden = self.decoder.call_layer(layer, hidden, mask, where[None], rotary, _Append(main, layer))
         logits: Tensor = self.decoder.logits(self.decoder.finish(hidden))[0]
         return logits

@@ -55,6 +55,11 @@ def page(tokenizer: Any, text: str, vocab: int, rows: int) -> Array:
     return np.resize(np.asarray(ids, np.int64), rows)
 
 
+def passage(tokenizer: Any, vocab: int, context_length: int) -> Array:
+    """int64: the tokens that graphs are compared on, a context and the rows of a tree."""
+    return page(tokenizer, PASSAGE, vocab, min(CONTEXT_ROWS + TREE_ROWS, context_length - 1))
+
+
 def sample_tree(rows: int, gamma: int, seed: int = 0) -> DraftTree:
     """A random tree of `rows` nodes no deeper than `gamma`."""
     rng = np.random.default_rng(seed)

@@ -92,13 +92,12 @@ class SmoothedSource:
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
-    smoothed, oracle = SmoothedSource(source), Oracle(model)
+    smoothed, oracle, every = SmoothedSource(source), Oracle(model), groups(spec)
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
         inputs: dict[str, Array] = {}
-        names = [group.readers[0] for group in groups(spec)]
-        hooks = [_watch(oracle.decoder.layer(layer), name, inputs) for name in names]
+        hooks = [_watch(oracle.decoder.layer(layer), group.readers[0], inputs) for group in every]
         try:
             yield
         finally:
@@ -106,7 +105,7 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
         choose(layer, inputs)
 
     def choose(layer: int, inputs: dict[str, Array]) -> None:
-        for group in groups(spec):
+        for group in every:
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
             heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None

@@ -20,7 +20,7 @@ from streamspec.acceptance import MAX_GAMMA, MISSED, Acceptance, node_order
 from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter, odd_draft_layer
 from streamspec.adapters.base import Base
 from streamspec.bundle import DRAFT_LAYERS, POSITIONS
-from streamspec.errors import AdapterError, BaseModelError
+from streamspec.errors import AdapterError
 from streamspec.export.builder import Array
 from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec
@@ -29,7 +29,6 @@ from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.resting import FloatDecoder, LazyRows
 from streamspec.export.streams import StreamSpec
-from streamspec.families import FAMILIES
 
 
 class ModelSource:
@@ -81,8 +80,6 @@ class ModelSource:
 def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its files' dtype with the
     LoRA beside it, to be read through `resting.FloatDecoder`."""
-    if base.model_type not in FAMILIES:
-        raise BaseModelError(f"model family `{base.model_type}`", ", ".join(FAMILIES), "export a base of one of these families")
     model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager")
     if adapter is not None and adapter.has_task_lora:
         from peft import PeftModel
