@@ -42,6 +42,7 @@ from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
 from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.parity import check_parity, expect, make_probe, page, passage
+from streamspec.export.quality import HeldOut, answers, perplexity_of_graph, perplexity_of_model
 from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
@@ -71,16 +72,18 @@ class _Parts:
 
 def export_bundle(
     base: str | Path, adapter: str | Path | None, out: str | Path, precision: str = "int8", force: bool = False,
-    progress: Progress | None = None, stream_weights: str = DEFAULT_STREAM_WEIGHTS,
+    progress: Progress | None = None, stream_weights: str = DEFAULT_STREAM_WEIGHTS, held_out: HeldOut | None = None,
+    block_size: int | None = None,
 ) -> Manifest:
     """Writes the bundle `out` and returns its manifest.
 
-    `precision`: fp32, int8 or int4. `stream_weights`: how a staged recipe's stream LoRA is carried, `merged` (a second copy of
-    the last layers) or `delta` (low-rank products beside the shared weights). `progress` gets one line per step
-    (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
+    `precision`: fp32, fp16, int8 or int4, the last in blocks of `block_size` 32 (default) or 128 weights. `stream_weights`: how a staged recipe's stream LoRA is carried, `merged` (a second copy of
+    the last layers) or `delta` (low-rank products beside the shared weights). `held_out`: what the precision costs is measured on
+    these rows and kept in `manifest.parity`. `progress` gets one line per step (default: stderr). Raises StreamspecError; the
+    previous state of `out` then stays as it was.
     """
     say = progress or to_stderr
-    kind = precision_named(precision)
+    kind = precision_named(precision, block_size)
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
     found, described = asked_for(base, adapter, say)
@@ -91,6 +94,9 @@ def export_bundle(
         tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
         say("asking PyTorch")
         expected = expect(parts.model, parts.streams, tokens)
+        manifest = _manifest(parts, precision, tokenizer, (folder / TEMPLATE).is_file())
+        rows = held_out.rows(found, manifest.prompt_format, parts.spec.context_length) if held_out else []
+        perplexity = {"pytorch": perplexity_of_model(parts.model, rows)} if rows else {}
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
         say(f"writing the {precision} graph")
         onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
@@ -99,10 +105,16 @@ def export_bundle(
         say("comparing with what PyTorch said")
         session = open_session(folder / MODEL)
         parity = check_parity(session, expected, precision)
-        manifest = _manifest(parts, precision, (folder / DATA).stat().st_size, tokenizer, (folder / TEMPLATE).is_file())
-        manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens))
-        write_card(folder, manifest)
+        if rows:
+            parity["perplexity"] = {"tokens": sum(sum(row.loss_mask) for row in rows), "here": perplexity_of_graph(session, rows)} | perplexity
+        manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens), weights_bytes=(folder / DATA).stat().st_size)
+        del session
         say("hashing the files")
+        if held_out is not None:
+            finish(folder, manifest)
+            say("answering held-out prompts")
+            parity["answers"] = answers(folder, held_out, parts.trees.default_rows if parts.trees else 0)
+        write_card(folder, manifest)
         return finish(folder, manifest)
 
 
@@ -132,7 +144,7 @@ def _load(base: Base, adapter: Adapter | None) -> _Parts:
 
 
 def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph:
-    source = weights(parts.model, parts.spec, precision, tokenizer, say)
+    source, precision = weights(parts.model, parts.spec, precision, tokenizer, say)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
         streams = source.streams(streams, parts.spec)
@@ -140,17 +152,18 @@ def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_wei
     return StepGraph(parts.spec, source, precision, streams, tree, parts.candidates, stream_weights)
 
 
-def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:
-    """The model's weights, smoothed where the precision rounds."""
+def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> tuple[Source, Precision]:
+    """The model's weights, smoothed where the precision rounds, and the precision that knows what that costs them."""
     source = ModelSource(model, spec)
     if precision.simulation is None:
-        return source
+        return source, precision
     say(f"smoothing for {precision.name}")
     tokens = page(tokenizer, smooth.TEXT, spec.vocab, min(smooth.ROWS, spec.context_length))
-    return smooth.smooth(model, spec, source, tokens, precision.simulation)
+    smoothed = smooth.smooth(model, spec, source, tokens, precision.simulation)
+    return smoothed, precision.knowing(smoothed.losses)
 
 
-def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Tokenizer, templated: bool) -> Manifest:
+def _manifest(parts: _Parts, precision: str, tokenizer: Tokenizer, templated: bool) -> Manifest:
     """`templated`: an untouched base is used through its chat template where it has one."""
     base, adapter, spec = parts.base, parts.adapter, parts.spec
     method = adapter.method if adapter else "lora"
@@ -166,7 +179,7 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Toke
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
         prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
-        streams=_drafter(parts), trees=parts.trees, weights_bytes=weights_bytes,
+        streams=_drafter(parts), trees=parts.trees,
         tools={"streamspec": __version__} | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
     )
 

@@ -46,4 +46,9 @@ def _parity_table(parity: dict[str, Any]) -> str:
         if part in parity:
             p = parity[part]
             lines.append(f"| {part} | {p['rows']} | {p['max_abs']:.3g} | {p['relative']:.2g} | {100 * p['argmax']:.0f} % |")
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    if perplexity := parity.get("perplexity"):
+        text += f"\nPerplexity of {perplexity['tokens']} tokens of held-out answers: {perplexity['here']:.3f}, PyTorch's {perplexity['pytorch']:.3f}.\n"
+    if answers := parity.get("answers"):
+        text += "\nIts own answers to held-out prompts: " + ", ".join(f"{name} {value:.3g}" for name, value in answers.items()) + ".\n"
+    return text

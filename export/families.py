@@ -88,6 +88,10 @@ class DecoderSpec:
         """`module` as in HF: `self_attn.q_proj`, `mlp.up_proj`, `input_layernorm`, ..."""
         return f"{self.stacked(self.family.layers)}.{layer}.{module}"
 
+    def fused_name(self, layer: int, modules: tuple[str, ...]) -> str:
+        """Of linear maps that are one in the graph."""
+        return self.weight_name(layer, "+".join([modules[0], *(module.split(".")[-1] for module in modules[1:])]))
+
     def stacked(self, module: str) -> str:
         """Name of a module beside the layers."""
         return f"{self.family.stack}.{module}"

@@ -30,9 +30,8 @@ from streamspec.trees import MASKED, DraftTree
 
 @dataclass
 class Answer:
-    """Of a pass over `T` rows: `logits` [T, V], and what streams need."""
+    """Of a pass over `T` rows: what logits and streams need."""
 
-    logits: Tensor
     final: Tensor  # [1, T, H] finished hidden states
     entry: Tensor  # [1, T, H] input of layer N-Ns
     keys: dict[int, Tensor]  # layer -> [1, Hkv, T, D]
@@ -48,8 +47,8 @@ class Oracle:
         self.first = streams.first_layer(self.layers) if streams else self.layers
 
     @torch.no_grad()
-    def main(self, tokens: Array, positions: Array, sees: Array, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Answer:
-        """`sees` bool [T, T]: row i may look at row j (sliding windows are added per layer). Each layer is called within `around` of it."""
+    def states(self, tokens: Array, positions: Array, sees: Array, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Answer:
+        """Rows at int64 positions [T]. `sees` bool [T, T]: row i may look at row j (sliding windows are added per layer). Each layer is called within `around` of it."""
         where = torch.as_tensor(positions)[None]
         hidden = self.decoder.begin(torch.as_tensor(tokens)[None], where)
         rotary = self.decoder.rotary_embeddings(hidden, where)
@@ -61,8 +60,13 @@ class Oracle:
             mask = self._mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
             with around(layer) if around else nullcontext():
                 hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache)
-        final = self.decoder.finish(hidden)
-        return Answer(self.decoder.logits(final)[0], final, entry, cache.keys, cache.values)
+        return Answer(self.decoder.finish(hidden), entry, cache.keys, cache.values)
+
+    @torch.no_grad()
+    def logits(self, answer: Answer) -> Array:
+        """float32 [T, V]"""
+        found: Array = self.decoder.logits(answer.final)[0].numpy()
+        return found
 
     @torch.no_grad()
     def draft_logits(self, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:

@@ -93,13 +93,13 @@ def expect(model: Any, streams: DraftSpec | None, tokens: Array) -> Expected:
     context, drafted = tokens[:-TREE_ROWS], tokens[-TREE_ROWS:]
     tree = sample_tree(len(drafted), streams.gamma if streams else 4)
     every, positions, sees = tree_rows(context, drafted, tree)
-    truth = oracle.main(every, positions, sees)
+    truth = oracle.states(every, positions, sees)
     layer = LayerOracle(model, streams) if isinstance(streams, JakiroSpec) else None
     drafts = []
     for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int) if streams and not layer else ():
         root = int(drafted[-1 - node])
         drafts.append((int(node), root, oracle.draft_logits(truth, positions, sees, row=len(context) + int(node), root=root).numpy()))
-    return Expected(context, drafted, tree, streams, truth.logits.numpy(), drafts, layer)
+    return Expected(context, drafted, tree, streams, oracle.logits(truth), drafts, layer)
 
 
 def check_parity(session: Any, expected: Expected, precision: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How each precision turns a linear map, the embedding and the LM head into nodes: fp32, int8 (W8A8 per row), int4.
+"""How each precision turns a linear map, the embedding and the LM head into nodes: fp32, fp16, int8 (W8A8 per row), int4.
 
 Every precision keeps rows independent: the result of a row never depends on its siblings, so a tree verifies exactly what
 plain decoding would compute. Knows nothing about decoders.
@@ -23,19 +23,22 @@ there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from onnx import TensorProto
 
 from streamspec.errors import ConfigError
 from streamspec.export.arrays import Array, Simulation, dequantise_rows, quantise_blocks, quantise_rows, round_blocks
 from streamspec.export.builder import CONTRIB, Scope, WeightStore
 from streamspec.export.resting import LazyRows
 
-BLOCK = 32
+BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default
+SPARED = 0.1  # bytes that int4 may grow by: the maps that lose most for their size keep 8 bits
 SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 ACCURACY_INT8 = 4  # MatMulNBits quantises activations to int8, per row and block
 
 
@@ -47,6 +50,14 @@ class Weight:
     rows: int
     columns: int
     load: Callable[[], Array | LazyRows]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Of a rounded linear map: mean squared error over the output's mean square, and how many weights it has."""
+
+    error: float
+    weights: int
 
 
 @dataclass
@@ -67,9 +78,17 @@ class Precision(Protocol):
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
+    def knowing(self, losses: Mapping[str, Loss]) -> Precision: ...  # what rounding costs each map, by `Weight.name`; the precision for this model
 
 
-class Fp32:
+class _Uniform:
+    """All maps are treated alike."""
+
+    def knowing(self, losses: Mapping[str, Loss]) -> Any:
+        return self
+
+
+class Fp32(_Uniform):
     """Plain float products. The head shares the embedding's initializer through Gemm(transB = 1)."""
 
     name = "fp32"
@@ -88,7 +107,26 @@ class Fp32:
         return g.op("Gather", _plain(g.store, weight), ids, axis=0)
 
 
-class Int8:
+class Fp16(_Uniform):
+    """Products in half precision for GPUs; all that is added up, normed or kept (the residual stream, attention, the cache) stays float32."""
+
+    name = "fp16"
+    simulation: Simulation | None = None
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+        name = f"{weight.name}.transposed"
+        if name not in g.store:
+            g.store.add(name, np.asarray(weight.load()).T.astype(np.float16))
+        return g.op("Cast", g.op("MatMul", g.op("Cast", x, to=HALF), name), to=FLOAT)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        return g.op("Cast", g.op("Gemm", g.op("Cast", x, to=HALF), _plain(g.store, weight, np.float16), transB=1), out=out, to=FLOAT), ""
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        return g.op("Cast", g.op("Gather", _plain(g.store, weight, np.float16), ids, axis=0), to=FLOAT)
+
+
+class Int8(_Uniform):
     """Per-row W8A8; see the module's header."""
 
     name = "int8"
@@ -119,7 +157,7 @@ class Int8:
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         quantised, scales = self._table(g.store, weight)
-        codes = g.op("Cast", g.op("Gather", quantised, ids, axis=0), to=1)
+        codes = g.op("Cast", g.op("Gather", quantised, ids, axis=0), to=FLOAT)
         scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
         return g.op("Mul", codes, scale)
 
@@ -143,38 +181,51 @@ class Int8:
 
 
 class Int4:
-    """MatMulNBits with blocks of 32; the LM head and the embedding it may share keep 8 bits."""
+    """MatMulNBits in blocks; the LM head, the embedding it may share, and the linear maps called `spared` keep 8 bits."""
 
     name = "int4"
-    simulation: Simulation | None = Simulation(weight=lambda weight: round_blocks(weight, BLOCK), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
+
+    def __init__(self, block: int = BLOCKS[0], spared: frozenset[str] = frozenset()) -> None:
+        self.block, self.spared = block, spared
+        self.simulation: Simulation | None = Simulation(weight=lambda weight: round_blocks(weight, block), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
+
+    def knowing(self, losses: Mapping[str, Loss]) -> Int4:
+        """With the maps spared that lose most for their size."""
+        room, spared = SPARED * sum(loss.weights for loss in losses.values()), []
+        for name, loss in sorted(losses.items(), key=lambda item: item[1].error / item[1].weights, reverse=True):
+            if loss.weights > room:
+                break
+            room -= loss.weights
+            spared.append(name)
+        return Int4(self.block, frozenset(spared))
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
-        return self._product(g, x, weight, bits=4)
+        return self._product(g, x, weight, bits=8 if weight.name in self.spared else 4)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         return self._product(g, x, weight, bits=8, out=out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
-        if weight.columns % BLOCK:
-            raise ConfigError(f"hidden size {weight.columns}", f"a multiple of {BLOCK} for int4", "use --precision int8")
+        if weight.columns % self.block:
+            raise ConfigError(f"hidden size {weight.columns}", f"a multiple of {self.block} for int4 in such blocks", f"use blocks of {BLOCKS[0]}, or --precision int8")
         codes, scales, _ = self._blocks(g.store, weight, bits=8)
-        # The packed table is [V, blocks, 32]; gathered as it is, so that no reshaped copy of it is ever made.
-        blocks = weight.columns // BLOCK
+        # The packed table is [V, blocks, block]; gathered as it is, so that no reshaped copy of it is ever made.
+        blocks = weight.columns // self.block
         column = g.op("Reshape", scales, g.ints(weight.rows, blocks, 1))
-        rows = g.contrib("GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=BLOCK, bits=8)
+        rows = g.contrib("GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=self.block, bits=8)
         return g.op("Reshape", rows, g.ints(1, -1, weight.columns))
 
     def _product(self, g: Scope, x: str, weight: Weight, bits: int, out: str | None = None) -> str:
         inputs = [name for name in self._blocks(g.store, weight, bits) if name]
         return g.op(
-            "MatMulNBits", x, *inputs, out=out, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=BLOCK,
+            "MatMulNBits", x, *inputs, out=out, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=self.block,
             accuracy_level=ACCURACY_INT8,
         )
 
     def _blocks(self, store: WeightStore, weight: Weight, bits: int) -> tuple[str, str, str]:
         codes, scales, zeros = (f"{weight.name}.int{bits}", f"{weight.name}.scale", f"{weight.name}.zero")
         if codes not in store:
-            packed, scale, zero = quantise_blocks(weight.load(), bits, BLOCK)
+            packed, scale, zero = quantise_blocks(weight.load(), bits, self.block)
             store.add(codes, packed)
             store.add(scales, scale)
             if zero is not None:
@@ -182,15 +233,19 @@ class Int4:
         return codes, scales, zeros if zeros in store else ""
 
 
-PRECISIONS: dict[str, Callable[[], Precision]] = {"fp32": Fp32, "int8": Int8, "int4": Int4}
+PRECISIONS: dict[str, Callable[[], Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}
 
 
-def precision(name: str) -> Precision:
-    """The precision called `name`. Raises ConfigError for an unknown one."""
+def precision(name: str, block: int | None = None) -> Precision:
+    """The precision called `name`; `block`: weights that share a scale in int4. Raises ConfigError for what does not exist."""
     if name not in PRECISIONS:
         raise ConfigError(f"precision `{name}`", ", ".join(PRECISIONS), "choose one of these with --precision")
-    return PRECISIONS[name]()
+    if block is None:
+        return PRECISIONS[name]()
+    if name != "int4" or block not in BLOCKS:
+        raise ConfigError(f"blocks of {block} in {name}", f"{' or '.join(map(str, BLOCKS))}, in int4", "correct --block-size")
+    return Int4(block)
 
 
-def _plain(store: WeightStore, weight: Weight) -> str:
-    return weight.name if weight.name in store else store.add(weight.name, np.asarray(weight.load()))
+def _plain(store: WeightStore, weight: Weight, dtype: Any = np.float32) -> str:
+    return weight.name if weight.name in store else store.add(weight.name, np.asarray(weight.load(), dtype))

@@ -20,6 +20,7 @@ from streamspec.export.arrays import Array, Simulation
 from streamspec.export.decoder import Source
 from streamspec.export.families import DecoderSpec
 from streamspec.export.oracle import Oracle
+from streamspec.export.quantise import Loss
 from streamspec.export.resting import LazyRows
 from streamspec.export.streams import StreamSpec
 
@@ -58,12 +59,14 @@ def groups(spec: DecoderSpec) -> list[Group]:
 
 
 class SmoothedSource:
-    """A source whose weights are scaled: `columns[name]` over inputs, `rows[name]` over outputs, norms elementwise."""
+    """A source whose weights are scaled: `columns[name]` over inputs, `rows[name]` over outputs, norms elementwise. `losses`: what rounding
+    still costs the linear maps of the groups, by the names of `DecoderSpec.fused_name`."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.rows: dict[str, Array] = {}
         self.columns: dict[str, Array] = {}
+        self.losses: dict[str, Loss] = {}
 
     def weight(self, name: str) -> Array:
         weight = self.source.weight(name)
@@ -92,7 +95,7 @@ class SmoothedSource:
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
-    smoothed, oracle, every = SmoothedSource(source), Oracle(model), groups(spec)
+    smoothed, oracle, every, family = SmoothedSource(source), Oracle(model), groups(spec), spec.family
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
@@ -109,7 +112,11 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
             heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
-            scale = _best_scale(inputs[group.readers[0]], weight, simulation, heads)
+            scale, error = _best_scale(inputs[group.readers[0]], weight, simulation, heads)
+            for modules in (family.qkv, family.out, family.up, family.down):
+                if set(modules) <= set(group.readers):
+                    count = sum(spec.out_width(module) * spec.in_width(module) for module in modules)
+                    smoothed.losses[spec.fused_name(layer, modules)] = Loss(error, count)
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)
@@ -118,12 +125,12 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             smoothed.rows[spec.weight_name(layer, group.writer)] = 1 / np.concatenate([np.ones(before, np.float32), divisor])
 
     rows = len(tokens)
-    oracle.main(tokens, np.arange(rows), np.tri(rows, dtype=bool), around)
+    oracle.states(tokens, np.arange(rows), np.tri(rows, dtype=bool), around)
     return smoothed
 
 
-def _best_scale(x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None) -> Array | None:
-    """The scale [in] with the smallest relative error, or None where none beats leaving it alone.
+def _best_scale(x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None) -> tuple[Array | None, float]:
+    """The scale [in] with the smallest relative error, or None where none beats leaving it alone; and that error.
 
     `heads` (Hkv, group, D): query heads that read one value head must share their scale.
     """
@@ -140,7 +147,7 @@ def _best_scale(x: Array, weight: Array, simulation: Simulation, heads: tuple[in
         error = _error(x / scale, weight * scale, exact, size, simulation)
         if error < smallest:
             best, smallest = scale, error
-    return best
+    return best, smallest
 
 
 def _error(x: Array, weight: Array, exact: Array, size: Array, simulation: Simulation) -> float:

@@ -18,7 +18,8 @@ def command(
     adapter: Annotated[
         Path | None, typer.Option(help="Adapter folder; without it the untouched base.", show_default=False)
     ] = None,
-    precision: Annotated[str, typer.Option(help="Precision of the weights: fp32, int8 or int4.")] = "int8",
+    precision: Annotated[str, typer.Option(help="Precision of the weights: fp32, fp16, int8 or int4.")] = "int8",
+    block_size: Annotated[int | None, typer.Option(help="Weights that share a scale in int4: 32 or 128.", show_default="32")] = None,
     stream_weights: Annotated[
         str, typer.Option(help="How the streams' own LoRA is carried: merged or delta.")
     ] = "merged",
@@ -26,18 +27,23 @@ def command(
     plain_genai: Annotated[
         bool, typer.Option("--plain-genai", help="Write a folder that onnxruntime-genai runs as an ordinary model, without a drafter.")
     ] = False,
+    val: Annotated[
+        Path | None, typer.Option(help="Held-out rows (JSONL): measures what the precision costs, before the bundle appears.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of --val.")] = 20,
     as_json: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
-    from streamspec.export import export_bundle, export_genai
+    from streamspec.export import HeldOut, export_bundle, export_genai
 
     if plain_genai:
         report = export_genai(base, adapter, out, precision=precision, force=force)
         print(json.dumps({"out": str(out), **report}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
-    export_bundle(base, adapter, out, precision=precision, force=force, stream_weights=stream_weights)
+    held_out = HeldOut(val, limit) if val else None
+    export_bundle(base, adapter, out, precision=precision, force=force, stream_weights=stream_weights, held_out=held_out, block_size=block_size)
 
     from streamspec.cli.inspect import describe
 
@@ -45,4 +51,7 @@ def command(
     if as_json:
         print(json.dumps({"out": str(out), **dict(rows)}))
     else:
+        for name, value in rows:
+            if name.startswith("parity: "):
+                print(f"{name.removeprefix('parity: ')}: {value}")
         print(f"wrote {out}; look at it with: streamspec inspect {out}")

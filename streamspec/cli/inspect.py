@@ -174,6 +174,8 @@ def _format(kind: str, separator: str) -> str:
 
 
 def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_short(part)}" for name, part in list(value.items())[:8])
     return f"{value:.4g}" if isinstance(value, float) else str(value)[:100]
 
 

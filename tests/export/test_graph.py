@@ -36,8 +36,8 @@ def check_against_oracle(built: Built) -> None:
     """Prompt rows, tree rows, and streams beside the prompt's last row and beside a node."""
     oracle = Oracle(built.model, built.streams)
     tokens, positions, sees = tree_rows(CONTEXT, DRAFT, TREE)
-    truth = oracle.main(tokens, positions, sees)
-    logits = truth.logits.numpy()
+    truth = oracle.states(tokens, positions, sees)
+    logits = oracle.logits(truth)
     stepper = built.stepper()
     last = len(CONTEXT) - 1
     prompt = stepper.prefill(CONTEXT, streams=3, forced_node=last)
@@ -63,7 +63,8 @@ def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
 def test_oracle_agrees_with_hugging_face(family: str) -> None:
     model = tiny_model(family)
     expected = model(torch.as_tensor(CONTEXT)[None]).logits[0].numpy()
-    ours = Oracle(model).main(CONTEXT, np.arange(len(CONTEXT)), np.tri(len(CONTEXT), dtype=bool)).logits.numpy()
+    oracle = Oracle(model)
+    ours = oracle.logits(oracle.states(CONTEXT, np.arange(len(CONTEXT)), np.tri(len(CONTEXT), dtype=bool)))
     assert off(ours, expected) < 1e-5
 
 
@@ -105,7 +106,7 @@ def test_medusa_heads_agree_with_pytorch(own: bool, trimmed: bool, tmp_path: Pat
     built = build(tmp_path, model, tiny_heads(describe(model), own=own, draft_vocab=vocabulary))
     oracle = Oracle(model, built.streams)
     tokens, positions, sees = tree_rows(CONTEXT, DRAFT, TREE)
-    truth = oracle.main(tokens, positions, sees)
+    truth = oracle.states(tokens, positions, sees)
     stepper = built.stepper()
     prompt = stepper.prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1)
     tree = run_tree(stepper, streams=3, forced_node=5)
@@ -130,7 +131,7 @@ def test_trimmed_head_proposes_only_its_tokens(tmp_path: Path) -> None:
     assert out["candidates"].shape == (3, 7)
     oracle = Oracle(model, built.streams)
     n = len(CONTEXT)
-    truth = oracle.main(CONTEXT, np.arange(n), np.tri(n, dtype=bool))
+    truth = oracle.states(CONTEXT, np.arange(n), np.tri(n, dtype=bool))
     expected = oracle.draft_logits(truth, np.arange(n), np.tri(n, dtype=bool), n - 1, int(out["choices"][-1])).numpy()
     np.testing.assert_array_equal(out["candidates"], vocabulary[np.argsort(-expected[:, vocabulary], axis=1)])
 

@@ -40,7 +40,7 @@ def run(built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np
 def chances(built: Built) -> np.ndarray:
     """The slow way: scores of the nodes, from the definition."""
     oracle = Oracle(built.model, built.streams)
-    entry = oracle.main(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
+    entry = oracle.states(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
     unit = entry / np.sqrt((entry**2).mean(1, keepdims=True))
     spec = built.streams.pruning
     state = oracle.decoder.finish(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))

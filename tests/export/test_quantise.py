@@ -14,7 +14,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.arrays import dequantise_blocks, dequantise_rows, quantise_blocks, quantise_rows
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.families import describe
-from streamspec.export.quantise import PRECISIONS, Rows, Weight, precision
+from streamspec.export.quantise import PRECISIONS, Int4, Loss, Rows, Weight, precision
 from streamspec.export.session import open_session
 from tests.export.tiny import FAMILIES, build, tiny_model, tiny_streams
 
@@ -36,6 +36,7 @@ def linear(folder: Path, kind: str, weight: np.ndarray, head: bool = False, **se
     onnx.save(finish(g, [tensor("x", 1, shape)], [tensor("y", 1, out)], "test"), folder / "model.onnx")
     exact = {
         "fp32": lambda: weight,
+        "fp16": lambda: weight,
         "int8": lambda: dequantise_rows(*quantise_rows(weight)),
         "int4": lambda: dequantise_blocks(*quantise_blocks(weight, 8 if head else 4, 32), weight.shape[1]),
     }[kind]()
@@ -57,7 +58,7 @@ def test_a_row_does_not_depend_on_its_siblings(kind: str, head: bool, tmp_path: 
     x[9] = 0  # nothing at all
     alone = np.concatenate([run(session, x[i : i + 1], head) for i in range(16)])
     together = run(session, x, head)
-    if kind == "fp32":
+    if kind in ("fp32", "fp16"):  # a single matrix of this size is not packed
         np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-5)
     else:
         np.testing.assert_array_equal(together, alone)
@@ -87,10 +88,10 @@ def test_exact_products_also_on_the_path_for_cpus_without_vnni(head: bool, tmp_p
 @pytest.mark.parametrize("kind", PRECISIONS)
 def test_whole_steps_do_not_depend_on_siblings_and_are_close_to_pytorch(family: str, kind: str, tmp_path: Path) -> None:
     built = build(tmp_path, tiny_model(family), kind=kind)
-    stepper, tokens = built.stepper(), RNG.integers(3, 90, 12)
+    stepper, tokens = built.stepper(), np.random.default_rng(0).integers(3, 90, 12)
     prompt = stepper.prefill(tokens[:8], forced_node=7)["logits"]
     exact = built.model(torch.as_tensor(tokens[None, :8])).logits[0].numpy()
-    assert np.sqrt(np.square(prompt - exact).mean()) / exact.std() < {"fp32": 1e-5, "int8": 0.08, "int4": 0.7}[kind]
+    assert np.sqrt(np.square(prompt - exact).mean()) / exact.std() < {"fp32": 1e-5, "fp16": 2e-3, "int8": 0.08, "int4": 0.7}[kind]
     several = stepper.step(tokens[8:], np.arange(4), np.where(np.tri(4), 0, -1e4))["logits"]
     single = stepper.step(tokens[8:9], np.zeros(1), np.zeros((1, 1)))["logits"]
     np.testing.assert_array_equal(several[:1], single)
@@ -132,5 +133,30 @@ def test_tied_table_and_shared_layers_are_stored_once(kind: str, tmp_path: Path)
 def test_int4_refuses_an_odd_hidden_size_and_unknown_names_are_listed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="72.*multiple of 32"):
         build(tmp_path, tiny_model(hidden_size=72, head_dim=16), kind="int4", streams=False)
-    with pytest.raises(ConfigError, match="fp16.*fp32, int8, int4"):
-        precision("fp16")
+    with pytest.raises(ConfigError, match="fp8.*fp32, fp16, int8, int4"):
+        precision("fp8")
+    with pytest.raises(ConfigError, match="blocks of 64 in int4.*32 or 128"):
+        precision("int4", 64)
+    with pytest.raises(ConfigError, match="blocks of 128 in int8.*in int4"):
+        precision("int8", 128)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_larger_blocks_are_computed_as_they_are_written(bits: int, tmp_path: Path) -> None:
+    weight = RNG.standard_normal((48, 256)).astype(np.float32)
+    store = WeightStore(tmp_path / "model.onnx.data")
+    g, kind = Scope(store), Int4(128, frozenset({"w"} if bits == 8 else ()))
+    kind.linear(g, "x", Rows(g.op("Shape", "x", start=1, end=2)), Weight("w", 48, 256, lambda: weight))
+    g.op("Identity", g.nodes[-1].output[0], out="y")
+    onnx.save(finish(g, [tensor("x", 1, [1, "n", 256])], [tensor("y", 1, [1, "n", 48])], "test"), tmp_path / "model.onnx")
+    x = RNG.standard_normal((5, 256)).astype(np.float32)
+    exact = x @ dequantise_blocks(*quantise_blocks(weight, bits, 128), 256).T
+    found = run(open_session(tmp_path / "model.onnx", threads=1), x, False)
+    assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_the_maps_that_lose_most_for_their_size_are_spared() -> None:
+    losses = {"small": Loss(0.02, 50), "large": Loss(0.02, 900), "middle": Loss(0.03, 100), "calm": Loss(0.0001, 40)}
+    kind = precision("int4").knowing(losses)
+    assert isinstance(kind, Int4) and kind.spared == {"small"}  # a tenth of 1090 has room for 109: the next, 100, is too many
+    assert precision("int8").knowing(losses).name == "int8"

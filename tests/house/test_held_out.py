@@ -1,0 +1,52 @@
+"""What a precision costs, measured at export: perplexity as transformers has it, the bundle's own answers, the same figures each time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from streamspec.errors import DataError
+from streamspec.export import HeldOut, export_bundle
+
+ROWS = [{"prompt": "the cat sat", "completion": "on the mat"}, {"prompt": "a dog", "completion": "ran"}, {"prompt": "no answer"}]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    file = tmp_path / "val.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return file
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_perplexity_is_that_of_transformers(precision: str, base: Path, rows: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    export = [export_bundle(base, None, tmp_path / name, precision, progress=lines.append, held_out=HeldOut(rows)) for name in ("one", "two")]
+    found = export[0].parity["perplexity"]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    losses: list[float] = []
+    for row in ROWS[:2]:
+        prompt = tokenizer(export[0].prompt_format.render(row["prompt"], tokenizer.chat_template))["input_ids"]
+        ids = [*prompt, *tokenizer(row["completion"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0]
+        losses += torch.nn.functional.cross_entropy(logits[len(prompt) - 1 : -1], torch.tensor(ids[len(prompt) :]), reduction="none").tolist()
+    assert found["tokens"] == len(losses) and found["pytorch"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
+    assert found["here"] == pytest.approx(found["pytorch"], rel={"fp32": 1e-4, "int8": 0.05, "int4": 0.5}[precision])
+    assert precision == "fp32" or found["here"] != found["pytorch"]
+    assert export[0].parity == export[1].parity and export[0].files == export[1].files
+    assert set(export[0].parity["answers"]) == {"em", "rouge1", "rouge2", "rougeL"} and "answering held-out prompts" in lines
+    assert "Perplexity of" in (tmp_path / "one" / "README.md").read_text()
+
+
+def test_rows_that_say_nothing_are_refused_before_anything_is_written(base: Path, tmp_path: Path) -> None:
+    file = tmp_path / "val.jsonl"
+    file.write_text(json.dumps({"prompt": "no answer"}) + "\n")
+    with pytest.raises(DataError, match="no short row with an answer.*name other data with --val"):
+        export_bundle(base, None, tmp_path / "out", "fp32", progress=lambda line: None, held_out=HeldOut(file))
+    assert not (tmp_path / "out").exists()
