@@ -49,6 +49,23 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
         "vocab_size": 151936, "max_position_embeddings": 40960, "tie_word_embeddings": True, "rope_parameters": ROPE | {"rope_theta": 1e6},
     }),
+    "danube-1.8b": ("mistral", {
+        "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+        "max_position_embeddings": 16384, "sliding_window": 4096, "rms_norm_eps": 1e-5, "rope_parameters": ROPE | {"rope_theta": 1e4},
+    }),
+    "qwen2.5-1.5b": ("qwen2", {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936,
+        "max_position_embeddings": 32768, "tie_word_embeddings": True, "rope_parameters": ROPE | {"rope_theta": 1e6},
+    }),
+    "phi-3.5-mini": ("phi3", {
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32064,
+        "max_position_embeddings": 4096, "sliding_window": 2047, "rope_parameters": ROPE | {"rope_theta": 1e4},
+    }),
+    "gpt2-large": ("gpt2", {"n_embd": 1280, "n_layer": 36, "n_head": 20, "vocab_size": 50257, "n_positions": 1024}),
+    "gemma-2-2b": ("gemma2", {
+        "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "vocab_size": 256000, "max_position_embeddings": 8192, "sliding_window": 4096, "query_pre_attn_scalar": 256,
+    }),
     "opt-1.3b": ("opt", {
         "hidden_size": 2048, "ffn_dim": 8192, "num_hidden_layers": 24, "num_attention_heads": 32, "vocab_size": 50272, "word_embed_proj_dim": 2048,
         "max_position_embeddings": 2048,
