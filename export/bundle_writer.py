@@ -42,7 +42,7 @@ from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
 from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.parity import check_parity, expect, make_probe, page, passage
-from streamspec.export.quality import HeldOut, answers, perplexity_of_graph, perplexity_of_model
+from streamspec.export.quality import HeldOut, answer_tokens, answers, perplexity_of_graph, perplexity_of_model
 from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
@@ -106,7 +106,7 @@ def export_bundle(
         session = open_session(folder / MODEL)
         parity = check_parity(session, expected, precision)
         if rows:
-            parity["perplexity"] = {"tokens": sum(sum(row.loss_mask) for row in rows), "here": perplexity_of_graph(session, rows)} | perplexity
+            parity["perplexity"] = {"tokens": answer_tokens(rows), "here": perplexity_of_graph(session, rows)} | perplexity
         manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens), weights_bytes=(folder / DATA).stat().st_size)
         del session
         say("hashing the files")

@@ -24,7 +24,7 @@ from streamspec.export.session import Stepper
 from streamspec.prompt_format import PromptFormat
 
 LIMIT = 20  # rows
-TOKENS = 4096  # of all rows together, where PyTorch is asked: they go through each layer in one pass
+TOKENS = 1024  # of the rows that PyTorch is asked about in one pass
 HEAD_ROWS = 128  # rows of logits at a time
 NEW_TOKENS = 128  # of an answer
 
@@ -37,63 +37,58 @@ class HeldOut:
     limit: int = LIMIT
 
     def rows(self, base: Base, prompt_format: PromptFormat, context_length: int) -> list[TokenRow]:
-        """Those with an answer, as many as fit into `TOKENS`. Raises DataError where there is none."""
+        """Those with an answer that fit into the context. Raises DataError where there is none."""
         formatter = Formatter(AutoTokenizer.from_pretrained(base.path), prompt_format)
-        found: list[TokenRow] = []
-        left = min(TOKENS, context_length)
-        for example in read_examples(self.path, self.limit):
-            if example.completion is None:
-                continue
-            row = formatter.row(example)
-            if len(row.input_ids) > left:
-                break
-            found.append(row)
-            left -= len(row.input_ids)
+        rows = [formatter.row(example) for example in read_examples(self.path, self.limit) if example.completion is not None]
+        found = [row for row in rows if len(row.input_ids) <= context_length]
         if not found:
-            raise DataError(f"{self.path} has no short row with an answer", f"answers, and rows of at most {min(TOKENS, context_length)} tokens", "name other data with --val")
+            raise DataError(f"{self.path} has no row with an answer among its first {self.limit}", f"answers, and rows of at most {context_length} tokens", "name other data with --val")
         return found
 
 
 def perplexity_of_model(model: Any, rows: Sequence[TokenRow]) -> float:
-    """PyTorch's, in float32, over the answers of `rows`; all of them side by side in one pass."""
-    oracle = Oracle(model)
-    lengths = [len(row.input_ids) for row in rows]
-    text = np.repeat(np.arange(len(rows)), lengths)
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    sees = (text[:, None] == text) & np.tri(len(text), dtype=bool)
-    final = oracle.states(np.concatenate([row.input_ids for row in rows]), positions, sees).final[0]
-    starts = np.cumsum([0, *lengths])
-    return _perplexity(rows, lambda number, some: oracle.decoder.logits(final[starts[number] + some]).numpy())
+    """PyTorch's, in float32, over the answers of `rows`, several side by side in one pass."""
+    oracle, packs = Oracle(model), [[rows[0]]]
+    for row in rows[1:]:
+        if sum(len(other.input_ids) for other in packs[-1]) + len(row.input_ids) > TOKENS:
+            packs.append([])
+        packs[-1].append(row)
+    return float(np.exp(sum(_loss_of_model(oracle, pack) for pack in packs) / answer_tokens(rows)))
 
 
 def perplexity_of_graph(session: Any, rows: Sequence[TokenRow]) -> float:
     """The graph's over the same answers."""
-    stepper = Stepper(session, max(len(row.input_ids) for row in rows))
-    states: dict[int, Array] = {}
-
-    def logits(number: int, some: Array) -> Array:
-        if number not in states:
-            states.clear()
-            stepper.length = 0
-            ids = np.asarray(rows[number].input_ids)
-            states[number] = stepper.prefill(ids, forced_node=len(ids) - 1)["logits"]
-        return states[number][some]
-
-    return _perplexity(rows, logits)
+    stepper, total = Stepper(session, max(len(row.input_ids) for row in rows)), 0.0
+    for row in rows:
+        stepper.length = 0
+        logits = stepper.prefill(np.asarray(row.input_ids), forced_node=len(row.input_ids) - 1)["logits"]
+        total += _loss(row, logits.__getitem__)
+    return float(np.exp(total / answer_tokens(rows)))
 
 
-def _perplexity(rows: Sequence[TokenRow], logits: Callable[[int, Array], Array]) -> float:
-    """`logits(number, some)`: [len(some), V] behind the tokens `some` of row `number`."""
-    total, count = 0.0, 0
-    for number, row in enumerate(rows):
-        ids, where = np.asarray(row.input_ids), np.flatnonzero(row.loss_mask) - 1
-        for start in range(0, len(where), HEAD_ROWS):
-            some = where[start : start + HEAD_ROWS]
-            scores = logits(number, some).astype(np.float64)
-            top = scores.max(axis=1)
-            total += float((top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - scores[np.arange(len(some)), ids[some + 1]]).sum())
-        count += len(where)
-    return float(np.exp(total / count))
+def answer_tokens(rows: Sequence[TokenRow]) -> int:
+    """How many tokens the perplexity is a mean over."""
+    return sum(sum(row.loss_mask) for row in rows)
+
+
+def _loss_of_model(oracle: Oracle, pack: Sequence[TokenRow]) -> float:
+    lengths = [len(row.input_ids) for row in pack]
+    text = np.repeat(np.arange(len(pack)), lengths)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    sees = (text[:, None] == text) & np.tri(len(text), dtype=bool)
+    states = oracle.states(np.concatenate([row.input_ids for row in pack]), positions, sees).final[0].split(lengths)
+    return sum(_loss(row, lambda some, own=own: oracle.decoder.logits(own[some]).numpy()) for row, own in zip(pack, states, strict=True))  # type: ignore[misc]
+
+
+def _loss(row: TokenRow, logits: Callable[[Array], Array]) -> float:
+    """Sum over the answer's tokens. `logits(some)`: [len(some), V] behind the tokens `some`."""
+    ids, where, total = np.asarray(row.input_ids), np.flatnonzero(row.loss_mask) - 1, 0.0
+    for start in range(0, len(where), HEAD_ROWS):
+        some = where[start : start + HEAD_ROWS]
+        scores = logits(some).astype(np.float64)
+        top = scores.max(axis=1)
+        total += float((top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - scores[np.arange(len(some)), ids[some + 1]]).sum())
+    return total
 
 
 def answers(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, float]:

@@ -47,6 +47,6 @@ def test_perplexity_is_that_of_transformers(precision: str, base: Path, rows: Pa
 def test_rows_that_say_nothing_are_refused_before_anything_is_written(base: Path, tmp_path: Path) -> None:
     file = tmp_path / "val.jsonl"
     file.write_text(json.dumps({"prompt": "no answer"}) + "\n")
-    with pytest.raises(DataError, match="no short row with an answer.*name other data with --val"):
+    with pytest.raises(DataError, match="no row with an answer.*name other data with --val"):
         export_bundle(base, None, tmp_path / "out", "fp32", progress=lambda line: None, held_out=HeldOut(file))
     assert not (tmp_path / "out").exists()
