@@ -144,7 +144,7 @@ def _load(base: Base, adapter: Adapter | None) -> _Parts:
 
 
 def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph:
-    source, precision = weights(parts.model, parts.spec, precision, tokenizer, say)
+    source = weights(parts.model, parts.spec, precision, tokenizer, say)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
         streams = source.streams(streams, parts.spec)
@@ -152,15 +152,14 @@ def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_wei
     return StepGraph(parts.spec, source, precision, streams, tree, parts.candidates, stream_weights)
 
 
-def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> tuple[Source, Precision]:
-    """The model's weights, smoothed where the precision rounds, and the precision that knows what that costs them."""
+def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:
+    """The model's weights, smoothed where the precision rounds."""
     source = ModelSource(model, spec)
     if precision.simulation is None:
-        return source, precision
+        return source
     say(f"smoothing for {precision.name}")
     tokens = page(tokenizer, smooth.TEXT, spec.vocab, min(smooth.ROWS, spec.context_length))
-    smoothed = smooth.smooth(model, spec, source, tokens, precision.simulation)
-    return smoothed, precision.knowing(smoothed.losses)
+    return smooth.smooth(model, spec, source, tokens, precision.simulation)
 
 
 def _manifest(parts: _Parts, precision: str, tokenizer: Tokenizer, templated: bool) -> Manifest:

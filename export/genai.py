@@ -121,7 +121,7 @@ def export_genai(
         say("asking PyTorch")
         expected = expect(model, None, tokens)
         say(f"writing the {precision} graph")
-        graph = PlainGraph(spec, *weights(model, spec, kind, tokenizer, say))
+        graph = PlainGraph(spec, weights(model, spec, kind, tokenizer, say), kind)
         onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
         del graph, model
         say("comparing with what PyTorch said")

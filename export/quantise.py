@@ -23,7 +23,7 @@ there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,8 +35,7 @@ from streamspec.export.arrays import Array, Simulation, dequantise_rows, quantis
 from streamspec.export.builder import CONTRIB, Scope, WeightStore
 from streamspec.export.resting import LazyRows
 
-BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default
-SPARED = 0.1  # bytes that int4 may grow by: the maps that lose most for their size keep 8 bits
+BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
 SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 ACCURACY_INT8 = 4  # MatMulNBits quantises activations to int8, per row and block
@@ -44,20 +43,13 @@ ACCURACY_INT8 = 4  # MatMulNBits quantises activations to int8, per row and bloc
 
 @dataclass(frozen=True)
 class Weight:
-    """A linear map's weight [out, in], made only when it is written."""
+    """A linear map's weight [out, in], made only when it is written. `sensitive`: int4 keeps 8 bits of it."""
 
     name: str
     rows: int
     columns: int
     load: Callable[[], Array | LazyRows]
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Of a rounded linear map: mean squared error over the output's mean square, and how many weights it has."""
-
-    error: float
-    weights: int
+    sensitive: bool = False
 
 
 @dataclass
@@ -78,17 +70,9 @@ class Precision(Protocol):
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
-    def knowing(self, losses: Mapping[str, Loss]) -> Precision: ...  # what rounding costs each map, by `Weight.name`; the precision for this model
 
 
-class _Uniform:
-    """All maps are treated alike."""
-
-    def knowing(self, losses: Mapping[str, Loss]) -> Any:
-        return self
-
-
-class Fp32(_Uniform):
+class Fp32:
     """Plain float products. The head shares the embedding's initializer through Gemm(transB = 1)."""
 
     name = "fp32"
@@ -107,7 +91,7 @@ class Fp32(_Uniform):
         return g.op("Gather", _plain(g.store, weight), ids, axis=0)
 
 
-class Fp16(_Uniform):
+class Fp16:
     """Products in half precision for GPUs; all that is added up, normed or kept (the residual stream, attention, the cache) stays float32."""
 
     name = "fp16"
@@ -126,7 +110,7 @@ class Fp16(_Uniform):
         return g.op("Cast", g.op("Gather", _plain(g.store, weight, np.float16), ids, axis=0), to=FLOAT)
 
 
-class Int8(_Uniform):
+class Int8:
     """Per-row W8A8; see the module's header."""
 
     name = "int8"
@@ -181,56 +165,36 @@ class Int8(_Uniform):
 
 
 class Int4:
-    """MatMulNBits in blocks; the LM head, the embedding it may share, and the linear maps called `spared` keep 8 bits."""
+    """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/decisions.md), for the LM head and for the embedding it may share."""
 
     name = "int4"
 
-    def __init__(self, block: int = BLOCKS[0], spared: frozenset[str] = frozenset()) -> None:
-        self.block, self.spared = block, spared
+    def __init__(self, block: int = BLOCKS[0]) -> None:
+        self.block = block
         self.simulation: Simulation | None = Simulation(weight=lambda weight: round_blocks(weight, block), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
 
-    def knowing(self, losses: Mapping[str, Loss]) -> Int4:
-        """With the maps spared that lose most for their size."""
-        room, spared = SPARED * sum(loss.weights for loss in losses.values()), []
-        for name, loss in sorted(losses.items(), key=lambda item: item[1].error / item[1].weights, reverse=True):
-            if loss.weights > room:
-                break
-            room -= loss.weights
-            spared.append(name)
-        return Int4(self.block, frozenset(spared))
-
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
-        return self._product(g, x, weight, bits=8 if weight.name in self.spared else 4)
+        return self._product(g, x, weight, 8 if weight.sensitive else 4, self.block)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
-        return self._product(g, x, weight, bits=8, out=out), ""
+        return self._product(g, x, weight, 8, BLOCKS[0], out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
-        if weight.columns % self.block:
-            raise ConfigError(f"hidden size {weight.columns}", f"a multiple of {self.block} for int4 in such blocks", f"use blocks of {BLOCKS[0]}, or --precision int8")
-        codes, scales, _ = self._blocks(g.store, weight, bits=8)
+        block = BLOCKS[0]
+        if weight.columns % block:
+            raise ConfigError(f"hidden size {weight.columns}", f"a multiple of {block} for int4", "use --precision int8")
+        codes, scales, _ = _blocks(g.store, weight, 8, block)
         # The packed table is [V, blocks, block]; gathered as it is, so that no reshaped copy of it is ever made.
-        blocks = weight.columns // self.block
-        column = g.op("Reshape", scales, g.ints(weight.rows, blocks, 1))
-        rows = g.contrib("GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=self.block, bits=8)
+        column = g.op("Reshape", scales, g.ints(weight.rows, weight.columns // block, 1))
+        rows = g.contrib("GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=block, bits=8)
         return g.op("Reshape", rows, g.ints(1, -1, weight.columns))
 
-    def _product(self, g: Scope, x: str, weight: Weight, bits: int, out: str | None = None) -> str:
-        inputs = [name for name in self._blocks(g.store, weight, bits) if name]
+    def _product(self, g: Scope, x: str, weight: Weight, bits: int, block: int, out: str | None = None) -> str:
+        inputs = [name for name in _blocks(g.store, weight, bits, block) if name]
         return g.op(
-            "MatMulNBits", x, *inputs, out=out, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=self.block,
+            "MatMulNBits", x, *inputs, out=out, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=block,
             accuracy_level=ACCURACY_INT8,
         )
-
-    def _blocks(self, store: WeightStore, weight: Weight, bits: int) -> tuple[str, str, str]:
-        codes, scales, zeros = (f"{weight.name}.int{bits}", f"{weight.name}.scale", f"{weight.name}.zero")
-        if codes not in store:
-            packed, scale, zero = quantise_blocks(weight.load(), bits, self.block)
-            store.add(codes, packed)
-            store.add(scales, scale)
-            if zero is not None:
-                store.add(zeros, zero)
-        return codes, scales, zeros if zeros in store else ""
 
 
 PRECISIONS: dict[str, Callable[[], Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}
@@ -249,3 +213,15 @@ def precision(name: str, block: int | None = None) -> Precision:
 
 def _plain(store: WeightStore, weight: Weight, dtype: Any = np.float32) -> str:
     return weight.name if weight.name in store else store.add(weight.name, np.asarray(weight.load(), dtype))
+
+
+def _blocks(store: WeightStore, weight: Weight, bits: int, block: int) -> tuple[str, str, str]:
+    """Codes, scales and zero points ('' where they are the operator's own) as MatMulNBits reads them."""
+    codes, scales, zeros = (f"{weight.name}.int{bits}", f"{weight.name}.scale", f"{weight.name}.zero")
+    if codes not in store:
+        packed, scale, zero = quantise_blocks(weight.load(), bits, block)
+        store.add(codes, packed)
+        store.add(scales, scale)
+        if zero is not None:
+            store.add(zeros, zero)
+    return codes, scales, zeros if zeros in store else ""

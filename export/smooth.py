@@ -20,7 +20,6 @@ from streamspec.export.arrays import Array, Simulation
 from streamspec.export.decoder import Source
 from streamspec.export.families import DecoderSpec
 from streamspec.export.oracle import Oracle
-from streamspec.export.quantise import Loss
 from streamspec.export.resting import LazyRows
 from streamspec.export.streams import StreamSpec
 
@@ -59,14 +58,12 @@ def groups(spec: DecoderSpec) -> list[Group]:
 
 
 class SmoothedSource:
-    """A source whose weights are scaled: `columns[name]` over inputs, `rows[name]` over outputs, norms elementwise. `losses`: what rounding
-    still costs the linear maps of the groups, by the names of `DecoderSpec.fused_name`."""
+    """A source whose weights are scaled: `columns[name]` over inputs, `rows[name]` over outputs, norms elementwise."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.rows: dict[str, Array] = {}
         self.columns: dict[str, Array] = {}
-        self.losses: dict[str, Loss] = {}
 
     def weight(self, name: str) -> Array:
         weight = self.source.weight(name)
@@ -95,7 +92,7 @@ class SmoothedSource:
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
-    smoothed, oracle, every, family = SmoothedSource(source), Oracle(model), groups(spec), spec.family
+    smoothed, oracle, every = SmoothedSource(source), Oracle(model), groups(spec)
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
@@ -112,11 +109,7 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
             heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
-            scale, error = _best_scale(inputs[group.readers[0]], weight, simulation, heads)
-            for modules in (family.qkv, family.out, family.up, family.down):
-                if set(modules) <= set(group.readers):
-                    count = sum(spec.out_width(module) * spec.in_width(module) for module in modules)
-                    smoothed.losses[spec.fused_name(layer, modules)] = Loss(error, count)
+            scale = _best_scale(inputs[group.readers[0]], weight, simulation, heads)
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)
@@ -129,8 +122,8 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
     return smoothed
 
 
-def _best_scale(x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None) -> tuple[Array | None, float]:
-    """The scale [in] with the smallest relative error, or None where none beats leaving it alone; and that error.
+def _best_scale(x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None) -> Array | None:
+    """The scale [in] with the smallest relative error, or None where none beats leaving it alone.
 
     `heads` (Hkv, group, D): query heads that read one value head must share their scale.
     """
@@ -147,7 +140,7 @@ def _best_scale(x: Array, weight: Array, simulation: Simulation, heads: tuple[in
         error = _error(x / scale, weight * scale, exact, size, simulation)
         if error < smallest:
             best, smallest = scale, error
-    return best, smallest
+    return best
 
 
 def _error(x: Array, weight: Array, exact: Array, size: Array, simulation: Simulation) -> float:

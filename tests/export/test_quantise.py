@@ -14,7 +14,7 @@ from streamspec.errors import ConfigError
 from streamspec.export.arrays import dequantise_blocks, dequantise_rows, quantise_blocks, quantise_rows
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.families import describe
-from streamspec.export.quantise import PRECISIONS, Int4, Loss, Rows, Weight, precision
+from streamspec.export.quantise import PRECISIONS, Int4, Rows, Weight, precision
 from streamspec.export.session import open_session
 from tests.export.tiny import FAMILIES, build, tiny_model, tiny_streams
 
@@ -142,21 +142,14 @@ def test_int4_refuses_an_odd_hidden_size_and_unknown_names_are_listed(tmp_path: 
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_larger_blocks_are_computed_as_they_are_written(bits: int, tmp_path: Path) -> None:
+def test_larger_blocks_and_what_keeps_8_bits_are_computed_as_they_are_written(bits: int, tmp_path: Path) -> None:
     weight = RNG.standard_normal((48, 256)).astype(np.float32)
     store = WeightStore(tmp_path / "model.onnx.data")
-    g, kind = Scope(store), Int4(128, frozenset({"w"} if bits == 8 else ()))
-    kind.linear(g, "x", Rows(g.op("Shape", "x", start=1, end=2)), Weight("w", 48, 256, lambda: weight))
+    g = Scope(store)
+    Int4(128).linear(g, "x", Rows(g.op("Shape", "x", start=1, end=2)), Weight("w", 48, 256, lambda: weight, sensitive=bits == 8))
     g.op("Identity", g.nodes[-1].output[0], out="y")
     onnx.save(finish(g, [tensor("x", 1, [1, "n", 256])], [tensor("y", 1, [1, "n", 48])], "test"), tmp_path / "model.onnx")
     x = RNG.standard_normal((5, 256)).astype(np.float32)
     exact = x @ dequantise_blocks(*quantise_blocks(weight, bits, 128), 256).T
     found = run(open_session(tmp_path / "model.onnx", threads=1), x, False)
     assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()
-
-
-def test_the_maps_that_lose_most_for_their_size_are_spared() -> None:
-    losses = {"small": Loss(0.02, 50), "large": Loss(0.02, 900), "middle": Loss(0.03, 100), "calm": Loss(0.0001, 40)}
-    kind = precision("int4").knowing(losses)
-    assert isinstance(kind, Int4) and kind.spared == {"small"}  # a tenth of 1090 has room for 109: the next, 100, is too many
-    assert precision("int8").knowing(losses).name == "int8"
