@@ -152,7 +152,7 @@ def test_numbers_out_of_range_are_refused(base: Base, tmp_path: Path, changes: d
 
 
 def test_damaged_files_and_wrong_options_are_one_line_errors(base: Base, adapter: Path, tmp_path: Path) -> None:
-    refuse(ConfigError, "fp16", base, adapter, tmp_path / "out", precision="fp16")
+    refuse(ConfigError, "fp8", base, adapter, tmp_path / "out", precision="fp8")
     refuse(ConfigError, "halved.*merged or delta", base, adapter, tmp_path / "out", stream_weights="halved")
     refuse(AdapterError, "adapter folder", base, tmp_path, tmp_path / "out")
     (adapter / "streamspec.safetensors").write_bytes(b"\xff" * 40)
