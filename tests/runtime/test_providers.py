@@ -1,0 +1,178 @@
+"""Finding, asking for and refusing providers; and which one a session gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from streamspec.errors import BundleError, ConfigError, ProviderError
+from streamspec.runtime import load, providers
+from streamspec.runtime.choice import Chosen
+from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.providers import (
+    CPU,
+    DYNAMIC,
+    PROVIDERS,
+    STATIC,
+    Provider,
+    check_placement,
+    find,
+    flavour,
+    prepare,
+)
+
+Bundles = Callable[[str], Path]
+# The CPU under another name: takes every path that a provider of its own takes.
+MIRROR = Provider("mirror", CPU.ort, "streamspec-mirror", (DYNAMIC,))
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Provider:
+    monkeypatch.setitem(PROVIDERS, "mirror", MIRROR)
+    return MIRROR
+
+
+def test_auto_takes_the_first_that_is_right(bundles: Bundles, mirror: Provider) -> None:
+    session = load(bundles("fp32"), threads=1, tree="plain")
+    assert session.provider is not None and session.provider.name == session.engine.provider == "mirror"
+    assert load(bundles("fp32"), threads=1, tree="plain", provider="cpu").provider == Chosen("cpu")
+
+
+def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = OrtEngine.forward
+
+    def blind(self: OrtEngine, tokens: Any, offsets: Any, mask: np.ndarray) -> np.ndarray:
+        return forward(self, tokens, range(len(tokens)) if self.provider == "mirror" else offsets, mask)
+
+    monkeypatch.setattr(OrtEngine, "forward", blind)
+    session = load(bundles("fp32"), threads=1, tree="plain")
+    assert session.provider is not None and session.provider.name == "cpu"
+    assert dict(session.provider.passed_over)["mirror"].startswith("provider mirror computes a draft tree with logits")
+    with pytest.raises(BundleError, match="provider mirror computes a draft tree.*choose provider cpu"):
+        load(bundles("fp32"), threads=1, tree="plain", provider="mirror")
+
+
+def test_a_bundle_that_no_provider_takes_is_refused_as_the_cpu_says(bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = OrtEngine.forward
+    monkeypatch.setattr(OrtEngine, "forward", lambda self, *args: forward(self, *args) * np.float32(2))
+    with pytest.raises(BundleError, match="provider cpu computes a prompt"):
+        load(bundles("fp32"), threads=1, tree="plain")
+
+
+@pytest.mark.parametrize("name", ["rocm", "migraphx", "webgpu"])
+def test_a_provider_that_is_not_there_is_refused_with_what_brings_it(bundles: Bundles, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "find_spec", lambda module: None)
+    with pytest.raises(ProviderError, match=f"provider {name}: not installed: pip install .*{name}.*doctor"):
+        load(bundles("fp32"), threads=1, provider=name)
+
+
+def test_an_unknown_provider_is_refused_with_the_names(bundles: Bundles) -> None:
+    with pytest.raises(ConfigError, match="'tpu'.*auto, cuda, .*cpu"):
+        load(bundles("fp32"), threads=1, provider="tpu")
+
+
+def test_a_provider_of_another_flavour_is_refused_and_not_started(bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROVIDERS, "mirror", replace(MIRROR, flavours=(STATIC,)))
+    with pytest.raises(ProviderError, match="runs static bundles only, and this one is dynamic"):
+        load(bundles("fp32"), threads=1, provider="mirror")
+    session = load(bundles("fp32"), threads=1, tree="plain")
+    assert session.provider is not None and dict(session.provider.passed_over)["mirror"].startswith("runs static")
+    assert "not mirror: runs static bundles only" in str(session.provider)
+
+
+def test_the_flavour_is_the_manifests() -> None:
+    assert flavour(SimpleNamespace(static=None)) == flavour(SimpleNamespace()) == DYNAMIC  # type: ignore[arg-type]
+    assert flavour(SimpleNamespace(static=object())) == STATIC  # type: ignore[arg-type]
+
+
+def test_a_plug_in_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_plugin.py").write_text(f"def get_library_path(): return {str(tmp_path / 'none.so')!r}")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = find(Provider("odd", "OddExecutionProvider", "odd", (DYNAMIC,), "broken_plugin"))
+    assert found.installed and "broken_plugin cannot be loaded" in found.why_not and "none.so" in found.why_not
+
+
+def test_openvinos_plug_in_has_a_device_or_says_that_it_has_none() -> None:
+    pytest.importorskip("onnxruntime_ep_openvino", reason="onnxruntime-ep-openvino is not installed")
+    found = find(PROVIDERS["openvino"], STATIC)
+    assert bool(found.devices) != bool(found.why_not)
+    if found.why_not:
+        assert "finds no CPU here" in found.why_not
+
+
+def test_what_is_for_another_system_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers.platform, "system", lambda: "Linux")
+    assert PROVIDERS["coreml"].missing == "for Darwin only" and PROVIDERS["directml"].missing == "for Windows only"
+    monkeypatch.setattr(providers.platform, "system", lambda: "Windows")
+    assert PROVIDERS["directml"].missing == "not installed: pip install onnxruntime-directml"
+
+
+class Placed:
+    """A session whose nodes lie where `parts` says: provider -> (operator, name)."""
+
+    def __init__(self, parts: dict[str, list[tuple[str, str]]], names: list[str] | None = None) -> None:
+        self.parts, self.names, self.falls_back = parts, names or [*parts], True
+
+    def disable_fallback(self) -> None:
+        self.falls_back = False
+
+    def get_providers(self) -> list[str]:
+        return self.names
+
+    def get_provider_graph_assignment_info(self) -> list[Any]:
+        return [
+            SimpleNamespace(ep_name=name, get_nodes=lambda nodes=nodes: [SimpleNamespace(op_type=kind, name=node) for kind, node in nodes])
+            for name, nodes in self.parts.items()
+        ]
+
+
+OPENVINO = PROVIDERS["openvino"]
+
+
+def test_small_nodes_on_the_cpu_are_counted() -> None:
+    session = Placed({OPENVINO.ort: [("MatMul", "a")], CPU.ort: [("Shape", "b"), ("TopK", "c")]})
+    assert check_placement(session, OPENVINO) == 2 and not session.falls_back
+
+
+def test_products_on_the_cpu_are_refused_by_name() -> None:
+    session = Placed({OPENVINO.ort: [("Add", "a")], CPU.ort: [("MatMul", "head/MatMul"), ("MatMul", "mlp"), ("Conv", "c"), ("Shape", "d")]})
+    with pytest.raises(ProviderError, match=r"openvino leaves 2 MatMul, 1 Conv, such as head/MatMul, mlp, c to the CPU"):
+        check_placement(session, OPENVINO)
+
+
+def test_a_provider_that_takes_nothing_or_did_not_start_is_refused() -> None:
+    with pytest.raises(ProviderError, match="leaves the whole graph to the CPU"):
+        check_placement(Placed({CPU.ort: [("Shape", "a")]}, [OPENVINO.ort, CPU.ort]), OPENVINO)
+    with pytest.raises(ProviderError, match="cuda did not start"):
+        check_placement(Placed({CPU.ort: [("Shape", "a")]}), PROVIDERS["cuda"])
+
+
+def test_an_onnxruntime_that_cannot_say_where_nodes_lie_may_leave_none_to_the_cpu() -> None:
+    options, old = onnxruntime.SessionOptions(), SimpleNamespace(InferenceSession=object)
+    prepare(old, find(MIRROR), options, 1)
+    assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
+
+
+def test_a_session_that_starts_elsewhere_than_asked_is_refused(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime itself starts on the CPU, with a warning, where a provider of its build fails."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU.ort])
+    with pytest.raises(ProviderError, match="cuda did not start"), pytest.warns(UserWarning):
+        load(bundles("fp32"), threads=1, provider="cuda")
+    with pytest.warns(UserWarning):
+        session = load(bundles("fp32"), threads=1, tree="plain")
+    assert session.provider is not None and "did not start" in dict(session.provider.passed_over)["cuda"]
+
+
+def test_the_default_looks_for_plug_ins_without_loading_any(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(plugin: str) -> str:
+        raise AssertionError(plugin)
+
+    monkeypatch.setattr(providers, "_register", refuse)
+    assert load(bundles("fp32"), threads=1, tree="plain").engine.provider == "cpu"  # type: ignore[attr-defined]
