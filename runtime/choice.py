@@ -5,31 +5,15 @@ Knows what makes a provider fit (`providers`) and right (`probe`), not how engin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from streamspec.bundle import MODEL, Manifest
 from streamspec.errors import StreamspecError
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.probe import check_probe
-from streamspec.runtime.providers import CPU, PROVIDERS, find, flavour, named
+from streamspec.runtime.providers import CPU, PROVIDERS, Chosen, find, flavour, named
 
 AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU. `passed_over`:
-    with "auto", providers that are installed but are not it, each with the reason."""
-
-    name: str
-    on_cpu: int = 0
-    passed_over: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        said = [f"{self.on_cpu} small nodes on the CPU"] if self.on_cpu else []
-        said += [f"not {name}: {why}" for name, why in self.passed_over]
-        return f"{self.name} ({'; '.join(said)})" if said else self.name
 
 
 def open_engine(

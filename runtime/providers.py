@@ -107,6 +107,21 @@ class Found:
     devices: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU. `passed_over`:
+    with "auto", providers that are installed but are not it, each with the reason."""
+
+    name: str
+    on_cpu: int = 0
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        said = [f"{self.on_cpu} small nodes on the CPU"] if self.on_cpu else []
+        said += [f"not {name}: {why}" for name, why in self.passed_over]
+        return f"{self.name} ({'; '.join(said)})" if said else self.name
+
+
 def import_onnxruntime() -> Any:
     """The module, its telemetry off. Raises ConfigError where it is not installed."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -21,13 +21,13 @@ from streamspec.runtime.drafting import Experience
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Engine, Pruning
 from streamspec.runtime.loop import Decoder, Plan
+from streamspec.runtime.providers import CPU, Chosen
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 from streamspec.runtime.worth import StreamsWorth
 
 if TYPE_CHECKING:
     from streamspec.runtime.calibrate import Calibration
-    from streamspec.runtime.choice import Chosen
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
@@ -84,7 +84,7 @@ class Session:
         """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay."""
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
         self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
-        self.provider = provider  # which runs, and why others do not
+        self.provider = provider or Chosen(CPU.name)
         self._busy = threading.Lock()
         self._generating = self._cancelled = False
         self.learnt = Learnt(calibration)

@@ -14,13 +14,13 @@ import pytest
 
 from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.runtime import load, providers
-from streamspec.runtime.choice import Chosen
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.providers import (
     CPU,
     DYNAMIC,
     PROVIDERS,
     STATIC,
+    Chosen,
     Provider,
     check_placement,
     find,
@@ -41,7 +41,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Provider:
 
 def test_auto_takes_the_first_that_is_right(bundles: Bundles, mirror: Provider) -> None:
     session = load(bundles("fp32"), threads=1, tree="plain")
-    assert session.provider is not None and session.provider.name == session.engine.provider == "mirror"
+    assert session.provider.name == session.engine.provider == "mirror"
     assert load(bundles("fp32"), threads=1, tree="plain", provider="cpu").provider == Chosen("cpu")
 
 
@@ -53,7 +53,7 @@ def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(bundles: Bundles
 
     monkeypatch.setattr(OrtEngine, "forward", blind)
     session = load(bundles("fp32"), threads=1, tree="plain")
-    assert session.provider is not None and session.provider.name == "cpu"
+    assert session.provider.name == "cpu"
     assert dict(session.provider.passed_over)["mirror"].startswith("provider mirror computes a draft tree with logits")
     with pytest.raises(BundleError, match="provider mirror computes a draft tree.*choose provider cpu"):
         load(bundles("fp32"), threads=1, tree="plain", provider="mirror")
@@ -83,7 +83,7 @@ def test_a_provider_of_another_flavour_is_refused_and_not_started(bundles: Bundl
     with pytest.raises(ProviderError, match="runs static bundles only, and this one is dynamic"):
         load(bundles("fp32"), threads=1, provider="mirror")
     session = load(bundles("fp32"), threads=1, tree="plain")
-    assert session.provider is not None and dict(session.provider.passed_over)["mirror"].startswith("runs static")
+    assert dict(session.provider.passed_over)["mirror"].startswith("runs static")
     assert "not mirror: runs static bundles only" in str(session.provider)
 
 
@@ -167,7 +167,7 @@ def test_a_session_that_starts_elsewhere_than_asked_is_refused(bundles: Bundles,
         load(bundles("fp32"), threads=1, provider="cuda")
     with pytest.warns(UserWarning):
         session = load(bundles("fp32"), threads=1, tree="plain")
-    assert session.provider is not None and "did not start" in dict(session.provider.passed_over)["cuda"]
+    assert "did not start" in dict(session.provider.passed_over)["cuda"]
 
 
 def test_the_default_looks_for_plug_ins_without_loading_any(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
