@@ -262,8 +262,8 @@ class OrtEngine:
         finally:
             self.graph_seconds += time.perf_counter() - started
 
-    def _open(self, model: Path, flavour: str, spin: bool, profile: Path | None) -> Any:
-        found = usable(named(self.provider), flavour)
+    def _open(self, model: Path, wanted: str, spin: bool, profile: Path | None) -> Any:
+        found = usable(named(self.provider), wanted)
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
         options = self._ort.SessionOptions()

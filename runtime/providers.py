@@ -76,7 +76,7 @@ class Provider:
 
     @property
     def missing(self) -> str:
-        if self.system and self.system != platform.system():
+        if self.system and self.system != {"Darwin": "macOS"}.get(platform.system(), platform.system()):
             return f"for {self.system} only"
         return "not installed: pip install " + (f'"{self.brings}"' if "[" in self.brings else self.brings)
 
@@ -89,7 +89,7 @@ PROVIDERS = {  # in the order in which `auto` tries them
         Provider("migraphx", "MIGraphXExecutionProvider", "streamspec[migraphx]", (STATIC,), options=_compiled),
         Provider("rocm", "ROCMExecutionProvider", "onnxruntime-rocm", (STATIC,)),
         Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
-        Provider("coreml", "CoreMLExecutionProvider", "streamspec[cpu]", (STATIC,), options=_whole, system="Darwin"),
+        Provider("coreml", "CoreMLExecutionProvider", "streamspec[cpu]", (STATIC,), options=_whole, system="macOS"),
         Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", (STATIC,), "onnxruntime_ep_webgpu"),
         Provider("openvino", "OpenVINOExecutionProvider", "onnxruntime-ep-openvino", (STATIC,), "onnxruntime_ep_openvino", "CPU", _float32),
         CPU,

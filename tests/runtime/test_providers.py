@@ -109,7 +109,7 @@ def test_openvinos_plug_in_has_a_device_or_says_that_it_has_none() -> None:
 
 def test_what_is_for_another_system_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers.platform, "system", lambda: "Linux")
-    assert PROVIDERS["coreml"].missing == "for Darwin only" and PROVIDERS["directml"].missing == "for Windows only"
+    assert PROVIDERS["coreml"].missing == "for macOS only" and PROVIDERS["directml"].missing == "for Windows only"
     monkeypatch.setattr(providers.platform, "system", lambda: "Windows")
     assert PROVIDERS["directml"].missing == "not installed: pip install onnxruntime-directml"
 
