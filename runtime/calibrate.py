@@ -27,6 +27,7 @@ from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.interface import ROOT_ONLY
 from streamspec.runtime.machine import cpu_model
 from streamspec.runtime.ngram import CONTINUATION
+from streamspec.runtime.providers import import_onnxruntime
 from streamspec.trees import DraftTree
 
 ROWS = (8, 4, 16, 2, 6, 12, 24, 32)  # most telling first: a slow model gets no further
@@ -77,16 +78,30 @@ class Calibration:
 
 def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
     """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is possible."""
-    nodes = manifest.trees.nodes if manifest.trees is not None else LOOKUP
-    file = _cache_file(engine, manifest, cache_dir)
-    known = _read(file, _row_counts(len(nodes)))
-    if known is None:
-        costs, complete = measure(engine, nodes)
-        known = costs, 0.0
-        if complete:  # a machine busy with something else must not fix the choice for good
-            _write(file, *known)
-    costs, least = known
-    return replace(choose(costs, nodes) if manifest.trees is not None else Calibration(costs, {}, max(costs)), least=least)
+    known = remembered(engine.provider, engine.threads, manifest, cache_dir)
+    if known is not None:
+        return known
+    nodes = _nodes(manifest)
+    costs, complete = measure(engine, nodes)
+    if complete:  # a machine busy with something else must not fix the choice for good
+        _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs)
+    return _judged(costs, 0.0, manifest)
+
+
+def remembered(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration | None:
+    """What was measured on this machine before, with this ONNX Runtime; None where nothing was."""
+    known = _read(_cache_file(provider, threads, manifest, cache_dir), _row_counts(len(_nodes(manifest))))
+    return None if known is None else _judged(*known, manifest)
+
+
+def _nodes(manifest: Manifest) -> Sequence[Sequence[float]]:
+    return manifest.trees.nodes if manifest.trees is not None else LOOKUP
+
+
+def _judged(costs: dict[int, float], least: float, manifest: Manifest) -> Calibration:
+    if manifest.trees is None:
+        return Calibration(costs, {}, max(costs), least)
+    return replace(choose(costs, manifest.trees.nodes), least=least)
 
 
 def tune(
@@ -106,14 +121,14 @@ def tune(
             raise ConfigError(f"{context} tokens of context", f"a context of {engine.context_length} with room for drafts", "correct it")
         costs, _ = measure(engine, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
         found[context] = choose(costs, nodes)
-    _write(_cache_file(engine, manifest, cache_dir), found[contexts[0]].costs)
+    _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), found[contexts[0]].costs)
     return found
 
 
 def keep_least(engine: OrtEngine, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
     """From now on sessions of this machine and bundle prune rows whose chance is below `least`."""
     costs = calibrated(engine, manifest, cache_dir).costs
-    _write(_cache_file(engine, manifest, cache_dir), costs, least)
+    _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs, least)
 
 
 def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
@@ -171,8 +186,8 @@ def _row_counts(available: int) -> list[int]:
     return [n for n in ROWS if n <= available]
 
 
-def _cache_file(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None) -> Path:
-    parts = [cpu_model(), manifest.to_json(), engine.provider, str(engine.threads), engine.version]
+def _cache_file(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None) -> Path:
+    parts = [cpu_model(), manifest.to_json(), provider, str(threads), import_onnxruntime().__version__]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Path(cache_dir or cache.cache_dir()) / "calibration" / f"{key[:32]}.json"
 

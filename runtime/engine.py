@@ -67,7 +67,6 @@ class OrtEngine:
         self.vocab_size = manifest.model.vocab_size
         self.graph_seconds = 0.0
         self._ort = import_onnxruntime()
-        self.version = str(self._ort.__version__)
         self._session = self._open(model, flavour(manifest), spin, profile)
         self.on_cpu = check_placement(self._session, named(provider))  # small nodes that the provider left there
         shape = manifest.model

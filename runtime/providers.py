@@ -82,7 +82,7 @@ class Provider:
 
 
 CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, STATIC))
-PROVIDERS = {  # in the order in which `auto` tries them
+PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
     one.name: one
     for one in (
         Provider("cuda", "CUDAExecutionProvider", "streamspec[cuda]", (DYNAMIC,), options=_exact),

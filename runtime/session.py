@@ -284,8 +284,8 @@ def load(
 ) -> Session:
     """Opens the bundle in folder `bundle`.
 
-    `provider`: "auto" takes the first of docs/providers.md that is there, takes the whole graph and computes it rightly, at last the
-    CPU; a name takes that one or raises. `Session.provider` says which runs, and why others that are installed do not.
+    `provider`: "auto" takes, of those in docs/providers.md that are installed, run such a bundle and compute it rightly, the one that
+    promises most tokens per second; a name takes that one or raises. `Session.provider` says which runs, and why others do not.
     `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
     pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
     `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
@@ -303,7 +303,7 @@ def load(
     if pruning is not None:
         manifest.check_prunes()
     tokenizer, template = _tokenizer(folder), _template(folder, manifest)
-    engine, chosen = open_engine(folder, manifest, provider, threads, spin)
+    engine, chosen = open_engine(folder, manifest, provider, threads, spin, cache_dir)
     rows, calibration = 1, None
     if (manifest.trees is not None or ngram) and tree not in ("plain", 1):
         if isinstance(tree, int):

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from streamspec.errors import BundleError, ConfigError, ProviderError
-from streamspec.runtime import load, providers
+from streamspec.runtime import calibrate, choice, engine, load, providers
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.providers import (
     CPU,
@@ -34,15 +34,57 @@ MIRROR = Provider("mirror", CPU.ort, "streamspec-mirror", (DYNAMIC,))
 
 
 @pytest.fixture
-def mirror(monkeypatch: pytest.MonkeyPatch) -> Provider:
+def mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Provider:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(PROVIDERS, "mirror", MIRROR)
     return MIRROR
 
 
-def test_auto_takes_the_first_that_is_right(bundles: Bundles, mirror: Provider) -> None:
-    session = load(bundles("fp32"), threads=1, tree="plain")
-    assert session.provider.name == session.engine.provider == "mirror"
-    assert load(bundles("fp32"), threads=1, tree="plain", provider="cpu").provider == Chosen("cpu")
+class Opened:
+    """Counts what is opened, and makes a provider as fast as is said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **speeds: float) -> None:
+        self.names: list[str] = []
+        on = choice.open_on
+
+        def opening(folder: Path, manifest: Any, provider: str, *options: Any) -> OrtEngine:
+            self.names.append(provider)
+            return on(folder, manifest, provider, *options)
+
+        def measured(engine: OrtEngine, *options: Any) -> Any:
+            return {1: 1 / speeds[engine.provider]}, True
+
+        monkeypatch.setattr(choice, "open_on", opening)
+        monkeypatch.setattr(calibrate, "measure", measured)
+
+
+@pytest.mark.parametrize(("speeds", "best", "other"), [({"mirror": 50, "cpu": 20}, "mirror", "cpu"), ({"mirror": 10, "cpu": 20}, "cpu", "mirror")])
+def test_auto_takes_the_fastest_that_is_right(
+    bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, speeds: dict[str, float], best: str, other: str
+) -> None:
+    opened = Opened(monkeypatch, **speeds)
+    session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+    assert session.provider.name == session.engine.provider == best and sorted(opened.names) == ["cpu", "mirror"]
+    assert dict(session.provider.passed_over)[other] == f"{speeds[other]} tokens/s expected, {best} {speeds[best]}"
+    again = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+    assert again.provider == session.provider and opened.names[2:] == [best]
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, provider=other).provider == Chosen(other)
+
+
+def test_a_fastest_provider_that_fails_later_makes_way_for_the_next(
+    bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Opened(monkeypatch, mirror=50, cpu=20)
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path).provider.name == "mirror"
+
+    def refuse(session: Any, provider: Provider) -> int:
+        if provider is CPU:
+            return 0
+        raise ProviderError("its driver has gone")
+
+    monkeypatch.setattr(engine, "check_placement", refuse)
+    later = load(bundles("fp32"), threads=1, cache_dir=tmp_path).provider
+    assert later.name == "cpu" and dict(later.passed_over)["mirror"] == "its driver has gone"
 
 
 def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
