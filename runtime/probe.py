@@ -104,5 +104,7 @@ def _compare(logits: np.ndarray, expected: np.ndarray, spread: float, tolerance:
 
 
 def _wrong(provider: str, what: str, found: str, expected: str) -> BundleError:
-    fix = "export for another precision or update onnxruntime" if provider == "cpu" else "choose provider cpu, or update what brings this one"
-    return BundleError(f"provider {provider} computes {what} with {found}", expected, fix)
+    who, fix = f"provider {provider}", "choose provider cpu, or update what brings this one"
+    if provider == "cpu":
+        who, fix = "this machine", "export for another precision or update onnxruntime"
+    return BundleError(f"{who} computes {what} with {found}", expected, fix)

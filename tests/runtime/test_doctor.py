@@ -38,7 +38,7 @@ def test_a_bundle_is_tried_on_every_provider_that_fits(bundles: Bundles) -> None
 def test_a_bundle_that_is_computed_wrongly_everywhere_fails_with_the_reason(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeyValueCache, "keep", lambda self, path, above=None: setattr(self, "length", self.length + len(path)))
     done = run(bundles("fp32"), "--threads", 1)
-    assert done.exit_code == 1 and "cpu: provider cpu computes a step behind a draft tree" in done.stdout
+    assert done.exit_code == 1 and "cpu: this machine computes a step behind a draft tree" in done.stdout
 
 
 def test_without_a_bundle_every_provider_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
