@@ -87,11 +87,11 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
     for one in (
         Provider("cuda", "CUDAExecutionProvider", "streamspec[cuda]", (DYNAMIC,), options=_exact),
         Provider("migraphx", "MIGraphXExecutionProvider", "streamspec[migraphx]", (STATIC,), options=_compiled),
-        Provider("rocm", "ROCMExecutionProvider", "onnxruntime-rocm", (STATIC,)),
+        Provider("rocm", "ROCMExecutionProvider", "streamspec[rocm]", (STATIC,)),
         Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
         Provider("coreml", "CoreMLExecutionProvider", "streamspec[cpu]", (STATIC,), options=_whole, system="macOS"),
         Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", (STATIC,), "onnxruntime_ep_webgpu"),
-        Provider("openvino", "OpenVINOExecutionProvider", "onnxruntime-ep-openvino", (STATIC,), "onnxruntime_ep_openvino", "CPU", _float32),
+        Provider("openvino", "OpenVINOExecutionProvider", "streamspec[openvino]", (STATIC,), "onnxruntime_ep_openvino", "CPU", _float32),
         CPU,
     )
 }
@@ -202,13 +202,12 @@ def check_placement(session: Any, provider: Provider) -> int:
         raise ProviderError(f"provider {provider.name} did not start", "its driver and libraries", "install them or choose provider cpu")
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return 0  # none may, see `prepare`
-    left = [node for part in session.get_provider_graph_assignment_info() if part.ep_name != provider.ort for node in part.get_nodes()]
-    taken = any(part.ep_name == provider.ort for part in session.get_provider_graph_assignment_info())
+    parts = session.get_provider_graph_assignment_info()
+    left = [node for part in parts if part.ep_name != provider.ort for node in part.get_nodes()]
     heavy = [node for node in left if node.op_type in HEAVY]
-    if heavy or not taken:
+    if heavy or all(part.ep_name != provider.ort for part in parts):
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(node.op_type for node in heavy).most_common())
-        names = ", ".join(node.name for node in heavy[:3])
-        what = f"{kinds}, such as {names}" if heavy else "the whole graph"
+        what = f"{kinds}, such as {', '.join(node.name for node in heavy[:3])}," if heavy else "the whole graph"
         raise ProviderError(f"provider {provider.name} leaves {what} to the CPU", "only small nodes there", "choose provider cpu, or export another precision or flavour")
     return len(left)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from streamspec.export import export_bundle
 from streamspec.runtime import load
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.kv import KeyValueCache
-from streamspec.runtime.probe import _check_prompt, two_branches
+from streamspec.runtime.probe import _check_prompt, check_probe, two_branches
 from streamspec.trees import MASKED
 from tests.export.tiny import save_base, tiny_model
 
@@ -166,6 +167,17 @@ def test_a_number_that_is_none_fails_wherever_it_stands(odd: float) -> None:
     logits = np.array([[1.0, 0.0, 5.0], [1.0, odd, 5.0], [1.0, 0.0, 5.0]], np.float32)
     with pytest.raises(BundleError, match="logits"):
         _check_prompt(logits, [2] * 3, [5.0] * 3, "cpu")
+
+
+def test_the_probe_keeps_to_the_rows_of_a_graph_of_one_shape(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    forward = OrtEngine.forward
+    monkeypatch.setattr(OrtEngine, "forward", lambda self, tokens, *args: seen.append(len(tokens)) or forward(self, tokens, *args))
+    session = load(bundles("fp32"), threads=1, tree="plain")
+    manifest: Any = SimpleNamespace(probe=session.manifest.probe, precision="fp32", model=session.manifest.model, static=SimpleNamespace(rows=8))
+    seen.clear()
+    check_probe(session.engine, manifest)  # type: ignore[arg-type]
+    assert seen == [len(manifest.probe.input_ids), 7, 4, 1]
 
 
 def test_the_probe_tree_has_two_branches_in_turns() -> None:

@@ -21,6 +21,7 @@ from streamspec.runtime.providers import (
     PROVIDERS,
     STATIC,
     Chosen,
+    Found,
     Provider,
     check_placement,
     find,
@@ -183,9 +184,18 @@ def test_small_nodes_on_the_cpu_are_counted() -> None:
     assert check_placement(session, OPENVINO) == 2 and not session.falls_back
 
 
+def test_a_device_of_a_plug_in_is_asked_for(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is listed among the devices as well."""
+    device = next(d for d in onnxruntime.get_ep_devices() if d.ep_name == CPU.ort)
+    monkeypatch.setitem(PROVIDERS, "mirror", replace(MIRROR, options=lambda threads: {}))
+    monkeypatch.setattr(engine, "usable", lambda provider, wanted: Found(provider, True, devices=(device,)))
+    session = load(bundles("fp32"), threads=1, tree="plain", provider="mirror")
+    assert session.provider == Chosen("mirror") and len(session.generate("a b", max_new_tokens=3).token_ids) == 3
+
+
 def test_products_on_the_cpu_are_refused_by_name() -> None:
     session = Placed({OPENVINO.ort: [("Add", "a")], CPU.ort: [("MatMul", "head/MatMul"), ("MatMul", "mlp"), ("Conv", "c"), ("Shape", "d")]})
-    with pytest.raises(ProviderError, match=r"openvino leaves 2 MatMul, 1 Conv, such as head/MatMul, mlp, c to the CPU"):
+    with pytest.raises(ProviderError, match=r"openvino leaves 2 MatMul, 1 Conv, such as head/MatMul, mlp, c, to the CPU"):
         check_placement(session, OPENVINO)
 
 
