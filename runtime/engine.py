@@ -67,6 +67,7 @@ class OrtEngine:
         self.vocab_size = manifest.model.vocab_size
         self.graph_seconds = 0.0
         self._ort = import_onnxruntime()
+        self.version = str(self._ort.__version__)
         self._session = self._open(model, flavour(manifest), spin, profile)
         self.on_cpu = check_placement(self._session, named(provider))  # small nodes that the provider left there
         shape = manifest.model
@@ -282,7 +283,7 @@ class OrtEngine:
         except Exception as error:
             on = "" if found.provider is CPU else f" on {self.provider}"
             raise BundleError(
-                f"ONNX Runtime {self._ort.__version__} cannot load {model.name}{on}: {error}",
+                f"ONNX Runtime {self.version} cannot load {model.name}{on}: {error}",
                 "a graph it can run",
                 "export the bundle again or update onnxruntime",
             ) from None
