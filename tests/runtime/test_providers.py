@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper, numpy_helper
+from typer.testing import CliRunner
 
+from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.runtime import calibrate, choice, engine, load, providers
 from streamspec.runtime.engine import OrtEngine
@@ -148,6 +151,33 @@ def test_openvinos_plug_in_has_a_device_or_says_that_it_has_none() -> None:
     assert bool(found.devices) != bool(found.why_not)
     if found.why_not:
         assert "finds no CPU here" in found.why_not
+
+
+def test_openvino_takes_a_graph_of_products_whole_and_rightly() -> None:
+    found = find(PROVIDERS["openvino"], STATIC)
+    if found.why_not:
+        pytest.skip(found.why_not)
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])], "products",
+        [helper.make_tensor_value_info("x", 1, [4, 64])], [helper.make_tensor_value_info("y", 1, [4, 64])], [numpy_helper.from_array(weights, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    providers = prepare(onnxruntime, found, options, 1)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+    rows = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32)
+    right = np.maximum(rows @ weights, 0) @ weights
+    assert check_placement(session, found.provider) == 0
+    assert np.abs(session.run(None, {"x": rows})[0] - right).max() < 1e-5 * np.abs(right).max()
+
+
+def test_generate_says_which_provider_computed(bundles: Bundles) -> None:
+    options = ["--prompt", "a b", "--max-new-tokens", "3", "--threads", "1", "--provider", "cpu", "--stats"]
+    done = CliRunner().invoke(app, ["generate", str(bundles("fp32")), *options])
+    assert done.exit_code == 0 and done.stderr.strip().endswith("; provider: cpu")
+    refused = CliRunner().invoke(app, ["generate", str(bundles("fp32")), *options, "--provider", "rocm"])
+    assert refused.exit_code == 2 and "provider rocm: not installed" in refused.stderr and "\n" not in refused.stderr.strip()
 
 
 def test_what_is_for_another_system_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
