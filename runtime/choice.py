@@ -74,8 +74,9 @@ class _Search:
         for name in sorted(speeds, key=lambda name: -speeds[name]):
             engine = held if held is not None and held.provider == name else self._tried(name)
             if engine is not None:
-                for other in speeds.keys() - {name} - self.passed_over.keys():
-                    self.passed_over[other] = f"{speeds[other]:.0f} tokens/s expected, {name} {speeds[name]:.0f}"
+                for other in speeds:
+                    if other != name and other not in self.passed_over:
+                        self.passed_over[other] = f"{speeds[other]:.0f} tokens/s expected, {name} {speeds[name]:.0f}"
                 return engine
         return self._open(CPU.name)  # says what is wrong
 

@@ -49,7 +49,10 @@ def _float32(threads: int) -> Options:
 
 def _compiled(threads: int) -> Options:
     folder = cache.cache_dir() / "migraphx"  # compiling a shape takes seconds to minutes
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a read-only home only means compiling again
+        return {}
     return {"migraphx_model_cache_dir": str(folder)}
 
 
@@ -61,8 +64,9 @@ def _whole(threads: int) -> Options:
 class Provider:
     """`name` on the command line, `ort` ONNX Runtime's. `flavours`: the bundles whose operators it has.
 
-    `brings`: what pip is to install, `system`: where alone that helps. `plugin`: the Python module of a plug-in package, '' where only builds of ONNX Runtime have
-    the provider; of a plug-in's devices the first of kind `device` is taken. `options`: from the number of threads.
+    `brings`: what pip is to install, `system`: where alone that helps. `plugin`: the Python module of a plug-in package, '' where
+    only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device` is taken. `options`: the
+    provider's settings, from the number of threads.
     """
 
     name: str

@@ -187,6 +187,15 @@ def test_what_is_for_another_system_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert PROVIDERS["directml"].missing == "not installed: pip install onnxruntime-directml"
 
 
+def test_compiled_graphs_are_kept_where_that_is_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    kept = PROVIDERS["migraphx"].options(1)["migraphx_model_cache_dir"]
+    assert Path(kept).is_dir() and Path(kept).is_relative_to(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "file"))
+    assert PROVIDERS["migraphx"].options(1) == {}
+
+
 class Placed:
     """A session whose nodes lie where `parts` says: provider -> (operator, name)."""
 
