@@ -185,7 +185,7 @@ def prepare(ort: Any, found: Found, options: Any, threads: int) -> Sequence[Any]
         return [CPU.ort]
     if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
         options.add_session_config_entry(RECORD, "1")
-    else:  # before 1.24: what cannot be looked into must not happen
+    else:  # such as 1.22: what cannot be looked into must not happen
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings = provider.options(threads)
     if found.devices:
