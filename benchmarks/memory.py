@@ -35,7 +35,7 @@ def parts(bundle: Path) -> None:
     import tokenizers  # noqa: F401
 
     from streamspec.bundle import verify_files
-    from streamspec.runtime import calibrate, engine, session
+    from streamspec.runtime import engine, probe, session
     from streamspec.trees import chain
 
     say("imports")
@@ -47,7 +47,7 @@ def parts(bundle: Path) -> None:
     say("probe for saturating products")
     opened = engine.OrtEngine(bundle / "model.onnx", manifest)
     say("graph")
-    calibrate.check_probe(opened, manifest)
+    probe.check_probe(opened, manifest)
     say("numerical probe")
     opened.reset()
     opened.prefill([1] * 64, draft=True)

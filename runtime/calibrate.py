@@ -1,4 +1,4 @@
-"""Measures what a step costs on this machine and picks the tree that pays most; checks that the machine computes rightly.
+"""Measures what a step costs on this machine and picks the tree that pays most.
 
 Measurements take under two seconds and are kept in the user's cache, keyed by processor, bundle, provider and threads.
 Knows nothing about how a step works.
@@ -22,12 +22,13 @@ from streamspec.acceptance import expected_tokens
 from streamspec.atomic import write_text
 from streamspec.bundle import Manifest
 from streamspec.checks import Fields, parse_json
-from streamspec.errors import BundleError, ConfigError, StreamspecError
-from streamspec.runtime.engine import OrtEngine, causal_mask
+from streamspec.errors import ConfigError, StreamspecError
+from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.interface import ROOT_ONLY
 from streamspec.runtime.machine import cpu_model
 from streamspec.runtime.ngram import CONTINUATION
-from streamspec.trees import MASKED, DraftTree
+from streamspec.runtime.providers import import_onnxruntime
+from streamspec.trees import DraftTree
 
 ROWS = (8, 4, 16, 2, 6, 12, 24, 32)  # most telling first: a slow model gets no further
 BUDGET = 1.5  # seconds
@@ -39,7 +40,6 @@ CONTEXT = 64  # tokens in the cache while measuring,
 CONTEXTS = (64, 512)  # and where the user asks for it
 LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
 GAIN = 0.9  # of plain decoding: trees that grow step by step do better than promised, and the governor bounds the loss
-TOLERANCE = 0.05  # of the largest logit of the probe: instruction sets round differently, wrong ones are far off
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,30 @@ class Calibration:
 
 def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
     """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is possible."""
-    nodes = manifest.trees.nodes if manifest.trees is not None else LOOKUP
-    file = _cache_file(engine, manifest, cache_dir)
-    known = _read(file, _row_counts(len(nodes)))
-    if known is None:
-        costs, complete = measure(engine, nodes)
-        known = costs, 0.0
-        if complete:  # a machine busy with something else must not fix the choice for good
-            _write(file, *known)
-    costs, least = known
-    return replace(choose(costs, nodes) if manifest.trees is not None else Calibration(costs, {}, max(costs)), least=least)
+    known = remembered(engine.provider, engine.threads, manifest, cache_dir)
+    if known is not None:
+        return known
+    nodes = _nodes(manifest)
+    costs, complete = measure(engine, nodes)
+    if complete:  # a machine busy with something else must not fix the choice for good
+        _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs)
+    return _judged(costs, 0.0, manifest)
+
+
+def remembered(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration | None:
+    """What was measured on this machine before, with this ONNX Runtime; None where nothing was."""
+    known = _read(_cache_file(provider, threads, manifest, cache_dir), _row_counts(len(_nodes(manifest))))
+    return None if known is None else _judged(*known, manifest)
+
+
+def _nodes(manifest: Manifest) -> Sequence[Sequence[float]]:
+    return manifest.trees.nodes if manifest.trees is not None else LOOKUP
+
+
+def _judged(costs: dict[int, float], least: float, manifest: Manifest) -> Calibration:
+    if manifest.trees is None:
+        return Calibration(costs, {}, max(costs), least)
+    return replace(choose(costs, manifest.trees.nodes), least=least)
 
 
 def tune(
@@ -107,14 +121,14 @@ def tune(
             raise ConfigError(f"{context} tokens of context", f"a context of {engine.context_length} with room for drafts", "correct it")
         costs, _ = measure(engine, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
         found[context] = choose(costs, nodes)
-    _write(_cache_file(engine, manifest, cache_dir), found[contexts[0]].costs)
+    _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), found[contexts[0]].costs)
     return found
 
 
 def keep_least(engine: OrtEngine, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
     """From now on sessions of this machine and bundle prune rows whose chance is below `least`."""
     costs = calibrated(engine, manifest, cache_dir).costs
-    _write(_cache_file(engine, manifest, cache_dir), costs, least)
+    _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs, least)
 
 
 def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
@@ -154,51 +168,6 @@ def measure(
     return costs, min(map(len, samples.values())) > ENOUGH
 
 
-def check_probe(engine: OrtEngine, manifest: Manifest) -> None:
-    """Runs the manifest's probe as a prompt and as a draft tree. Raises BundleError where this machine's numbers are wrong.
-
-    The tree puts a wrong token between two right ones: a provider that ignores the tree mask fails here.
-    """
-    probe = manifest.probe
-    if probe is None or len(probe.input_ids) < 2:
-        return
-    ids = list(probe.input_ids)
-    logits = engine.score(ids)
-    tolerance = TOLERANCE * max(1.0, max(abs(v) for v in probe.top_logits))
-    top = logits[np.arange(len(ids)), list(probe.choices)]
-    _judge(logits, top, np.asarray(probe.choices), np.asarray(probe.top_logits), tolerance, "a prompt")
-    engine.rewind(len(ids) - 2)
-    wrong = (ids[-1] + 1) % manifest.model.vocab_size
-    mask = causal_mask(3)
-    mask[2, 1] = MASKED
-    tree = engine.forward([ids[-2], wrong, ids[-1]], [0, 1, 1], mask)[[0, 2]]
-    expected = logits[-2:]
-    _judge(tree, tree.max(axis=1), expected.argmax(axis=1), expected.max(axis=1), tolerance, "a draft tree")
-    if float(np.abs(tree - expected).max()) > tolerance:
-        raise _wrong("a draft tree", float(np.abs(tree - expected).max()), tolerance)
-    engine.reset()
-
-
-def _judge(
-    logits: np.ndarray, top: np.ndarray, choices: np.ndarray, expected: np.ndarray, tolerance: float, what: str
-) -> None:
-    off = np.abs(top - expected)
-    off[~np.isfinite(top)] = np.inf
-    # A choice may flip where two logits nearly tie; then the expected choice is still close behind.
-    behind = logits.max(axis=1) - logits[np.arange(len(choices)), choices]
-    worst = float(np.maximum(off, behind).max())  # NaN where either has one
-    if not worst <= tolerance:
-        raise _wrong(what, worst, tolerance)
-
-
-def _wrong(what: str, off: float, tolerance: float) -> BundleError:
-    return BundleError(
-        f"this machine computes {what} with logits {off:.2g} off",
-        f"at most {tolerance:.2g}",
-        "export for another precision or update onnxruntime",
-    )
-
-
 def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
     started = time.perf_counter()
     engine.verify(np.arange(len(tree)) % engine.vocab_size, tree, draft=len(tree) > 1)
@@ -217,8 +186,8 @@ def _row_counts(available: int) -> list[int]:
     return [n for n in ROWS if n <= available]
 
 
-def _cache_file(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None) -> Path:
-    parts = [cpu_model(), manifest.to_json(), engine.provider, str(engine.threads), engine.version]
+def _cache_file(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None) -> Path:
+    parts = [cpu_model(), manifest.to_json(), provider, str(threads), import_onnxruntime().__version__]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Path(cache_dir or cache.cache_dir()) / "calibration" / f"{key[:32]}.json"
 

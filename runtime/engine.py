@@ -7,7 +7,6 @@ nothing about text or about which tokens are worth drafting.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.kv import KeyValueCache
 from streamspec.runtime.machine import physical_cores
 from streamspec.runtime.pages import huge_pages
+from streamspec.runtime.providers import CPU, check_placement, flavour, import_onnxruntime, named, prepare, usable
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.saturation import products_saturate
 from streamspec.trees import MASKED, DraftTree
@@ -31,7 +31,6 @@ CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x row
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
 NO_LIMIT = np.array([-np.inf], np.float32)
 SMALL = 64  # input buffers of up to this many rows are kept for reuse
-PROVIDERS = {"cpu": ["CPUExecutionProvider"]}
 _TYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_}
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
 _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen")
@@ -52,7 +51,8 @@ class OrtEngine:
         spin: bool = True,
         profile: Path | None = None,
     ) -> None:
-        """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers.
+        """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers, ProviderError
+        where this one cannot be used here or leaves to the CPU what decides the speed.
 
         `spin`: worker threads wait busily between calls; faster, at the price of a warm core while generating.
         `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says which).
@@ -66,9 +66,10 @@ class OrtEngine:
         self._candidates = manifest.streams.candidates if manifest.streams else 0
         self.vocab_size = manifest.model.vocab_size
         self.graph_seconds = 0.0
-        self._ort = _import_onnxruntime()
+        self._ort = import_onnxruntime()
         self.version = str(self._ort.__version__)
-        self._session = self._open(model, spin, profile)
+        self._session = self._open(model, flavour(manifest), spin, profile)
+        self.on_cpu = check_placement(self._session, named(provider))  # small nodes that the provider left there
         shape = manifest.model
         self._exit = shape.layers - manifest.streams.ns if manifest.streams and manifest.streams.pruning else None
         dtype = self._check_interface(manifest)
@@ -261,9 +262,8 @@ class OrtEngine:
         finally:
             self.graph_seconds += time.perf_counter() - started
 
-    def _open(self, model: Path, spin: bool, profile: Path | None) -> Any:
-        if self.provider not in PROVIDERS:
-            raise ConfigError(f"provider {self.provider!r}", " or ".join(PROVIDERS), "choose one of them")
+    def _open(self, model: Path, wanted: str, spin: bool, profile: Path | None) -> Any:
+        found = usable(named(self.provider), wanted)
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
         options = self._ort.SessionOptions()
@@ -279,10 +279,11 @@ class OrtEngine:
         options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
         try:
             with huge_pages():
-                return self._ort.InferenceSession(str(model), options, providers=PROVIDERS[self.provider])
+                return self._ort.InferenceSession(str(model), options, providers=prepare(self._ort, found, options, self.threads))
         except Exception as error:
+            on = "" if found.provider is CPU else f" on {self.provider}"
             raise BundleError(
-                f"ONNX Runtime {self._ort.__version__} cannot load {model.name}: {error}",
+                f"ONNX Runtime {self.version} cannot load {model.name}{on}: {error}",
                 "a graph it can run",
                 "export the bundle again or update onnxruntime",
             ) from None
@@ -383,14 +384,3 @@ class _Binding:
 def causal_mask(n: int) -> np.ndarray:
     """float32 [n, n]: row i sees rows up to i."""
     return np.triu(np.full((n, n), MASKED, dtype=np.float32), k=1)
-
-
-def _import_onnxruntime() -> Any:
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    try:
-        import onnxruntime
-    except ModuleNotFoundError:
-        raise ConfigError(
-            "onnxruntime is not installed", "ONNX Runtime 1.31 or newer", 'run: pip install "streamspec[cpu]"'
-        ) from None
-    return onnxruntime

@@ -8,17 +8,45 @@ import subprocess
 from functools import lru_cache
 from pathlib import Path
 
-_CPUINFO = Path("/proc/cpuinfo")
+_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_INSTRUCTION_SETS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}  # that products are faster with
 
 
 def physical_cores() -> int:
     """Physical cores this process may use: a second thread on a core slows matrix products down."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = logical_cores()
     cores = _linux_cores()
     if cores is None:  # Apple silicon has no second threads; Windows and older Macs mostly do
         halves = platform.machine().lower() in ("amd64", "x86_64") and platform.system() != "Linux"
         cores = max(1, (os.cpu_count() or 1) // 2) if halves else usable
     return max(1, min(usable, cores))
+
+
+def logical_cores() -> int:
+    """Cores this process may use, as the system counts them: second threads of a core included."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def instruction_sets() -> tuple[str, ...] | None:
+    """Those of the processor that matrix products profit from; None where the system does not say."""
+    for block in _cpuinfo():
+        flags = block.get("flags", block.get("Features"))
+        if flags is not None:
+            return tuple(sorted(set(flags.split()) & _INSTRUCTION_SETS))
+    return None
+
+
+def memory() -> tuple[int | None, int | None]:
+    """Bytes of memory, and of it what a new program could use; None for what the system does not say."""
+    try:
+        kilobytes = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in _MEMINFO.read_text().splitlines())}
+    except (OSError, ValueError, IndexError):
+        kilobytes = {}
+    total, free = (kilobytes[name] * 1024 if name in kilobytes else None for name in ("MemTotal", "MemAvailable"))
+    try:
+        return total or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), free
+    except (AttributeError, OSError, ValueError):  # no such question on this system
+        return None, free
 
 
 @lru_cache(maxsize=1)
@@ -27,10 +55,8 @@ def cpu_model() -> str:
     fields = _cpuinfo()
     if fields:
         first = fields[0]
-        flags = set(first.get("flags", first.get("Features", "")).split())
-        kept = sorted(flags & {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
         name = first.get("model name") or first.get("CPU part") or platform.processor()
-        return f"{name} [{' '.join(kept)}] {platform.machine()}"
+        return f"{name} [{' '.join(instruction_sets() or ())}] {platform.machine()}"
     if platform.system() == "Darwin":
         out = subprocess.run(
             ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False

@@ -21,6 +21,7 @@ from streamspec.runtime.drafting import Experience
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Engine, Pruning
 from streamspec.runtime.loop import Decoder, Plan
+from streamspec.runtime.providers import CPU, Chosen
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
 from streamspec.runtime.worth import StreamsWorth
@@ -78,10 +79,12 @@ class Session:
         calibration: Calibration | None = None,
         ngram: bool = True,
         pruning: Pruning | None = None,
+        provider: Chosen | None = None,
     ) -> None:
         """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay."""
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
         self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
+        self.provider = provider or Chosen(CPU.name)
         self._busy = threading.Lock()
         self._generating = self._cancelled = False
         self.learnt = Learnt(calibration)
@@ -271,7 +274,7 @@ def load(
     bundle: str | Path,
     *,
     threads: int | None = None,
-    provider: str = "cpu",
+    provider: str = "auto",
     tree: int | str = "auto",
     verify: bool = True,
     spin: bool = True,
@@ -281,15 +284,17 @@ def load(
 ) -> Session:
     """Opens the bundle in folder `bundle`.
 
+    `provider`: "auto" takes, of those in docs/providers.md that are installed, run such a bundle and compute it rightly, the one that
+    promises most tokens per second; a name takes that one or raises. `Session.provider` says which runs, and why others do not.
     `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
     pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
     `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
     lets idle worker threads wait busily: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
     all, or what `tune` found to pay here; no output depends on it). Raises BundleError for anything wrong with the bundle, and where
-    this machine computes it wrongly.
+    this machine computes it wrongly; ConfigError and ProviderError for a provider that does not exist or cannot be used.
     """
-    from streamspec.runtime.calibrate import calibrated, check_probe
-    from streamspec.runtime.engine import OrtEngine
+    from streamspec.runtime.calibrate import calibrated
+    from streamspec.runtime.choice import open_engine
 
     folder = Path(bundle)
     if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
@@ -298,8 +303,7 @@ def load(
     if pruning is not None:
         manifest.check_prunes()
     tokenizer, template = _tokenizer(folder), _template(folder, manifest)
-    engine = OrtEngine(folder / "model.onnx", manifest, threads=threads, provider=provider, spin=spin)
-    check_probe(engine, manifest)
+    engine, chosen = open_engine(folder, manifest, provider, threads, spin, cache_dir)
     rows, calibration = 1, None
     if (manifest.trees is not None or ngram) and tree not in ("plain", 1):
         if isinstance(tree, int):
@@ -309,7 +313,7 @@ def load(
             rows = max(calibration.costs) if calibration.rows > 1 else 1
             if calibration.least and pruning is None:
                 pruning = Pruning(least=calibration.least)
-    return Session(engine, manifest, tokenizer, template, rows, calibration, ngram, pruning)
+    return Session(engine, manifest, tokenizer, template, rows, calibration, ngram, pruning, chosen)
 
 
 def _tokenizer(folder: Path) -> Any:

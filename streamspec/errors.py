@@ -63,6 +63,12 @@ class ConfigError(StreamspecError):
     code = "config"
 
 
+class ProviderError(StreamspecError):
+    """An execution provider is not there, or does not take what it is given."""
+
+    code = "provider"
+
+
 class BaseModelError(StreamspecError):
     """A base model cannot be found, read or supported."""
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from streamspec.runtime.providers import Chosen
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -110,6 +112,7 @@ class Report:
     new_tokens: int  # plain's, one repetition
     threads: int
     speculation: str  # what speculation did, in words
+    provider: Chosen  # what computed
     plain: Figures
     speculative: Figures
     identical: float
@@ -154,6 +157,7 @@ class Report:
             "quality": self.quality,
             "threads": self.threads,
             "speculation": self.speculation,
+            "provider": self.provider.name,
             "bundle": self.bundle,
         }
         if self.over_fastest_plain is not None:

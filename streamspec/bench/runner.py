@@ -37,6 +37,7 @@ def bench(
     prune: Sequence[float] = (),
     tree: int | str = "auto",
     threads: int | None = None,
+    provider: str = "auto",
     save_outputs: str | Path | None = None,
     ngram: bool = True,
     sampling: Sampling = GREEDY,
@@ -44,7 +45,7 @@ def bench(
     """Measures `bundle` on at most `limit` rows of the JSONL file `prompts`.
 
     `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree sizes
-    to force one after the other. `prune`: chances below which rows of a draft stop at the early exit, one after the other. `ngram`: also draft what followed earlier in the text. `sampling`, where random, needs a
+    to force one after the other. `prune`: chances below which rows of a draft stop at the early exit, one after the other. `provider`: of all bundles. `ngram`: also draft what followed earlier in the text. `sampling`, where random, needs a
     seed, so that all sides draw alike. `save_outputs`: JSONL file for the answers, for `compare`. Raises StreamspecError for
     prompts or bundles that cannot be read.
     """
@@ -57,7 +58,7 @@ def bench(
         raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")
     from streamspec.runtime import load
 
-    session = load(bundle, threads=threads, tree=tree, ngram=ngram)
+    session = load(bundle, threads=threads, provider=provider, tree=tree, ngram=ngram)
     if rows and session.manifest.trees is None:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     check_length(cases, session)
@@ -66,7 +67,7 @@ def bench(
         session.manifest.check_prunes()
     contenders += [Contender(f"{n} rows", session, True, sampling, n) for n in rows]
     contenders += [Contender(f"chance {least:g}", session, True, sampling, pruning=one) for least, one in zip(prune, pruning, strict=True)]
-    others = [Contender(str(path), load(path, threads=threads, tree="plain"), False, sampling) for path in also]
+    others = [Contender(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling) for path in also]
     names = [c.name for c in contenders + others]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

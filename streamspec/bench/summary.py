@@ -61,7 +61,8 @@ class Summary:
         count, agreements = len(plain[0]), self.verdicts.of(SPECULATIVE)
         margins = [m for a in agreements for m in a.margins[: a.near_ties]]
         fastest, over = self._over_fastest()
-        engine: Any = record.contenders[0].session.engine
+        session = record.contenders[0].session
+        engine: Any = session.engine
         return Report(
             bundle=bundle,
             prompts=count,
@@ -69,6 +70,7 @@ class Summary:
             new_tokens=sum(m.new_tokens for m in plain[0]),
             threads=engine.threads,
             speculation=record.speculation,
+            provider=session.provider,
             plain=self._figures(PLAIN),
             speculative=self._figures(SPECULATIVE),
             identical=1 - sum(not a.identical for a in agreements) / count,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from streamspec.cli import bench, demo, export, generate, inspect, shrink, train, tune
+from streamspec.cli import bench, demo, doctor, export, generate, inspect, shrink, train, tune
 from streamspec.cli.guard import guarded
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -21,6 +21,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bench": bench.command,
     "tune": tune.command,
     "inspect": inspect.command,
+    "doctor": doctor.command,
     "demo": demo.command,
 }
 

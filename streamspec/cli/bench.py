@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.options import MinP, NoNgram, RepetitionPenalty, Seed, Temperature, Threads, TopK, TopP
+from streamspec.cli.options import MinP, NoNgram, Provider, RepetitionPenalty, Seed, Temperature, Threads, TopK, TopP
 from streamspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def command(
     ] = None,
     tree: Annotated[str, typer.Option(help="Tree of the speculative side: auto, plain or a number of rows.")] = "auto",
     threads: Threads = None,
+    provider: Provider = "auto",
     no_ngram: NoNgram = False,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -61,7 +62,7 @@ def command(
 
     report = bench(
         bundle, prompts, limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, also=also or (),
-        rows=parse_rows(rows), prune=parse_chances(prune), tree=int(tree) if tree.isdecimal() else tree, threads=threads, save_outputs=save_outputs,
+        rows=parse_rows(rows), prune=parse_chances(prune), tree=int(tree) if tree.isdecimal() else tree, threads=threads, provider=provider, save_outputs=save_outputs,
         ngram=not no_ngram, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
     )  # fmt: skip
     if as_json:
@@ -92,7 +93,7 @@ def show(report: Report) -> None:
 
     console = Console(width=max(Console().width, 112), markup=False)
     passes = f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass, {report.threads} threads"
-    console.print(f"{report.bundle}: {passes}; speculation: {report.speculation}", highlight=False, soft_wrap=True)
+    console.print(f"{report.bundle}: {passes}; speculation: {report.speculation}; provider: {report.provider}", highlight=False, soft_wrap=True)
     console.print(speeds(report))
     if report.over_fastest_plain:
         print(f"over the fastest plain decoding ({report.fastest_plain}): {_spread(report.over_fastest_plain)}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from streamspec.cli.options import MinP, NoNgram, RepetitionPenalty, Seed, Temperature, Threads, TopK, TopP
+from streamspec.cli.options import MinP, NoNgram, Provider, RepetitionPenalty, Seed, Temperature, Threads, TopK, TopP
 from streamspec.errors import ConfigError
 
 
@@ -25,6 +25,7 @@ def command(
         typer.Option(min=1, help="Rows of the draft tree; default: as many as pay, step by step.", show_default=False),
     ] = None,
     threads: Threads = None,
+    provider: Provider = "auto",
     no_ngram: NoNgram = False,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -41,7 +42,7 @@ def command(
     from streamspec.runtime import Sampling, load
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    session = load(bundle, threads=threads, tree=rows or "auto", ngram=not no_ngram)
+    session = load(bundle, threads=threads, provider=provider, tree=rows or "auto", ngram=not no_ngram)
     last = None
     for chunk in session.stream(
         text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation, sampling=sampling
@@ -51,4 +52,4 @@ def command(
         last = chunk
     print()
     if stats and last is not None and last.stats is not None:
-        print(last.stats, file=sys.stderr)
+        print(f"{last.stats}; provider: {session.provider}", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamspec.cli.options import Threads
+from streamspec.cli.options import Provider, Threads
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,6 +28,7 @@ def command(
     limit: Annotated[int, typer.Option(min=1, help="Take the first N rows of --prompts only.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer to --prompts.")] = 128,
     threads: Threads = None,
+    provider: Provider = "auto",
     plot: Annotated[Path | None, typer.Option(help="PNG file to draw the curves into.", show_default=False)] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
@@ -39,7 +40,7 @@ def command(
     from streamspec.runtime import load
     from streamspec.runtime.calibrate import keep_least, tune
 
-    session: Any = load(bundle, threads=threads, tree="plain")
+    session: Any = load(bundle, threads=threads, provider=provider, tree="plain")
     if prompts is not None:
         session.manifest.check_prunes()
     found = tune(session.engine, session.manifest, context)
@@ -47,16 +48,17 @@ def command(
     for tokens, calibration in found.items():
         console.print(table(tokens, calibration))
     chosen = next(iter(found.values()))
+    console.print(f"provider: {session.provider}", soft_wrap=True)
     console.print(f"chosen: {chosen.rows} rows" if chosen.rows > 1 else f"chosen: plain decoding ({chosen.reason})")
     if plot is not None:
         draw(found, plot)
         console.print(f"curves: {plot}")
-    result: dict[str, Any] = {"rows": chosen.rows, "contexts": {str(n): as_dict(c) for n, c in found.items()}}
+    result: dict[str, Any] = {"rows": chosen.rows, "provider": session.provider.name, "contexts": {str(n): as_dict(c) for n, c in found.items()}}
     if prompts is not None:
         from streamspec.bench.pruning import find_least
         from streamspec.cli.bench import speeds
 
-        report, least = find_least(bundle, prompts, limit, max_new_tokens, threads)
+        report, least = find_least(bundle, prompts, limit, max_new_tokens, threads, session.provider.name)
         keep_least(session.engine, session.manifest, least)
         console.print(speeds(report))
         console.print(f"pruning: below a chance of {least:g}" if least else "pruning: none (it does not pay here)")

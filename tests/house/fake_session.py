@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from streamspec.runtime.providers import Chosen
 from streamspec.runtime.stats import Stats
 
 VOCAB, EOS = 50, 0
@@ -52,6 +53,7 @@ class FakeSession:
     pruning: Any = None
     learnt: Any = None
     speculation: str = "on"
+    provider: Chosen = field(default_factory=lambda: Chosen("cpu"))
     calls: list[bool] = field(default_factory=list)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object()))
 

@@ -131,7 +131,7 @@ def test_bench_counts_and_compares(prompts: Path, tmp_path: Path, monkeypatch: p
     saved = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     assert [row["references"] for row in saved] == [["x"], ["y", "z"]]
     stable = "tokens_per_step speedup speedup_min speedup_max plain_tokens_per_s spec_tokens_per_s identical near_ties mismatches"
-    stable += " prompts new_tokens step_ms plain_ms host_share peak_rss_mb quality"
+    stable += " prompts new_tokens step_ms plain_ms host_share peak_rss_mb quality provider"
     assert set(stable.split()) <= set(result)
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -50,6 +51,19 @@ def test_the_runtime_writes_what_transformers_writes(base: Path, adapter: Path, 
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload().eval()
     check(session, model, base)
+
+
+def test_the_logits_are_those_of_the_folder_as_peft_loads_it(base: Path, adapter: Path, tmp_path: Path) -> None:
+    export_bundle(base, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", threads=1, tree="plain")
+    ids = session.encode("a b c d e f g h")
+    tuned = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+    with torch.no_grad():
+        theirs = tuned(torch.tensor([ids])).logits[0].numpy()
+        with tuned.disable_adapter():
+            untuned = tuned(torch.tensor([ids])).logits[0].numpy()
+    ours = session.score(ids)
+    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max() < 1e-2 * np.abs(untuned - theirs).max()
 
 
 @pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra"])

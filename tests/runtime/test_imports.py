@@ -45,6 +45,6 @@ def test_telemetry_is_off_before_onnxruntime_starts() -> None:
 
 
 def test_a_missing_onnxruntime_is_one_line() -> None:
-    code = "sys.modules['onnxruntime'] = None\nfrom streamspec.runtime.engine import _import_onnxruntime\n"
-    code += "from streamspec.errors import ConfigError\ntry: _import_onnxruntime()\nexcept ConfigError as e: print(e)"
+    code = "sys.modules['onnxruntime'] = None\nfrom streamspec.runtime.providers import import_onnxruntime\n"
+    code += "from streamspec.errors import ConfigError\ntry: import_onnxruntime()\nexcept ConfigError as e: print(e)"
     assert 'pip install "streamspec[cpu]"' in run(code)

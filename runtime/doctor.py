@@ -1,0 +1,99 @@
+"""What `streamspec doctor` finds out: this machine, its providers, and a bundle on each that can run it.
+
+Everything is plain data, ready for JSON; None is what the system does not say. Knows nothing about how it is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from streamspec import __version__, cache
+from streamspec.bundle import Manifest, verify_files
+from streamspec.errors import StreamspecError
+from streamspec.runtime import pages
+from streamspec.runtime.calibrate import measure
+from streamspec.runtime.choice import open_on
+from streamspec.runtime.machine import cpu_model, instruction_sets, logical_cores, memory, physical_cores
+from streamspec.runtime.providers import PROVIDERS, find, flavour, import_onnxruntime
+from streamspec.runtime.saturation import products_saturate
+
+PLAIN = ((0, 0, 1.0),)  # the tree of one row
+
+
+def machine() -> dict[str, Any]:
+    """The machine and what is installed, as far as speed and results depend on it. Sizes in MB (10^6 bytes)."""
+    total, free = memory()
+    folder = cache.cache_dir()
+    return {
+        "streamspec": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}".strip() or None,
+        "processor": cpu_model().strip() or None,
+        "physical_cores": physical_cores(),
+        "logical_cores": logical_cores(),
+        "instruction_sets": instruction_sets(),
+        "memory_mb": total and round(total / 1e6),
+        "memory_free_mb": free and round(free / 1e6),
+        "huge_pages": pages.offered(),
+        "cache": str(folder),
+        "cache_writable": _writable(folder),
+        **_onnxruntime(),
+    }
+
+
+def providers() -> list[dict[str, Any]]:
+    """Of every provider: whether it can be used here, why not, and which bundles it can run."""
+    return [
+        {"name": name, "usable": not found.why_not, "installed": found.installed, "why_not": found.why_not, "flavours": list(found.provider.flavours)}
+        for name, found in ((name, find(provider)) for name, provider in PROVIDERS.items())
+    ]
+
+
+def fitting(manifest: Manifest) -> list[str]:
+    """The providers that can be used here and have the operators of such a bundle."""
+    return [name for name, provider in PROVIDERS.items() if not find(provider, flavour(manifest)).why_not]
+
+
+def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None = None) -> dict[str, Any]:
+    """Opens the bundle on this provider, runs its probe and times a plain step.
+
+    `verdict`: "right", or what is wrong; `plain_ms` and `on_cpu` (small nodes left there) are None where it is.
+    """
+    try:
+        engine = open_on(folder, manifest, provider, threads)
+        costs, _ = measure(engine, PLAIN)
+    except StreamspecError as error:
+        return {"name": provider, "right": False, "verdict": error.found, "plain_ms": None, "on_cpu": None}
+    return {"name": provider, "right": True, "verdict": "right", "plain_ms": round(1000 * costs[1], 3), "on_cpu": engine.on_cpu}
+
+
+def read_bundle(folder: Path) -> Manifest:
+    """Its files checked against their hashes. Raises BundleError."""
+    return verify_files(folder)
+
+
+def _onnxruntime() -> dict[str, Any]:
+    try:
+        ort = import_onnxruntime()
+    except StreamspecError:
+        return {"onnxruntime": None, "wheels": [], "telemetry_off": None, "products_saturate": None}
+    try:
+        saturate: bool | None = products_saturate()
+    except Exception:  # an ONNX Runtime that cannot run three lines is to be reported, not to end the report
+        saturate = None
+    return {
+        "onnxruntime": str(ort.__version__),
+        "wheels": sorted(set(packages_distributions().get("onnxruntime", ()))),
+        "telemetry_off": os.environ.get("ORT_DISABLE_TELEMETRY") == "1",
+        "products_saturate": saturate,
+    }
+
+
+def _writable(folder: Path) -> bool:
+    """Whether it is there, or can be made."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    return there is not None and there.is_dir() and os.access(there, os.W_OK)

@@ -1,0 +1,93 @@
+"""`streamspec doctor`: what this machine can do, and whether a bundle is computed rightly on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from streamspec.cli.options import Threads
+
+Rows = Sequence[Sequence[str]]
+
+
+def command(
+    bundle: Annotated[Path | None, typer.Argument(help="Bundle folder to try on every provider.", show_default=False)] = None,
+    threads: Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Say what this machine can do: processor, memory, ONNX Runtime, providers; and how each of them computes BUNDLE.
+
+    Exit code 1 where none computes it rightly.
+    """
+    from streamspec.progress import track
+    from streamspec.runtime import doctor
+
+    machine = doctor.machine()
+    found = doctor.providers() if machine["onnxruntime"] else []
+    tried: list[dict[str, Any]] | None = None
+    if bundle is not None:
+        manifest = doctor.read_bundle(bundle)
+        names = doctor.fitting(manifest)
+        tried = [doctor.examine(bundle, manifest, name, threads) for name in track(names, "providers", len(names))]
+    if as_json:
+        print(json.dumps({"machine": machine, "providers": found, "bundle": tried}))
+    else:
+        show(about(machine), ("", ""), "machine")
+        show([(one["name"], "usable" if one["usable"] else one["why_not"], ", ".join(one["flavours"])) for one in found], ("provider", "here", "bundles"), "providers")
+        if tried is not None:
+            show([outcome(one) for one in tried], ("provider", "computes", "plain step", "small nodes on the CPU"), str(bundle))
+    if tried is not None and not any(one["right"] for one in tried):
+        raise SystemExit(1)
+
+
+def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and values in words."""
+    def said(name: str, unit: str = "") -> str:
+        return "unknown" if machine[name] is None else f"{machine[name]}{unit}"
+
+    def whether(name: str, true: str, false: str) -> str:
+        return "unknown" if machine[name] is None else true if machine[name] else false
+
+    sets, wheels = machine["instruction_sets"], machine["wheels"]
+    version = said("onnxruntime") if machine["onnxruntime"] else 'not installed: pip install "streamspec[cpu]"'
+    clash = f"; {' and '.join(wheels)} overwrite each other: uninstall all, install one" if len(wheels) > 1 else ""
+    return [
+        ("streamspec", f"{machine['streamspec']}, Python {machine['python']}, {said('system')}"),
+        ("processor", said("processor")),
+        ("cores", f"{machine['physical_cores']} physical, {machine['logical_cores']} logical"),
+        ("instruction sets", "unknown" if sets is None else ", ".join(sets) or "none that products profit from"),
+        ("int8 products", whether("products_saturate", "saturate: int8 is kept exact at a third of its speed", "exact")),
+        ("memory", f"{said('memory_mb', ' MB')}, free {said('memory_free_mb', ' MB')}"),
+        ("huge pages", whether("huge_pages", "on request", "not offered")),
+        ("ONNX Runtime", f"{version}{f' ({wheels[0]})' if len(wheels) == 1 else ''}{clash}"),
+        ("telemetry", whether("telemetry_off", "off", "not turned off: ORT_DISABLE_TELEMETRY is set to something else than 1")),
+        ("cache", f"{machine['cache']}{'' if machine['cache_writable'] else ' (cannot be written: measurements are made anew at every load)'}"),
+    ]
+
+
+def outcome(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    if not one["right"]:
+        return one["name"], one["verdict"], "", ""
+    return one["name"], "rightly", f"{one['plain_ms']:.2f} ms", str(one["on_cpu"])
+
+
+def show(rows: Rows, headings: Sequence[str], title: str) -> None:
+    """A table on a terminal, a line for each row elsewhere."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False)
+    if not console.is_terminal:
+        for name, *rest in rows:
+            print(f"{name}: {'; '.join(part for part in rest if part)}")
+        return
+    table = Table(title=title, title_justify="left", show_header=any(headings))
+    for heading in headings:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
