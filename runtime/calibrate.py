@@ -80,7 +80,7 @@ def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | No
     """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is possible."""
     nodes = manifest.trees.nodes if manifest.trees is not None else LOOKUP
     file = _cache_file(engine, manifest, cache_dir)
-    known = _read(file, _row_counts(len(nodes)))
+    known = _read(file, _row_counts(engine, len(nodes)))
     if known is None:
         costs, complete = measure(engine, nodes)
         known = costs, 0.0
@@ -140,7 +140,8 @@ def measure(
     context = max(1, min(context, _most_context(engine)))
     engine.reset()
     engine.prefill([1 % engine.vocab_size] * context, draft=False)
-    trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in _row_counts(len(nodes))}
+    counts = _row_counts(engine, len(nodes))
+    trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in counts if engine.rows is None}
     trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + engine.gamma < engine.context_length}
     samples: dict[int, list[float]] = {rows: [] for rows in trees}
     for _ in range(rounds + 1):
@@ -151,6 +152,8 @@ def measure(
     engine.reset()
     # The first call of a shape warms up; where there was no time for a second one, it has to do.
     costs = {rows: statistics.median(seconds[1:] or seconds) for rows, seconds in sorted(samples.items()) if seconds}
+    if engine.rows is not None:  # every step is the same call
+        costs |= dict.fromkeys(counts, costs[1])
     return costs, min(map(len, samples.values())) > ENOUGH
 
 
@@ -213,7 +216,9 @@ def _most_context(engine: OrtEngine) -> int:
     return engine.context_length - max(ROWS) - engine.gamma - 1
 
 
-def _row_counts(available: int) -> list[int]:
+def _row_counts(engine: OrtEngine, available: int) -> list[int]:
+    if engine.rows is not None:
+        return [min(engine.rows, available)]
     return [n for n in ROWS if n <= available]
 
 

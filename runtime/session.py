@@ -145,8 +145,10 @@ class Session:
         calibrated: dict[str, Any] = {}
         if self.calibration:
             calibrated = {"costs": self.calibration.curve, "governor": self.learnt.governor, "worth": self.learnt.worth}
+        fixed = self.manifest.static
+        rows = min(self.rows, fixed.rows) if fixed else self.rows
         plan = Plan(
-            max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
+            max_new_tokens, self.manifest.model.eos_token_ids, rows if speculate else 1,
             ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning,
             plain=self.speculation if speculate else "off (asked for plain decoding)", **calibrated,
         )  # fmt: skip
@@ -201,6 +203,7 @@ class Session:
         with self._exclusive():
             self._cancelled, self._generating = False, True  # in this order: a cancel in between counts
             decoder, text = Decoder(self.engine, plan), TextStream(self.tokenizer, stops)
+            decoder.stats.call_rows = self.manifest.static.rows if self.manifest.static else None
             try:
                 for done in decoder.run(ids):
                     ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
@@ -290,6 +293,7 @@ def load(
     """
     from streamspec.runtime.calibrate import calibrated, check_probe
     from streamspec.runtime.engine import OrtEngine
+    from streamspec.runtime.static import StaticEngine
 
     folder = Path(bundle)
     if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
@@ -298,7 +302,8 @@ def load(
     if pruning is not None:
         manifest.check_prunes()
     tokenizer, template = _tokenizer(folder), _template(folder, manifest)
-    engine = OrtEngine(folder / "model.onnx", manifest, threads=threads, provider=provider, spin=spin)
+    kind = OrtEngine if manifest.static is None else StaticEngine
+    engine = kind(folder / "model.onnx", manifest, threads=threads, provider=provider, spin=spin)
     check_probe(engine, manifest)
     rows, calibration = 1, None
     if (manifest.trees is not None or ngram) and tree not in ("plain", 1):
