@@ -18,6 +18,7 @@ import numpy as np
 
 from streamspec.bundle import Manifest
 from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime import openvino
 from streamspec.runtime.drafting import GrownGuesses, PlaceGuesses
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.kv import KeyValueCache
@@ -31,7 +32,7 @@ CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x row
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
 NO_LIMIT = np.array([-np.inf], np.float32)
 SMALL = 64  # input buffers of up to this many rows are kept for reuse
-PROVIDERS = {"cpu": ["CPUExecutionProvider"]}
+PROVIDERS = ("cpu", "openvino")
 _TYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_}
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
 _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen")
@@ -297,15 +298,24 @@ class OrtEngine:
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
         options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
+        providers = self._providers(options)
         try:
             with huge_pages():
-                return self._ort.InferenceSession(str(model), options, providers=PROVIDERS[self.provider])
+                return self._ort.InferenceSession(str(model), options, providers=providers)
         except Exception as error:
             raise BundleError(
                 f"ONNX Runtime {self._ort.__version__} cannot load {model.name}: {error}",
                 "a graph it can run",
                 "export the bundle again or update onnxruntime",
             ) from None
+
+    def _providers(self, options: Any) -> list[Any] | None:
+        """What the session runs on; adds to `options` what a provider needs there."""
+        if self.provider == "cpu":
+            return ["CPUExecutionProvider"]
+        if self.rows is None:
+            raise ConfigError(f"provider {self.provider!r} for a graph whose shapes change", "a bundle of fixed shapes", "export it with --static")
+        return openvino.choose(self._ort, options, self.threads)
 
     def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
         """Names of the inputs that the graph must have and of its outputs."""
