@@ -116,7 +116,8 @@ class StaticStepper:
         for i, pair in enumerate(self.cache):
             for kind, value in zip(("key", "value"), pair, strict=True):
                 value[:, :, self.length : self.length + fit] = out.pop(f"new.{i}.{kind}")[:, :, :fit]
-        return out | {"choices": out["choices"][:n], "logits": out["raw_logits"][:n]}
+        logits = out.pop("raw_logits")[:n]
+        return out | {"choices": out["choices"][:n], "logits": logits}
 
     def prefill(self, tokens: Array, *, forced_node: int = -1, **options: Any) -> dict[str, Array]:
         """Causal chunks; `length` grows by all. `forced_node` counts from the first of `tokens` and lies in the last chunk."""

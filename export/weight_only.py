@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from streamspec.errors import ConfigError
-from streamspec.export.arrays import quantise_blocks, unpack
+from streamspec.export.arrays import Simulation, quantise_blocks, unpack
 from streamspec.export.builder import Scope, WeightStore
 from streamspec.export.quantise import BLOCK, Fp32, Int4, Int8, Precision, Rows, Weight, chosen
 
@@ -30,7 +30,7 @@ class StaticInt8(Int8):
     """Weights alone are rounded, per output channel: nothing to gain by smoothing."""
 
     opset = 19
-    simulation = None
+    simulation: Simulation | None = None
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
         return g.op("MatMul", x, g.op("DequantizeLinear", *self._columns(g.store, weight), axis=1))

@@ -11,13 +11,15 @@ from typing import Any
 from streamspec.errors import ConfigError
 
 NAME = "OpenVINOExecutionProvider"
+# Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantised weights: a rounding makes a whole step
+# of the small differences between plain and drafted rows (docs/decisions.md).
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
 
 def choose(ort: Any, options: Any, threads: int) -> list[Any] | None:
     """Asks for OpenVINO's CPU device in `options`, and for nothing else: a graph that it does not take whole is refused. Returns the
     session's `providers`. Raises ConfigError where there is none."""
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": str(threads)}  # else bfloat16 where the processor has it
-    settings = {"load_config": json.dumps({"CPU": exact})}
+    settings = {"load_config": json.dumps({"CPU": EXACT | {"INFERENCE_NUM_THREADS": str(threads)}})}
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     if NAME in ort.get_available_providers():
         return [(NAME, {"device_type": "CPU"} | settings)]

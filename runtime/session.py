@@ -149,7 +149,7 @@ class Session:
         rows = min(self.rows, fixed.rows) if fixed else self.rows
         plan = Plan(
             max_new_tokens, self.manifest.model.eos_token_ids, rows if speculate else 1,
-            ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning,
+            ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning, in_place=fixed is None,
             plain=self.speculation if speculate else "off (asked for plain decoding)", **calibrated,
         )  # fmt: skip
         return self._chunks(ids, plan, stops)

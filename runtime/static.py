@@ -150,6 +150,16 @@ class StaticEngine(OrtEngine):
             wanted, produced = wanted | set(_STREAM_INPUTS), produced | set(_STREAM_OUTPUTS)
         return wanted, produced | ({"pair_logits"} if self._bigram else set())
 
+    def _check_interface(self, manifest: Manifest) -> np.dtype:
+        dtype = super()._check_interface(manifest)
+        shape, fixed = manifest.model, manifest.static
+        assert fixed is not None
+        promised = {"input_ids": [1, fixed.rows], "past_key_values.0.key": [1, shape.kv_heads, fixed.slots, shape.head_dim]}
+        for value in self._session.get_inputs():
+            if list(value.shape) != promised.get(value.name, list(value.shape)):
+                raise BundleError(f"{value.name} of shape {value.shape}", f"{promised[value.name]} as the manifest says", "export the bundle again")
+        return dtype
+
     @property
     def _root_matters(self) -> bool:
         """Whether guesses depend on the token behind the accepted node."""

@@ -54,8 +54,8 @@ def command(
 
     from streamspec.cli.inspect import describe
 
-    _, rows = describe(out)
+    _, facts = describe(out)
     if as_json:
-        print(json.dumps({"out": str(out), **dict(rows)}))
+        print(json.dumps({"out": str(out), **dict(facts)}))
     else:
         print(f"wrote {out}; look at it with: streamspec inspect {out}")
