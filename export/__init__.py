@@ -2,7 +2,7 @@
 
 `export` writes a bundle. The pieces: `families` (what a decoder is), `builder` (nodes and weights to disk), `quantise`
 (precisions), `decoder` and `graph` (main rows, acceptance), `drafting`, `streams` and `medusa` (drafters), `oracle` and `parity` (PyTorch's word
-on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out); `genai` (a plain model for onnxruntime-genai).
+on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out); `static`, `lowering` and `weight_only` (the graph of fixed shapes); `genai` (a plain model for onnxruntime-genai).
 """
 
 from __future__ import annotations

@@ -88,10 +88,14 @@ def dequantise_blocks(packed: Array, scales: Array, zeros: Array | None, columns
     if zeros is None:
         levels = packed.astype(np.float32) - 128
     else:
-        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:2], -1)
-        zero = np.stack([zeros & 15, zeros >> 4], axis=-1).reshape(len(zeros), -1)[:, : packed.shape[1]]
+        codes, zero = unpack(packed), unpack(zeros)[:, : packed.shape[1]]
         levels = codes.astype(np.float32) - zero[:, :, None]
     return (levels * scales[:, :, None]).reshape(len(packed), -1)[:, :columns]
+
+
+def unpack(packed: Array) -> Array:
+    """The 4-bit codes in `packed` [.., n] uint8, as uint8 [.., 2 n]."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:

@@ -1,6 +1,6 @@
-"""Attention of main rows, written so that a row's result does not depend on how it was batched or where its keys lie.
+"""Attention: of main rows in place, and of any rows over K/V in several parts (`attend`).
 
-GroupQueryAttention would be one node, but it takes another kernel for one row than for several, and its softmax sums in
+Main rows attend so that a row's result does not depend on how it was batched or where its keys lie. GroupQueryAttention would be one node, but it takes another kernel for one row than for several, and its softmax sums in
 vector lanes: an ancestor in a gapped slot of a draft tree changes the last bit. With int8 activations one such bit moves a
 rounding now and then, the next layers carry it on, and two of five long answers differ from plain decoding. Here
 
@@ -13,6 +13,8 @@ go into the cache in place (TensorScatter, past and present bound to one buffer)
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,8 +41,7 @@ class RowExactAttention:
     def append(self, rows: str, layer: int, kind: str) -> str:
         """Writes K or V rows [1, n, Hkv*D] behind the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
         g = self.g
-        heads = g.op("Reshape", rows, g.ints(1, -1, self.spec.kv_heads, self.spec.head_dim))
-        new = g.op("Transpose", heads, perm=[0, 2, 1, 3])
+        new = by_head(g, self.spec, rows)
         past, present = f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}"
         return g.op("TensorScatter", past, new, "past_length", out=present, axis=2)
 
@@ -86,3 +87,32 @@ class RowExactAttention:
     def _without_spare(self, rows: str) -> str:
         g = self.g
         return rows if self.spec.group > 1 else g.op("Slice", rows, g.ints(0), g.ints(-1), g.ints(2))
+
+
+def attend(g: Scope, spec: DecoderSpec, q: str, parts: Sequence[tuple[str, str]], mask: str) -> str:
+    """[1, m, Hq*D] of q [1, m, Hq*D] over the K/V `parts` [1, Hkv, slots, D], under an additive mask [group * m, slots of all]."""
+    kv, group, width = spec.kv_heads, spec.group, spec.head_dim
+    # Query heads that share a key head become further rows of it: [Hkv, group * m, D].
+    folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
+    folded = g.op("Reshape", folded, g.ints(1, kv, -1, width))
+    scores = []
+    for keys, _ in parts:
+        products = g.contrib("FusedMatMul", folded, keys, transB=1, alpha=spec.attention_scale)
+        scores.append(capped(g, products, spec.attention_cap) if spec.attention_cap else products)
+    together = scores[0] if len(parts) == 1 else g.op("Concat", *scores, axis=-1)
+    weights = g.op("Softmax", g.op("Add", together, mask), axis=-1)
+    if len(parts) == 1:
+        mixed = g.op("MatMul", weights, parts[0][1])
+    else:
+        slots = g.op("Concat", *(g.op("Shape", keys, start=2, end=3) for keys, _ in parts), axis=0)
+        shares = g.ops("Split", weights, slots, out=(None,) * len(parts), axis=-1)
+        mixed, *others = (g.op("MatMul", share, values) for share, (_, values) in zip(shares, parts, strict=True))
+        for other in others:
+            mixed = g.op("Add", mixed, other)
+    unfolded = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
+    return g.op("Reshape", unfolded, g.ints(1, -1, kv * group * width))
+
+
+def by_head(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> str:
+    """K or V rows [1, m, Hkv*D] as the cache holds them, [1, Hkv, m, D]."""
+    return g.op("Transpose", g.op("Reshape", rows, g.ints(1, -1, spec.kv_heads, spec.head_dim)), out=out, perm=[0, 2, 1, 3])

@@ -25,33 +25,40 @@ Array = NDArray[Any]
 
 
 class WeightStore:
-    """Initializers of one model. Tensors above `INLINE_BYTES` are appended to `path` the moment they are added."""
+    """Initializers of one model. Tensors above `INLINE_BYTES` are appended to `path` the moment they are added; without a path all stay in the graph file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.protos: dict[str, TensorProto] = {}
-        self._file: BinaryIO = path.open("wb")
+        self._file: BinaryIO | None = path.open("wb") if path is not None else None
 
     def __contains__(self, name: str) -> bool:
         return name in self.protos
 
     def add(self, name: str, array: Array) -> str:
         """Adds `array` under `name`; a second call with the same name is a mistake of the caller."""
+        array = np.asarray(array)
+        return self._add(name, array, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+
+    def add_uint4(self, name: str, codes: Array) -> str:
+        """Adds codes 0..15 (uint8), two to a byte."""
+        flat = np.append(codes.reshape(-1), np.zeros(codes.size % 2, np.uint8))
+        return self._add(name, flat[0::2] | flat[1::2] << 4, TensorProto.UINT4, codes.shape)
+
+    def _add(self, name: str, array: Array, kind: int, shape: tuple[int, ...]) -> str:
         if name in self.protos:
             raise ValueError(f"initializer {name} added twice")
-        array = np.asarray(array)
-        if array.nbytes <= INLINE_BYTES:
-            self.protos[name] = numpy_helper.from_array(array, name)
-            return name
+        proto = self.protos[name] = TensorProto(name=name, data_type=kind, dims=shape)
         array = np.ascontiguousarray(array)
+        if self._file is None or self.path is None or array.nbytes <= INLINE_BYTES:
+            proto.raw_data = array.tobytes()
+            return name
         align = PAGE if array.nbytes >= 16 * PAGE else LINE
         self._file.write(b"\0" * (-self._file.tell() % align))
-        proto = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype), dims=array.shape)
         proto.data_location = TensorProto.EXTERNAL
         for key, value in (("location", self.path.name), ("offset", self._file.tell()), ("length", array.nbytes)):
             proto.external_data.add(key=key, value=str(value))
         self._file.write(memoryview(array).cast("B"))  # type: ignore[arg-type]
-        self.protos[name] = proto
         return name
 
     def add_inline(self, name: str, array: Array) -> str:
@@ -68,7 +75,8 @@ class WeightStore:
         return name if name in self.protos else self.add(name, array)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class Scope:
@@ -123,10 +131,10 @@ def tensor(name: str, dtype: int, shape: list[int | str] | None) -> onnx.ValueIn
 
 
 def finish(
-    scope: Scope, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto], producer: str
+    scope: Scope, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto], producer: str, opset: int | None = None
 ) -> onnx.ModelProto:
-    """Closes the store and returns the model (weights stay in the data file)."""
+    """Closes the store and returns the model (weights stay in the data file). `opset`: of a graph of standard operators alone."""
     scope.store.close()
     graph = helper.make_graph(scope.nodes, "step", inputs, outputs, list(scope.store.protos.values()))
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+    opsets = [helper.make_opsetid("", opset)] if opset else [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=producer)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 from tokenizers import Tokenizer
@@ -20,13 +20,16 @@ from streamspec.adapter import Adapter, read_adapter
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.bundle import (
     BIGRAM_CANDIDATES,
+    CHOICE,
     DRAFT_CANDIDATES,
     DRAFT_LAYERS,
+    MAX_STATIC_ROWS,
     MODEL,
     TEMPLATE,
     BaseInfo,
     Manifest,
     ModelInfo,
+    StaticInfo,
     StreamsInfo,
     TreesInfo,
     bundle_folder,
@@ -34,21 +37,24 @@ from streamspec.bundle import (
 )
 from streamspec.errors import ConfigError
 from streamspec.export import smooth
-from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
+from streamspec.export.builder import IR_VERSION, WeightStore
 from streamspec.export.card import write_card
 from streamspec.export.decoder import Source
 from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
 from streamspec.export.jakiro import JakiroSpec
-from streamspec.export.parity import check_parity, expect, make_probe, page, passage
+from streamspec.export.parity import TREE_ROWS, check_parity, expect, make_probe, page, passage
 from streamspec.export.quality import HeldOut, answer_tokens, answers, perplexity_of_graph, perplexity_of_model
 from streamspec.export.quantise import Precision
 from streamspec.export.quantise import precision as precision_named
+from streamspec.export.sampling import choice_graph
 from streamspec.export.session import open_session
 from streamspec.export.source import ModelSource, load_model, read_drafter, read_nodes
+from streamspec.export.static import ROWS, SLOTS, StaticGraph, fitting
 from streamspec.export.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
+from streamspec.export.weight_only import StaticPrecision, static_precision
 from streamspec.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
@@ -68,46 +74,56 @@ class _Parts:
     streams: DraftSpec | None
     trees: TreesInfo | None
     candidates: int
+    static: StaticInfo | None = None
 
 
 def export_bundle(
     base: str | Path, adapter: str | Path | None, out: str | Path, precision: str = "int8", force: bool = False,
     progress: Progress | None = None, stream_weights: str = DEFAULT_STREAM_WEIGHTS, held_out: HeldOut | None = None,
-    block_size: int | None = None,
+    block_size: int | None = None, static: bool = False, rows: int | None = None, context: int | None = None,
 ) -> Manifest:
     """Writes the bundle `out` and returns its manifest.
 
-    `precision`: fp32, fp16, int8 or int4, the last in blocks of `block_size` 32 (default) or 128 weights. `stream_weights`: how a staged recipe's stream LoRA is carried, `merged` (a second copy of
-    the last layers) or `delta` (low-rank products beside the shared weights). `held_out`: what the precision costs is measured on
-    these rows and kept in `manifest.parity`. `progress` gets one line per step (default: stderr). Raises StreamspecError; the
-    previous state of `out` then stays as it was.
+    `precision`: fp32, fp16, int8 or int4, the last in blocks of `block_size` 32 (default) or 128 weights. `stream_weights`: how a staged
+    recipe's stream LoRA is carried, `merged` (a second copy of the last layers) or `delta` (low-rank products beside the shared weights).
+    `held_out`: what the precision costs is measured on these rows and kept in `manifest.parity`. `static`: a graph of fixed shapes and standard
+    operators (docs/static.md), with `rows` in every call (16) and a cache of `context` tokens (2048, or the base's context where that is less).
+    `progress` gets one line per step (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
     """
     say = progress or to_stderr
-    kind = precision_named(precision, block_size)
+    kind = static_precision(precision, block_size) if static else precision_named(precision, block_size)
+    if not static and (rows or context):
+        raise ConfigError(f"{'rows' if rows else 'a context'} for a graph whose shapes are not fixed", "--static beside --rows and --context", "add it, or leave them out")
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
     found, described = asked_for(base, adapter, say)
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(found, described)
+        if static:
+            parts = _fixed(parts, ROWS if rows is None else rows, context, say)
         tokenizer = copy_tokenizer(found, folder)
         tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
         say("asking PyTorch")
-        expected = expect(parts.model, parts.streams, tokens)
+        expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
         manifest = _manifest(parts, precision, tokenizer, (folder / TEMPLATE).is_file())
-        rows = held_out.rows(found, manifest.prompt_format, parts.spec.context_length) if held_out else []
-        perplexity = {"pytorch": perplexity_of_model(parts.model, rows)} if rows else {}
+        asked = held_out.rows(found, manifest.prompt_format, parts.spec.context_length) if held_out else []
+        perplexity = {"pytorch": perplexity_of_model(parts.model, asked)} if asked else {}
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
         say(f"writing the {precision} graph")
-        onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
-        del graph
+        written = graph.build(WeightStore(folder / DATA))
+        onnx.save(written, folder / MODEL)
+        opset = written.opset_import[0].version
+        if parts.static:
+            onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
+        del graph, written
         parts = replace(parts, model=None)  # the session and the model need not be in memory together
         say("comparing with what PyTorch said")
         session = open_session(folder / MODEL)
         parity = check_parity(session, expected, precision)
-        if rows:
-            parity["perplexity"] = {"tokens": answer_tokens(rows), "here": perplexity_of_graph(session, rows)} | perplexity
-        manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens), weights_bytes=(folder / DATA).stat().st_size)
+        if asked:
+            parity["perplexity"] = {"tokens": answer_tokens(asked), "here": perplexity_of_graph(session, asked)} | perplexity
+        manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens), opset=opset, weights_bytes=(folder / DATA).stat().st_size)
         del session
         say("hashing the files")
         if held_out is not None:
@@ -143,13 +159,29 @@ def _load(base: Base, adapter: Adapter | None) -> _Parts:
     return _Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
-def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph:
-    source = weights(parts.model, parts.spec, precision, tokenizer, say)
+def _fixed(parts: _Parts, rows: int, context: int | None, say: Progress) -> _Parts:
+    """As a static graph can have them: `rows` in every call, a context of its own. Raises ConfigError for sizes that make no sense."""
+    spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
+    slots = min(SLOTS, spec.context_length) if context is None else context
+    if not 2 <= rows <= MAX_STATIC_ROWS:
+        raise ConfigError(f"calls of {rows} rows", f"2 to {MAX_STATIC_ROWS}", "correct --rows")
+    if not rows + gamma < slots <= spec.context_length:
+        raise ConfigError(f"a context of {slots} tokens", f"{rows + gamma + 1} to {spec.context_length}, which the base has", "correct --context")
+    streams = fitting(parts.streams) if parts.streams else None
+    if parts.streams and parts.streams.pruning:
+        say("leaving the early exit out: a static graph cannot prune")
+    return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))
+
+
+def _graph(parts: _Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph | StaticGraph:
+    source = weights(parts.model, parts.spec, kind, tokenizer, say)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
         streams = source.streams(streams, parts.spec)
+    if fixed := parts.static:
+        return StaticGraph(parts.spec, source, cast(StaticPrecision, kind), fixed.rows, fixed.slots, streams, parts.candidates, stream_weights)
     tree = parts.trees.tree() if parts.trees else None
-    return StepGraph(parts.spec, source, precision, streams, tree, parts.candidates, stream_weights)
+    return StepGraph(parts.spec, source, kind, streams, tree, parts.candidates, stream_weights)
 
 
 def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Tokenizer, say: Progress) -> Source:
@@ -171,14 +203,14 @@ def _manifest(parts: _Parts, precision: str, tokenizer: Tokenizer, templated: bo
         method=method,
         recipe=adapter.recipe if adapter else None,
         drafter=method if parts.streams else None,
-        precision=precision, opset=OPSET, ir_version=IR_VERSION,
+        precision=precision, ir_version=IR_VERSION,
         model=ModelInfo(
             layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab_size=spec.vocab, hidden_size=spec.hidden,
             context_length=spec.context_length, bos_token_id=spec.bos_token_id,
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
         prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
-        streams=_drafter(parts), trees=parts.trees,
+        streams=_drafter(parts), trees=parts.trees, static=parts.static,
         tools={"streamspec": __version__} | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
     )
 

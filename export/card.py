@@ -29,6 +29,8 @@ def card(manifest: Manifest) -> str:
         ("prompt format", manifest.prompt_format.kind),
         ("context", f"{model.context_length} tokens"),
     ]
+    if manifest.static:
+        facts.append(("shapes", f"fixed: {manifest.static.rows} rows in every call"))
     rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
     return (
         f"# {manifest.base.id}, {manifest.precision}\n\n"

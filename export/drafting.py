@@ -74,6 +74,11 @@ class Accepted:
         zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Concat", g.ints(1), past, axis=0))
         return g.op("Concat", zeros, tree, axis=1)
 
+    def seen(self, g: Scope, present: tuple[str, ...]) -> list[tuple[str, str]]:
+        """A layer's K/V [1, Hkv, slots, D] of the columns of `past_mask`, in one part or several."""
+        key, value = (g.op("Slice", cache, g.ints(0), self.visible, g.ints(2)) for cache in present)
+        return [(key, value)]
+
 
 class DraftPass(ABC):
     """Builds the branch. Its outputs: `shapes`; accepted_node is -1 without guesses."""
@@ -82,7 +87,7 @@ class DraftPass(ABC):
         self.decoder, self.spec, self.candidates = decoder, spec, candidates
 
     def add(
-        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
+        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> None:
         """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without streams nobody asks for it.
         `presents` are the MSA layers' cache outputs, first layer first."""
@@ -107,14 +112,14 @@ class DraftPass(ABC):
         return [tensor(value, *form) for value, form in zip(values, self.shapes().values(), strict=True)]
 
     def _drafting(
-        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str
+        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> onnx.GraphProto:
         accepted = accept(g)
         values = self.guesses(g, accepted, presents, stream_ids)
         return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.number, *values]))
 
     @abstractmethod
-    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
+    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
         """The outputs behind accepted_node, in the order of `shapes`."""
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
@@ -143,10 +148,10 @@ class PlacePass(DraftPass):
     """A drafter that guesses all its places at once; with a bigram each guess makes something of each before it."""
 
     @abstractmethod
-    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         """[m, D]: of the places `stream_ids` [m], without the bigram's share."""
 
-    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
+    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
         logits = self.logits(g, accepted, presents, stream_ids)
         with g.named("head"):
             tokens, values, numbers = self.best(g, logits)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from streamspec.export.acceptance import deepest_standing, unless_forced
 from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.decoder import Decoder, Residual, Source, Tables
@@ -76,7 +77,7 @@ class _Builder:
         self.drafter = self._drafter(parts.streams) if parts.streams is not None else None
         self.exit = EarlyExit(self.decoder, pruning) if pruning is not None else None
         self.own_layers = int(isinstance(parts.streams, JakiroSpec))  # of the drafter, in the cache
-        self.presents: list[tuple[str, str]] = []
+        self.presents: list[tuple[str, ...]] = []
         self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of those that the drafter taps
         self.final = ""
 
@@ -251,24 +252,15 @@ class _Builder:
     # ---- acceptance
 
     def _accept(self, g: Scope, choices: str) -> Accepted:
-        """A node stands if it and all its ancestors (root excluded) equal the choice of their parents. Nodes of scope `g`."""
-        store, batch = self.store, self.batch
+        """The deepest node that stands, or the one that is forced. Nodes of scope `g`."""
+        batch = self.batch
         with g.named("accept"):
             tokens = g.op("Gather", batch.tokens, batch.logit_rows, axis=0)
             expected = g.op("Gather", choices, batch.parents, axis=0)
-            wrong = g.op("Not", g.op("Equal", tokens, expected))
-            # The root is no guess; in a prompt chunk `forced_node` decides and none of this matters.
-            wrong = g.op("And", wrong, g.op("Greater", batch.logit_rows, store.constant(0, np.int64)))
             seen = g.op("Gather", g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0), batch.logit_rows, axis=1)
-            ancestors = g.op("Cast", g.op("Equal", seen, store.constant(0, np.float32)), to=FLOAT)
-            column = g.op("Unsqueeze", g.op("Cast", wrong, to=FLOAT), g.ints(1))
-            mistakes = g.op("Squeeze", g.op("MatMul", ancestors, column), g.ints(1))
-            depth = g.op("ReduceSum", ancestors, g.ints(1), keepdims=0)
-            stands = g.op("Equal", mistakes, store.constant(0, np.float32))
-            deepest = g.op("ArgMax", g.op("Mul", depth, g.op("Cast", stands, to=FLOAT)), axis=0, keepdims=1)
+            deepest = deepest_standing(g, tokens, expected, batch.logit_rows, seen)
             found = g.op("Gather", batch.logit_rows, deepest, axis=0)
-            forced = g.op("GreaterOrEqual", "forced_node", store.constant(0, np.int64))
-            node = g.op("Where", forced, "forced_node", found)
+            node = unless_forced(g, "forced_node", found)
             number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
             at = g.op("ArgMax", g.op("Cast", g.op("Equal", batch.logit_rows, node), to=INT32), axis=0, keepdims=1)
             return Accepted(
@@ -282,6 +274,4 @@ class _Builder:
         streams = self.parts.streams
         if streams is None or not streams.uses_root:
             return ""
-        own = g.op("Gather", choices, at, axis=0)
-        given = g.op("GreaterOrEqual", "forced_root", self.store.constant(0, np.int64))
-        return g.op("Where", given, "forced_root", own)
+        return unless_forced(g, "forced_root", g.op("Gather", choices, at, axis=0))

@@ -23,13 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from streamspec.export.attention import RowExactAttention
+from streamspec.export.attention import RowExactAttention, attend, by_head
 from streamspec.export.builder import Array, Scope
 from streamspec.export.decoder import Decoder, Residual, Source
 from streamspec.export.drafting import Accepted, DraftPass, DraftSpec
 from streamspec.export.quantise import Rows, Weight
 from streamspec.export.resting import LazyRows
-from streamspec.export.streams import attend
 
 BEAM = 4  # guesses of a level that the next one goes on from
 LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "post_attention_layernorm"}
@@ -158,7 +157,7 @@ class JakiroPass(DraftPass):
         """`origins` int64 [m]: the guess that a row stands behind, as row x C + place within the level before; -1 for none of them."""
         return super().shapes() | {"origins": (TensorProto.INT64, ["rows"])}
 
-    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> list[str]:
+    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
         past = accepted.past_mask(g)
         own: list[tuple[str, str]] = []
         beam = self.spec.beam
@@ -245,9 +244,12 @@ class JakiroPass(DraftPass):
             alone = g.store.constant(masked, np.float32)
             sees = g.op("Concat", sees, alone, axis=1) if sees else alone
             mask = g.op("Concat", mask, sees, axis=1)
-        keys_values = tuple(g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True)) if own else None
         spec = self.decoder.spec
-        mixed = attend(g, spec, q, keys_values, self.present, g.op("Tile", mask, g.ints(spec.group, 1)), accepted.visible)
+        parts = accepted.seen(g, self.present)
+        if own:
+            key, value = (g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True))
+            parts.append((by_head(g, spec, key), by_head(g, spec, value)))
+        mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
         return self.decoder.linear(g, mixed, rows, self.layer, self.decoder.spec.family.out), sees
 
     def _guess_level(self, g: Scope, level: _Level, path: str = "") -> None:

@@ -30,7 +30,7 @@ class MedusaPass(PlacePass):
 
     spec: MedusaSpec
 
-    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         one = Rows(g.op("Shape", accepted.final, start=0, end=1))
         hidden = g.op("Unsqueeze", accepted.final, g.ints(0))
         states, logits = [], []

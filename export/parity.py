@@ -18,7 +18,7 @@ from streamspec.export.builder import Array
 from streamspec.export.drafting import DraftSpec
 from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.oracle import LayerOracle, Oracle, tree_rows
-from streamspec.export.session import Stepper
+from streamspec.export.session import StaticStepper, Stepper, stepper
 from streamspec.trees import DraftTree
 
 FP32_LIMIT = 1e-3  # of the logits' standard deviation, root mean square
@@ -87,10 +87,11 @@ class Expected:
     layer: LayerOracle | None  # of a draft layer, whose guesses depend on the graph's own
 
 
-def expect(model: Any, streams: DraftSpec | None, tokens: Array) -> Expected:
-    """Asks PyTorch, once."""
+def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TREE_ROWS) -> Expected:
+    """Asks PyTorch, once. `most`: rows of a tree that the graph can take."""
     oracle = Oracle(model, streams)
-    context, drafted = tokens[:-TREE_ROWS], tokens[-TREE_ROWS:]
+    rows = min(TREE_ROWS, most)
+    context, drafted = tokens[:-rows], tokens[-rows:]
     tree = sample_tree(len(drafted), streams.gamma if streams else 4)
     every, positions, sees = tree_rows(context, drafted, tree)
     truth = oracle.states(every, positions, sees)
@@ -105,9 +106,9 @@ def expect(model: Any, streams: DraftSpec | None, tokens: Array) -> Expected:
 def check_parity(session: Any, expected: Expected, precision: str) -> dict[str, Any]:
     """The manifest's parity report. Raises StreamspecError where a float32 graph differs or any graph gives no numbers."""
     context, drafted, tree = expected.context, expected.drafted, expected.tree
-    stepper = Stepper(session, len(context) + len(drafted))
-    prompt = stepper.prefill(context, forced_node=len(context) - 1)
-    verified = stepper.step(drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))
+    steps = stepper(session, len(context) + len(drafted))
+    prompt = steps.prefill(context, forced_node=len(context) - 1)
+    verified = steps.step(drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))
     report: dict[str, Any] = {
         "precision": precision,
         "plain": _Difference([prompt["logits"]], [expected.logits[: len(context)]]).summary(),
@@ -116,7 +117,7 @@ def check_parity(session: Any, expected: Expected, precision: str) -> dict[str, 
     if expected.layer is not None:
         report["streams"] = _grown(session, expected.layer, expected)
     elif expected.streams is not None:
-        report["streams"] = _streams(stepper, expected.streams, expected)
+        report["streams"] = _streams(steps, expected.streams, expected)
     _judge(report, precision)
     return report
 
@@ -128,13 +129,13 @@ def check_rows(logits: Array, expected: Expected, precision: str) -> dict[str, A
     return report
 
 
-def _streams(stepper: Stepper, spec: DraftSpec, truth: Expected) -> dict[str, float | int]:
+def _streams(steps: Stepper | StaticStepper, spec: DraftSpec, truth: Expected) -> dict[str, float | int]:
     """The drafter beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
     tree, tokens = truth.tree, truth.drafted
     difference = _Difference([], [])
     agreed = []
     for node, root, expected in truth.drafts:
-        out = stepper.step(
+        out = steps.step(
             tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=spec.gamma,
             forced_node=node, forced_root=root,
         )
@@ -154,13 +155,13 @@ def _grown(session: Any, oracle: LayerOracle, truth: Expected) -> dict[str, floa
     """The draft layer beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
     tree, tokens, context = truth.tree, truth.drafted, truth.context
     difference, agreed = _Difference([], []), []
-    stepper = Stepper(session, len(context) + len(tokens))
-    stepper.prefill(context, next_ids=np.append(context[1:], tokens[0]))
+    steps = Stepper(session, len(context) + len(tokens))
+    steps.prefill(context, next_ids=np.append(context[1:], tokens[0]))
     for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int):
         root, path = int(tokens[-1 - node]), list(tree.path(int(node)))
         following = np.full(len(tree), -1)
         following[path] = [*tokens[path[1:]], root]
-        out = stepper.step(
+        out = steps.step(
             tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=1,
             forced_node=int(node), forced_root=root, next_ids=following,
         )
@@ -186,7 +187,7 @@ def _judge(report: dict[str, Any], precision: str) -> None:
 def make_probe(session: Any, tokens: Sequence[int] | Array) -> ProbeInfo:
     """Greedy choices and their logits over a short prompt, as this graph computes them here."""
     ids = np.asarray(tokens, np.int64)[:PROBE_ROWS]
-    out = Stepper(session, len(ids)).prefill(ids, forced_node=len(ids) - 1)
+    out = stepper(session, len(ids)).prefill(ids, forced_node=len(ids) - 1)
     return ProbeInfo(
         tuple(int(i) for i in ids), tuple(int(c) for c in out["choices"]), tuple(_short(v) for v in out["logits"].max(axis=1))
     )

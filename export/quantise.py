@@ -23,9 +23,9 @@ there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from onnx import TensorProto
@@ -39,6 +39,7 @@ BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default
 SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 ACCURACY_INT8 = 4  # MatMulNBits quantises activations to int8, per row and block
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,7 @@ class Int8:
     )
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
-        quantised, scales = f"{weight.name}.int8", f"{weight.name}.scale"
-        if quantised not in g.store:
-            codes, scale = quantise_rows(weight.load())
-            g.store.add(quantised, codes.T)
-            g.store.add(scales, scale)
+        quantised, scales = self._columns(g.store, weight)
         activations, row_scale = self._quantise(g, x, rows, rank=3, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         product = g.contrib("MatMulIntegerToFloat", activations, quantised, one, scales, middle)
@@ -146,10 +143,18 @@ class Int8:
         return g.op("Mul", codes, scale)
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
+        """int8 [out, in] and scales [out]."""
+        return self._quantised(store, weight, transposed=False)
+
+    def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
+        """int8 [in, out] and scales [out]."""
+        return self._quantised(store, weight, transposed=True)
+
+    def _quantised(self, store: WeightStore, weight: Weight, transposed: bool) -> tuple[str, str]:
         quantised, scales = f"{weight.name}.int8", f"{weight.name}.scale"
         if quantised not in store:
             codes, scale = quantise_rows(weight.load())
-            store.add(quantised, codes)
+            store.add(quantised, codes.T if transposed else codes)
             store.add(scales, scale)
         return quantised, scales
 
@@ -197,18 +202,23 @@ class Int4:
         )
 
 
-PRECISIONS: dict[str, Callable[[], Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}
+PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}
 
 
 def precision(name: str, block: int | None = None) -> Precision:
     """The precision called `name`; `block`: weights that share a scale in int4. Raises ConfigError for what does not exist."""
-    if name not in PRECISIONS:
-        raise ConfigError(f"precision `{name}`", ", ".join(PRECISIONS), "choose one of these with --precision")
+    return chosen(PRECISIONS, name, block)
+
+
+def chosen(precisions: Mapping[str, Callable[..., P]], name: str, block: int | None) -> P:
+    """A new one of `precisions`. Raises ConfigError where `name` is not among them."""
+    if name not in precisions:
+        raise ConfigError(f"precision `{name}`", ", ".join(precisions), "choose one of these with --precision")
     if block is None:
-        return PRECISIONS[name]()
+        return precisions[name]()
     if name != "int4" or block not in BLOCKS:
         raise ConfigError(f"blocks of {block} in {name}", f"{' or '.join(map(str, BLOCKS))}, in int4", "correct --block-size")
-    return Int4(block)
+    return precisions[name](block)
 
 
 def _plain(store: WeightStore, weight: Weight, dtype: Any = np.float32) -> str:

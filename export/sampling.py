@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from streamspec.export.builder import Scope, tensor
+from streamspec.export.builder import Scope, WeightStore, finish, tensor
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 SORTED = 64, 1024  # tokens sorted for top-p: rows whose nucleus is larger go on to the next number, at last to all
@@ -132,6 +132,15 @@ class Chooser:
         possible = g.op("Cast", g.op("Greater", inside, _f32(g, 0)), to=FLOAT)
         token = g.op("ArgMax", g.op("Add", g.op("Add", hit, hit), possible), axis=1, keepdims=1)
         return g.op("Squeeze", g.op("Add", g.op("Mul", block, g.ints(BLOCK)), token), g.ints(1))
+
+
+def choice_graph(vocab: int) -> onnx.ModelProto:
+    """The choice as a graph of its own, for targets whose graph is greedy: `raw_logits` [r, vocab], `input_ids` [1, n], `tree_mask` [r, n]
+    and the inputs of `Chooser` in, `choices` int64 [r] out."""
+    g, chooser = Scope(WeightStore()), Chooser(vocab)
+    chooser.add(g, "raw_logits", "", g.op("Squeeze", "input_ids", g.ints(0)), "tree_mask", out="choices")
+    inputs = [tensor("raw_logits", FLOAT, ["r", vocab]), tensor("input_ids", INT64, [1, "n"]), tensor("tree_mask", FLOAT, ["r", "n"])]
+    return finish(g, [*inputs, *chooser.inputs()], [tensor("choices", INT64, ["r"])], "streamspec")
 
 
 def _total(g: Scope, weights: str) -> str:

@@ -85,3 +85,52 @@ class Stepper:
         out = self.step(tokens, np.arange(n), mask, **options)
         self.length += n
         return out
+
+
+class StaticStepper:
+    """The same over a static graph: rows are padded, prompts cut into chunks, K/V placed here."""
+
+    def __init__(self, session: Any) -> None:
+        self.session, self.length = session, 0
+        self.shapes = {value.name: value.shape for value in session.get_inputs()}
+        self.rows = self.shapes["input_ids"][1]
+        self.outputs = [value.name for value in session.get_outputs()]
+        layers = sum(1 for name in self.shapes if name.endswith(".key"))
+        self.cache = np.zeros((layers, 2, *self.shapes["past_key_values.0.key"]), np.float32)
+
+    def step(
+        self, tokens: Array, offsets: Array, mask: Array, *, parents: Array | None = None, streams: int = 0, forced_node: int = -1, forced_root: int = -1,
+    ) -> dict[str, Array]:
+        """As `Stepper.step`; streams always run, whatever `streams` says."""
+        n, pad = len(tokens), self.rows - len(tokens)
+        padded = np.full((self.rows, self.rows), MASKED, np.float32)
+        padded[:n, :n] = mask
+        feed = {
+            "input_ids": np.pad(np.asarray(tokens, np.int64), (0, pad))[None], "position_ids": self.length + np.pad(np.asarray(offsets, np.int64), (0, pad))[None],
+            "tree_mask": padded, "parents": np.pad(np.zeros(n, np.int64) if parents is None else np.asarray(parents, np.int64), (0, pad)),
+            "past_length": np.array([self.length]), "forced_node": np.array([forced_node]), "forced_root": np.array([forced_root]),
+        }
+        feed |= {f"past_key_values.{i}.{kind}": value for i, pair in enumerate(self.cache) for kind, value in zip(("key", "value"), pair, strict=True)}
+        out = dict(zip(self.outputs, self.session.run(None, {name: feed[name] for name in self.shapes}), strict=True))
+        fit = min(n, self.cache.shape[4] - self.length)
+        for i, pair in enumerate(self.cache):
+            for kind, value in zip(("key", "value"), pair, strict=True):
+                value[:, :, self.length : self.length + fit] = out.pop(f"new.{i}.{kind}")[:, :, :fit]
+        logits = out.pop("raw_logits")[:n]
+        return out | {"choices": out["choices"][:n], "logits": logits}
+
+    def prefill(self, tokens: Array, *, forced_node: int = -1, **options: Any) -> dict[str, Array]:
+        """Causal chunks; `length` grows by all. `forced_node` counts from the first of `tokens` and lies in the last chunk."""
+        parts: list[dict[str, Array]] = []
+        for start in range(0, len(tokens), self.rows):
+            chunk = tokens[start : start + self.rows]
+            mask = np.where(np.tri(len(chunk), dtype=bool), 0, MASKED)
+            parts.append(self.step(chunk, np.arange(len(chunk)), mask, forced_node=min(max(0, forced_node - start), len(chunk) - 1), **options))
+            self.length += len(chunk)
+        return parts[-1] | {name: np.concatenate([part[name] for part in parts]) for name in ("choices", "logits")}
+
+
+def stepper(session: Any, capacity: int) -> Stepper | StaticStepper:
+    """The stepper of a session's kind of graph."""
+    static = any(value.name == "new.0.key" for value in session.get_outputs())
+    return StaticStepper(session) if static else Stepper(session, capacity)

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streamspec.export.attention import capped
+from streamspec.export.attention import attend, by_head
 from streamspec.export.builder import Array, Scope
 from streamspec.export.decoder import Decoder, Linear, Residual, Source, Tables
 from streamspec.export.drafting import Accepted, DraftSpec, PlacePass
-from streamspec.export.families import DecoderSpec
 from streamspec.export.quantise import Rows
 from streamspec.export.resting import LazyRows
 from streamspec.trees import MASKED
@@ -120,7 +119,7 @@ class StreamPass(PlacePass):
         self.linear = stream_linear(decoder, spec, mode)
         self.first = spec.first_layer(decoder.spec.layers)
 
-    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         rows = Rows(g.op("Shape", stream_ids))
         residual = Residual(self._start(g, accepted, stream_ids))
         positions = self._positions(g, accepted, stream_ids)
@@ -161,14 +160,15 @@ class StreamPass(PlacePass):
         return g.op("Add", g.op("Add", own, stream_ids), g.ints(1))
 
     def _layer(
-        self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: Tables, present: tuple[str, str],
+        self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: Tables, present: tuple[str, ...],
         masks: _StreamMasks, accepted: Accepted,
     ) -> Residual:
         decoder = self.decoder
         normed, residual = decoder.enter(g, residual, layer)
         q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
         mask = masks.of(g, decoder.spec.windows[layer])
-        mixed = attend(g, decoder.spec, q, (k, v), present, mask, accepted.visible)
+        own = by_head(g, decoder.spec, k), by_head(g, decoder.spec, v)
+        mixed = attend(g, decoder.spec, q, [*accepted.seen(g, present), own], mask)
         return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
 
 
@@ -213,33 +213,3 @@ def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> s
     distance = g.op("Sub", g.op("Unsqueeze", positions, g.ints(1)), seen)
     near = g.op("Less", distance, g.store.constant(window, np.int64))
     return g.op("Where", near, mask, g.store.constant(MASKED, np.float32))
-
-
-def attend(
-    g: Scope, spec: DecoderSpec, q: str, own: tuple[str, ...] | None, present: tuple[str, str], mask: str, visible: str
-) -> str:
-    """[1, m, Hq*D] of q [1, m, Hq*D] over main K/V [1, Hkv, :visible, D] and, where there are any, further `own` k, v [1, o, Hkv*D],
-    under an additive mask [group * m, visible + o]."""
-    kv, group, width = spec.kv_heads, spec.group, spec.head_dim
-    # Query heads that share a key head become further rows of it: [Hkv, group * m, D].
-    folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
-    folded = g.op("Reshape", folded, g.ints(1, kv, -1, width))
-    keys, values = (g.op("Slice", past, g.ints(0), visible, g.ints(2)) for past in present)
-
-    def score(keys: str) -> str:
-        products = g.contrib("FusedMatMul", folded, keys, transB=1, alpha=spec.attention_scale)
-        return capped(g, products, spec.attention_cap) if spec.attention_cap else products
-
-    scores = score(keys)
-    if own is None:
-        mixed = g.op("MatMul", g.op("Softmax", g.op("Add", scores, mask), axis=-1), values)
-    else:
-        own_keys, own_values = (
-            g.op("Transpose", g.op("Reshape", x, g.ints(1, -1, kv, width)), perm=[0, 2, 1, 3]) for x in own
-        )
-        weights = g.op("Softmax", g.op("Add", g.op("Concat", scores, score(own_keys), axis=-1), mask), axis=-1)
-        lengths = g.op("Concat", visible, g.op("Shape", own_keys, start=2, end=3), axis=0)
-        main_weights, own_weights = g.ops("Split", weights, lengths, out=(None, None), axis=-1)
-        mixed = g.op("Add", g.op("MatMul", main_weights, values), g.op("MatMul", own_weights, own_values))
-    unfolded = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
-    return g.op("Reshape", unfolded, g.ints(1, -1, kv * group * width))

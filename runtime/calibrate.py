@@ -90,7 +90,7 @@ def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | No
 
 def remembered(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration | None:
     """What was measured on this machine before, with this ONNX Runtime; None where nothing was."""
-    known = _read(_cache_file(provider, threads, manifest, cache_dir), _row_counts(len(_nodes(manifest))))
+    known = _read(_cache_file(provider, threads, manifest, cache_dir), _row_counts(manifest.static.rows if manifest.static else None, len(_nodes(manifest))))
     return None if known is None else _judged(*known, manifest)
 
 
@@ -154,7 +154,8 @@ def measure(
     context = max(1, min(context, _most_context(engine)))
     engine.reset()
     engine.prefill([1 % engine.vocab_size] * context, draft=False)
-    trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in _row_counts(len(nodes))}
+    counts = _row_counts(engine.rows, len(nodes))
+    trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in counts if engine.rows is None}
     trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + engine.gamma < engine.context_length}
     samples: dict[int, list[float]] = {rows: [] for rows in trees}
     for _ in range(rounds + 1):
@@ -165,6 +166,8 @@ def measure(
     engine.reset()
     # The first call of a shape warms up; where there was no time for a second one, it has to do.
     costs = {rows: statistics.median(seconds[1:] or seconds) for rows, seconds in sorted(samples.items()) if seconds}
+    if engine.rows is not None:  # every step is the same call
+        costs |= dict.fromkeys(counts, costs[1])
     return costs, min(map(len, samples.values())) > ENOUGH
 
 
@@ -182,7 +185,10 @@ def _most_context(engine: OrtEngine) -> int:
     return engine.context_length - max(ROWS) - engine.gamma - 1
 
 
-def _row_counts(available: int) -> list[int]:
+def _row_counts(fixed: int | None, available: int) -> list[int]:
+    """`fixed`: rows of every call, where the graph's shapes are."""
+    if fixed is not None:
+        return [min(fixed, available)]
     return [n for n in ROWS if n <= available]
 
 

@@ -14,6 +14,7 @@ from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.machine import physical_cores
 from streamspec.runtime.probe import check_probe
 from streamspec.runtime.providers import CPU, PROVIDERS, Chosen, find, flavour, named
+from streamspec.runtime.static import StaticEngine
 
 AUTO = "auto"
 
@@ -37,7 +38,8 @@ def open_engine(
 
 def open_on(folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True) -> OrtEngine:
     """The same on this provider and no other."""
-    engine = OrtEngine(folder / MODEL, manifest, threads=threads, provider=named(provider).name, spin=spin)
+    kind = OrtEngine if manifest.static is None else StaticEngine
+    engine = kind(folder / MODEL, manifest, threads=threads, provider=named(provider).name, spin=spin)
     check_probe(engine, manifest)
     return engine
 

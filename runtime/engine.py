@@ -42,6 +42,8 @@ _PRUNING_INPUTS = ("keep_rows", "keep_above", "priors")
 class OrtEngine:
     """See `streamspec.runtime.interface.Engine`. Not for use from several threads at once, `cancel` excepted."""
 
+    rows: int | None = None  # of every call, where the graph's shapes are fixed
+
     def __init__(
         self,
         model: Path,
@@ -73,9 +75,7 @@ class OrtEngine:
         shape = manifest.model
         self._exit = shape.layers - manifest.streams.ns if manifest.streams and manifest.streams.pruning else None
         dtype = self._check_interface(manifest)
-        # Room beyond the context for rows that are verified but never committed.
-        limit = self.context_length + CHUNK + self.gamma
-        self.cache = KeyValueCache(shape.layers + bool(self._levels), shape.kv_heads, shape.head_dim, limit, dtype)
+        self.cache = self._empty_cache(manifest, dtype)
         self._binding = _Binding(self._ort, self._session, self.cache)
         self._scoring: _Binding | None = None
         self._options = self._ort.RunOptions()
@@ -114,14 +114,15 @@ class OrtEngine:
     def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
         tokens = np.asarray(ids, dtype=np.int64)
         result = Verified(np.empty(0, np.int64))
-        for start in range(0, len(tokens), CHUNK):
-            chunk = tokens[start : start + CHUNK]
-            n, last = len(chunk), start + CHUNK >= len(tokens)
+        most = self._at_most(CHUNK)
+        for start in range(0, len(tokens), most):
+            chunk = tokens[start : start + most]
+            n, last = len(chunk), start + most >= len(tokens)
             inputs = self._inputs(chunk, np.arange(n), causal_mask(n), np.zeros(1, np.int64), np.array([n - 1]))
             inputs["next_ids"][:] = [*tokens[start + 1 : start + n + 1], -1][:n]
             self._seen[chunk] = True
             result = self._call(inputs, draft and last, forced_node=n - 1)
-            self.cache.length += n
+            self._commit(range(n))
         return result
 
     def verify(
@@ -143,7 +144,7 @@ class OrtEngine:
         above = None
         if self._kept is not None and self._exit is not None:
             above = self._exit, np.searchsorted(self._kept, path).tolist()
-        self.cache.keep(path, above)
+        self._commit(path, above)
         if self._sampling.repetition_penalty != 1:
             self._seen[self._verified[list(path)]] = True
 
@@ -170,11 +171,26 @@ class OrtEngine:
         if start:
             self.prefill(ids[:start], draft=False)
         out = [np.empty((0, self.vocab_size), np.float32)]
-        for at in range(start, len(ids), SCORE_CHUNK):
-            chunk = ids[at : at + SCORE_CHUNK]
+        most = self._at_most(SCORE_CHUNK)
+        for at in range(start, len(ids), most):
+            chunk = ids[at : at + most]
             out.append(self.forward(chunk, range(len(chunk)), causal_mask(len(chunk))))
-            self.cache.length += len(chunk)
+            self._commit(range(len(chunk)))
         return np.concatenate(out)
+
+    def _at_most(self, rows: int) -> int:
+        """Rows that one call takes, where `rows` are wanted."""
+        return rows
+
+    def _commit(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
+        """Rows of the last call become part of the text (`KeyValueCache.keep`)."""
+        self.cache.keep(path, above)
+
+    def _empty_cache(self, manifest: Manifest, dtype: np.dtype) -> KeyValueCache:
+        shape = manifest.model
+        # Room beyond the context for rows that are verified but never committed.
+        limit = self.context_length + CHUNK + self.gamma
+        return KeyValueCache(shape.layers + bool(self._levels), shape.kv_heads, shape.head_dim, limit, dtype)
 
     def _make_room(self, rows: int) -> None:
         """Makes room for `rows` rows and the streams', and tells the bindings where the cache lies."""
@@ -214,10 +230,14 @@ class OrtEngine:
         """What the rows at `positions` need for choosing the token behind them."""
         sampling = self._sampling
         if sampling.random:
-            drawn = {p: sampling.uniform(p + 1) for p in set(positions.tolist())}
-            binding.input("uniforms", np.array([drawn[p] for p in positions.tolist()], np.float32))
+            binding.input("uniforms", self._uniforms(positions))
         if sampling.repetition_penalty != 1:
             binding.input("seen", self._seen)
+
+    def _uniforms(self, positions: np.ndarray) -> np.ndarray:
+        """float32 [r]: what the token behind each of `positions` [r] is drawn with."""
+        drawn = {p: self._sampling.uniform(p + 1) for p in set(positions.tolist())}
+        return np.array([drawn[p] for p in positions.tolist()], np.float32)
 
     def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> Verified:
         rows = len(inputs["logit_rows"])
@@ -277,6 +297,8 @@ class OrtEngine:
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
         options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
+        if self.rows is not None:  # fixed shapes: else 8-bit kernels that round rows, and with them the small differences of plain and drafted rows
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             with huge_pages():
                 return self._ort.InferenceSession(str(model), options, providers=prepare(self._ort, found, options, self.threads))
@@ -288,12 +310,8 @@ class OrtEngine:
                 "export the bundle again or update onnxruntime",
             ) from None
 
-    def _check_interface(self, manifest: Manifest) -> np.dtype:
-        """The graph's names and cache shape against the manifest; returns the cache's type."""
-        inputs, outputs = (
-            {value.name: value for value in side if value.type in _TYPES}
-            for side in (self._session.get_inputs() + self._session.get_overridable_initializers(), self._session.get_outputs())
-        )
+    def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
+        """Names of the inputs that the graph must have and of its outputs."""
         streams, layers = manifest.streams is not None, range(manifest.model.layers + bool(self._levels))
         wanted = set(_NEEDED) | set(_CHOICE_INPUTS) | (set(_STREAM_INPUTS) if streams else set())
         wanted |= {"next_ids"} if self._levels else set()
@@ -303,6 +321,15 @@ class OrtEngine:
         produced |= {"origins"} if self._levels else set()
         produced |= {"pair_logits"} if self._bigram else set()
         produced |= {f"present.{i}.{kind}" for i in layers for kind in ("key", "value")}
+        return wanted, produced
+
+    def _check_interface(self, manifest: Manifest) -> np.dtype:
+        """The graph's names and cache shape against the manifest; returns the cache's type."""
+        inputs, outputs = (
+            {value.name: value for value in side if value.type in _TYPES}
+            for side in (self._session.get_inputs() + self._session.get_overridable_initializers(), self._session.get_outputs())
+        )
+        wanted, produced = self._interface(manifest)
         missing = sorted((wanted - set(inputs)) | (produced - set(outputs)))
         unknown = sorted({i.name for i in self._session.get_inputs()} - wanted - {"forced_root", "parents"})
         if missing or unknown:
@@ -338,15 +365,20 @@ class _Binding:
         self.follow(cache)
 
     def follow(self, cache: KeyValueCache) -> None:
-        """Binds the cache as past and present, where it is not bound yet."""
+        """Binds the cache as past, and as present in graphs that write it, where it is not bound yet."""
         if self._cache is cache.data:
             return
         for i, pair in enumerate(cache.views()):
             for kind, view in zip(("key", "value"), pair, strict=True):
                 value = self._value(view)
                 self.io.bind_ortvalue_input(f"past_key_values.{i}.{kind}", value)
-                self.io.bind_ortvalue_output(f"present.{i}.{kind}", value)
+                if f"present.{i}.{kind}" in self._types:
+                    self.io.bind_ortvalue_output(f"present.{i}.{kind}", value)
         self._cache = cache.data
+
+    def has(self, name: str) -> bool:
+        """Whether the graph has an input of this name."""
+        return name in self._names
 
     def input(self, name: str, value: np.ndarray) -> None:
         """Sets an input the graph has; other names are ignored (plain graphs know no `parents`)."""

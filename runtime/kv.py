@@ -18,12 +18,13 @@ class KeyValueCache:
     `limit` bounds the capacity. Growing makes a new array: views of the old one must be replaced.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, limit: int, dtype: np.dtype) -> None:
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, limit: int, dtype: np.dtype, first: int | None = None) -> None:
+        """`first`: capacity to begin with."""
         self._limit = limit
         self._shape = (layers, 2, 1, kv_heads, head_dim)
         self._dtype = dtype
         self.length = 0
-        self.data = self._zeros(min(FIRST_CAPACITY, limit))
+        self.data = self._zeros(min(FIRST_CAPACITY if first is None else first, limit))
 
     @property
     def capacity(self) -> int:
@@ -54,14 +55,25 @@ class KeyValueCache:
                 data[..., targets, :] = data[..., sources, :]  # the right side is copied first
         self.length += len(path)
 
+    def place(self, rows: np.ndarray, path: Sequence[int]) -> None:
+        """Commits the rows of an accepted path that lie elsewhere: `rows` as `data`, with those of the last call for slots."""
+        end = self.length + len(path)
+        self.data[..., self.length : end, :] = rows[..., list(path), :]
+        self.length = end
+
     def views(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Per layer: key and value [1, kv_heads, capacity, head_dim], contiguous views of `data`."""
-        return [(layer[0], layer[1]) for layer in self.data]
+        return views(self.data)
 
     def _zeros(self, capacity: int) -> np.ndarray:
         layers, two, one, heads, dim = self._shape
         # Zeros cost no memory until written; uninitialised rows could hold NaN, which masking does not undo.
         return np.zeros((layers, two, one, heads, capacity, dim), dtype=self._dtype)
+
+
+def views(data: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Per layer: key and value, contiguous views of an array [layers, 2, ..]."""
+    return [(layer[0], layer[1]) for layer in data]
 
 
 def keep_rows(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:

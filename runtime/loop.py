@@ -32,6 +32,7 @@ class Plan:
     `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
     (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens,
     `experience`: what drafts have been worth so far, `worth`: whether to leave streams out where n-grams do (None: never). `pruning`: which rows go on above the early exit, None for all.
+    `in_place`: rows of a draft take the cache's next slots (`off_borders`).
     """
 
     limit: int
@@ -44,6 +45,7 @@ class Plan:
     worth: StreamsWorth | None = None
     sampling: Sampling = GREEDY
     pruning: Pruning | None = None
+    in_place: bool = True
     plain: str = "off"  # what to say of speculation where there is none
 
 
@@ -110,7 +112,7 @@ class Decoder:
         forgoes = self._guesses is not None and self._streams()  # a plain step would be one with streams behind it, for nothing
         if costs is not None and not forgoes and not made.pays(costs):
             return None
-        return off_borders(made, self.engine.length)
+        return off_borders(made, self.engine.length) if self.plan.in_place else made
 
     def _tree_step(self, made: Draft, remaining: int) -> Committed:
         tree, tokens = made.tree, made.tokens

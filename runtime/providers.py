@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -44,7 +44,10 @@ def _exact(threads: int) -> Options:
 
 
 def _float32(threads: int) -> Options:
-    return {"load_config": json.dumps({"CPU": {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}})}
+    # Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantised weights: a rounding makes a whole step of the
+    # small differences between plain and drafted rows (docs/decisions.md).
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "INFERENCE_NUM_THREADS": str(threads)}
+    return {"load_config": json.dumps({"CPU": exact})}
 
 
 def _compiled(threads: int) -> Options:
@@ -66,7 +69,7 @@ class Provider:
 
     `brings`: what pip is to install, `system`: where alone that helps. `plugin`: the Python module of a plug-in package, '' where
     only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device` is taken. `options`: the
-    provider's settings, from the number of threads.
+    provider's settings, from the number of threads, `built_in`: those besides where it is no plug-in.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Provider:
     device: str = "GPU"
     options: Callable[[int], Options] = _none
     system: str = ""
+    built_in: Options = field(default_factory=dict)
 
     @property
     def missing(self) -> str:
@@ -95,7 +99,7 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
         Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
         Provider("coreml", "CoreMLExecutionProvider", "streamspec[cpu]", (STATIC,), options=_whole, system="macOS"),
         Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", (STATIC,), "onnxruntime_ep_webgpu"),
-        Provider("openvino", "OpenVINOExecutionProvider", "streamspec[openvino]", (STATIC,), "onnxruntime_ep_openvino", "CPU", _float32),
+        Provider("openvino", "OpenVINOExecutionProvider", "streamspec[openvino]", (STATIC,), "onnxruntime_ep_openvino", "CPU", _float32, built_in={"device_type": "CPU"}),
         CPU,
     )
 }
@@ -147,7 +151,7 @@ def named(name: str) -> Provider:
 
 def flavour(manifest: Manifest) -> str:
     """Static: one shape and primitive operators, for providers that compile; else dynamic."""
-    return STATIC if getattr(manifest, "static", None) else DYNAMIC
+    return STATIC if manifest.static else DYNAMIC
 
 
 def find(provider: Provider, wanted: str = "") -> Found:
@@ -194,7 +198,7 @@ def prepare(ort: Any, found: Found, options: Any, threads: int) -> Sequence[Any]
     if provider.name == "cuda" and hasattr(ort, "preload_dlls"):
         with redirect_stdout(sys.stderr):  # it prints what it does not find
             ort.preload_dlls()  # of CUDA as pip installs it
-    return [(provider.ort, settings)]
+    return [(provider.ort, settings | provider.built_in)]
 
 
 def check_placement(session: Any, provider: Provider) -> int:

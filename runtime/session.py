@@ -148,9 +148,11 @@ class Session:
         calibrated: dict[str, Any] = {}
         if self.calibration:
             calibrated = {"costs": self.calibration.curve, "governor": self.learnt.governor, "worth": self.learnt.worth}
+        fixed = self.manifest.static
+        rows = min(self.rows, fixed.rows) if fixed else self.rows
         plan = Plan(
-            max_new_tokens, self.manifest.model.eos_token_ids, self.rows if speculate else 1,
-            ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning,
+            max_new_tokens, self.manifest.model.eos_token_ids, rows if speculate else 1,
+            ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning, in_place=fixed is None,
             plain=self.speculation if speculate else "off (asked for plain decoding)", **calibrated,
         )  # fmt: skip
         return self._chunks(ids, plan, stops)
@@ -204,6 +206,7 @@ class Session:
         with self._exclusive():
             self._cancelled, self._generating = False, True  # in this order: a cancel in between counts
             decoder, text = Decoder(self.engine, plan), TextStream(self.tokenizer, stops)
+            decoder.stats.call_rows = self.manifest.static.rows if self.manifest.static else None
             try:
                 for done in decoder.run(ids):
                     ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special

@@ -22,6 +22,7 @@ class Stats:
     decode_seconds: float = 0.0
     graph_seconds: float = 0.0  # inside the model, decode phase only
     speculation: str = "off"  # what speculation did and why
+    call_rows: int | None = None  # that every call computes, plain ones too; None: as many as it is given
 
     @property
     def tau(self) -> float:
@@ -45,9 +46,10 @@ class Stats:
         return max(0.0, self.decode_seconds - self.graph_seconds)
 
     def __str__(self) -> str:
+        fixed = f"; every call computes {self.call_rows} rows, plain ones too" if self.call_rows else ""
         return (
             f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} steps "
             f"and {self.plain_steps} plain, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} tokens, "
             f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % host); "
-            f"speculation: {self.speculation}"
+            f"speculation: {self.speculation}{fixed}"
         )

@@ -26,6 +26,7 @@ from streamspec.trees import DraftTree
 
 FORMAT_VERSION = 3  # 2: the graph samples; 3: its logits come with their scale beside them
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
+CHOICE = "choose.onnx"  # of a static bundle: the choice of tokens where it is not greedy
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down
 
@@ -35,6 +36,7 @@ DRAFT_LAYERS = ("jakiro", "eagle", "mtp", "hydra")  # methods whose drafter is a
 POSITIONS = ("shifted", "same")
 MAX_LEVEL = 64  # rows of guesses for a place
 MAX_NODES, MAX_CANDIDATES = 256, 1024
+MAX_STATIC_ROWS = 256
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
@@ -79,6 +81,14 @@ class StreamsInfo:
 
 
 @dataclass(frozen=True)
+class StaticInfo:
+    """A graph of fixed shapes: `rows` of every call, `slots` of its cache, which are the context."""
+
+    rows: int
+    slots: int
+
+
+@dataclass(frozen=True)
 class TreesInfo:
     """`nodes`: (parent, rank, probability) in order of falling probability; the tree of n rows is the first n."""
 
@@ -116,6 +126,7 @@ class Manifest:
     prompt_format: PromptFormat
     streams: StreamsInfo | None = None
     trees: TreesInfo | None = None
+    static: StaticInfo | None = None
     probe: ProbeInfo | None = None
     recipe: str | None = None
     drafter: str | None = None
@@ -162,6 +173,10 @@ class Manifest:
             raise BundleError(f"levels {list(streams.levels)}", f"{streams.gamma}, the first of one row", "export the bundle again")
         if streams is not None and ((streams.ns == 0) != (method != "streaming") or (streams.pruning and not streams.ns)):
             raise BundleError(f"method {method} with streams over {streams.ns} layers", "layers for streaming, and only there", "export the bundle again")
+        static = _static(raw.nested("static"), model, streams) if raw.optional("static") else None
+        files = _files(raw)
+        if static is not None and CHOICE not in files:
+            raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", "export the bundle again")
         prompt = raw.nested("prompt_format")
         return cls(
             base=_base(raw.nested("base")),
@@ -171,6 +186,7 @@ class Manifest:
             prompt_format=PromptFormat(prompt.choice("kind", KINDS), prompt.text("separator")),
             streams=streams,
             trees=trees,
+            static=static,
             probe=_probe(raw.nested("probe"), model) if raw.optional("probe") else None,
             recipe=raw.text("recipe", 64) if raw.optional("recipe") else None,
             drafter=raw.text("drafter", 64) if raw.optional("drafter") else None,
@@ -180,7 +196,7 @@ class Manifest:
             parity=dict(raw.items("parity", 1000)),
             weights_bytes=raw.integer("weights_bytes", 0, 1 << 50),
             tools={k: str(v) for k, v in raw.items("tools", 100)},
-            files=_files(raw),
+            files=files,
             format_version=version,
         )
 
@@ -215,6 +231,12 @@ def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
         pruning=raw.optional("pruning") and raw.flag("pruning"),
         levels=raw.integers("levels", 1, MAX_LEVEL, MAX_GAMMA) if raw.optional("levels") else (),
     )
+
+
+def _static(raw: Fields, model: ModelInfo, streams: StreamsInfo | None) -> StaticInfo:
+    if streams is not None and (streams.levels or streams.pruning):
+        raise BundleError("a static graph with a draft layer or an early exit", "streams, heads or no drafter", "export the bundle again")
+    return StaticInfo(raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length))
 
 
 def _trees(raw: Fields, streams: StreamsInfo | None) -> TreesInfo:

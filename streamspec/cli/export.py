@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from streamspec.errors import ConfigError
+
 
 def command(
     base: Annotated[
@@ -23,6 +25,13 @@ def command(
     stream_weights: Annotated[
         str, typer.Option(help="How the streams' own LoRA is carried: merged or delta.")
     ] = "merged",
+    static: Annotated[
+        bool, typer.Option("--static", help="Fixed shapes and standard operators alone, for providers that compile one shape.")
+    ] = False,
+    rows: Annotated[int | None, typer.Option(help="With --static: rows of every call; default: 16.", show_default=False)] = None,
+    context: Annotated[
+        int | None, typer.Option(help="With --static: most tokens in the cache; default: 2048, or the base's context.", show_default=False)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")] = False,
     plain_genai: Annotated[
         bool, typer.Option("--plain-genai", help="Write a folder that onnxruntime-genai runs as an ordinary model, without a drafter.")
@@ -39,19 +48,23 @@ def command(
     from streamspec.export import HeldOut, export_bundle, export_genai
 
     if plain_genai:
+        if static:
+            raise ConfigError("--static with --plain-genai", "one of them", "leave one out")
         report = export_genai(base, adapter, out, precision=precision, force=force)
         print(json.dumps({"out": str(out), **report}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
-    held_out = HeldOut(val, limit) if val else None
-    export_bundle(base, adapter, out, precision=precision, force=force, stream_weights=stream_weights, held_out=held_out, block_size=block_size)
+    export_bundle(
+        base, adapter, out, precision=precision, force=force, stream_weights=stream_weights, held_out=HeldOut(val, limit) if val else None,
+        block_size=block_size, static=static, rows=rows, context=context,
+    )
 
     from streamspec.cli.inspect import describe
 
-    _, rows = describe(out)
+    _, facts = describe(out)
     if as_json:
-        print(json.dumps({"out": str(out), **dict(rows)}))
+        print(json.dumps({"out": str(out), **dict(facts)}))
     else:
-        for name, value in rows:
+        for name, value in facts:
             if name.startswith("parity: "):
                 print(f"{name.removeprefix('parity: ')}: {value}")
         print(f"wrote {out}; look at it with: streamspec inspect {out}")

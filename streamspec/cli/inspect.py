@@ -73,6 +73,8 @@ def _bundle(path: Path) -> Rows:
             ("trees", f"1..{len(nodes)} rows, default {manifest.trees.default_rows} (depth {tree.depth})"),
             ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, on validation data"),
         ]
+    if manifest.static:
+        rows.append(("static", f"{manifest.static.rows} rows in every call, a cache of {manifest.static.slots} tokens"))
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle import FORMAT_VERSION, Manifest, read_manifest, verify_files, write_bundle
+from streamspec.bundle import FORMAT_VERSION, Manifest, StaticInfo, read_manifest, verify_files, write_bundle
 from streamspec.errors import BundleError
 from tests.core.manifests import FILES, manifest
 
@@ -48,6 +48,28 @@ def test_the_good_manifest_is_accepted() -> None:
 def test_another_format_is_refused_with_the_way_out() -> None:
     refused(bent("format_version", FORMAT_VERSION + 1), f"format {FORMAT_VERSION + 1}.*update streamspec")
     refused(bent("format_version", FORMAT_VERSION - 1), f"format {FORMAT_VERSION - 1}.*export it again")
+
+
+FIXED = bent("static", {"rows": 8, "slots": 128})
+FIXED["files"]["choose.onnx"] = {"sha256": "0" * 64, "bytes": 1}
+
+
+def test_a_static_manifest_is_accepted() -> None:
+    assert Manifest.from_json(json.dumps(FIXED)).static == StaticInfo(8, 128)
+    assert Manifest.from_json(json.dumps(GOOD)).static is None
+
+
+@pytest.mark.parametrize("fixed", [
+    {"rows": 1, "slots": 128}, {"rows": 257, "slots": 128}, {"rows": 8.0, "slots": 128}, {"rows": "8", "slots": 128}, {"rows": True, "slots": 128},
+    {"rows": 8, "slots": 127}, {"rows": 8, "slots": 1 << 40}, {"rows": 8}, {"slots": 128}, [8, 128], True, "static",
+])  # fmt: skip
+def test_senseless_fixed_shapes(fixed: Any) -> None:
+    refused(FIXED | {"static": fixed}, "static")
+
+
+def test_a_static_bundle_needs_its_choice_and_no_early_exit() -> None:
+    refused(FIXED | {"files": GOOD["files"]}, r"without choose\.onnx")
+    refused(FIXED | {"streams": GOOD["streams"] | {"pruning": True}}, "early exit")
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,34 @@ def test_more_streams_than_the_graph_has(bundle: Path) -> None:
 def test_a_bigram_the_graph_does_not_have(bundle: Path) -> None:
     edit(bundle, lambda m: m["streams"].__setitem__("bigram", not m["streams"]["bigram"]))
     refused(bundle, "graph without pair_logits")
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.runtime.tiny_bundles import tiny_bundle
+
+    return tiny_bundle(tmp_path_factory.mktemp("fixed"), static=True)
+
+
+def test_a_static_bundle_with_another_bundles_graph(fixed: Path, original: Path, tmp_path: Path) -> None:
+    for kept, other, found in ((fixed, original, "a graph without new"), (original, fixed, "a graph without")):
+        bundle = tmp_path / kept.parent.name
+        shutil.copytree(kept, bundle)
+        forge(bundle, "model.onnx.data", (other / "model.onnx.data").read_bytes())
+        forge(bundle, "model.onnx", (other / "model.onnx").read_bytes())
+        refused(bundle, found)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a graph"])
+def test_a_choice_that_is_no_graph(content: bytes, fixed: Path, tmp_path: Path) -> None:
+    shutil.copytree(fixed, tmp_path / "bundle")
+    forge(tmp_path / "bundle", "choose.onnx", content)
+    refused(tmp_path / "bundle", r"cannot load choose\.onnx")
+
+
+def test_fixed_shapes_that_the_graph_does_not_have(fixed: Path, tmp_path: Path) -> None:
+    shutil.copytree(fixed, tmp_path / "bundle")
+    edit(tmp_path / "bundle", lambda manifest: manifest["static"].update(rows=9))
+    refused(tmp_path / "bundle", r"input_ids of shape \[1, 8\].*\[1, 9\] as the manifest says")
+    edit(tmp_path / "bundle", lambda manifest: (manifest["static"].update(rows=8, slots=64), manifest["model"].update(context_length=64)))
+    refused(tmp_path / "bundle", "past_key_values.0.key of shape")

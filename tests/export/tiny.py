@@ -22,9 +22,11 @@ from streamspec.export.graph import StepGraph
 from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import precision
-from streamspec.export.session import Stepper, open_session
+from streamspec.export.session import StaticStepper, Stepper, open_session, stepper
 from streamspec.export.source import ModelSource
+from streamspec.export.static import StaticGraph, fitting
 from streamspec.export.streams import StreamSpec
+from streamspec.export.weight_only import static_precision
 from streamspec.trees import DraftTree
 
 VOCAB, HIDDEN, LAYERS = 96, 64, 4
@@ -110,8 +112,8 @@ class Built:
     path: Path
     session: Any
 
-    def stepper(self, capacity: int = 64) -> Stepper:
-        return Stepper(self.session, capacity)
+    def stepper(self, capacity: int = 64) -> Stepper | StaticStepper:
+        return stepper(self.session, capacity)
 
 
 def build(
@@ -123,6 +125,18 @@ def build(
     drafter = tiny_streams(spec) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
     graph = StepGraph(spec, ModelSource(model, spec), precision(kind), drafter, tree, candidates, mode)
+    onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
+    return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", threads=1, **session))
+
+
+def build_static(
+    folder: Path, model: Any, streams: bool | DraftSpec = True, kind: str = "fp32", mode: str = "merged", source: Any = None, **session: str
+) -> Built:
+    """The same with fixed shapes: 10 rows, 64 slots."""
+    spec = describe(model)
+    drafter = fitting(tiny_streams(spec)) if streams is True else (streams or None)
+    candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
+    graph = StaticGraph(spec, source or ModelSource(model, spec), static_precision(kind), 10, 64, drafter, candidates, mode)
     onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
     return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", threads=1, **session))
 

@@ -23,6 +23,7 @@ from streamspec.adapters.base import resolve_base
 from streamspec.adapters.train import train
 from streamspec.bundle import verify_files
 from streamspec.cli.inspect import describe
+from streamspec.errors import ConfigError
 from streamspec.export import export_bundle
 from streamspec.families import FAMILIES
 from streamspec.runtime import Session
@@ -64,6 +65,18 @@ def test_the_logits_are_those_of_the_folder_as_peft_loads_it(base: Path, adapter
             untuned = tuned(torch.tensor([ids])).logits[0].numpy()
     ours = session.score(ids)
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max() < 1e-2 * np.abs(untuned - theirs).max()
+def test_heads_in_a_static_graph_write_what_transformers_writes(base: Path, data: Path, tmp_path: Path) -> None:
+    train(options(base, data, tmp_path / "adapter", method="medusa", recipe="staged", epochs=6.0))
+    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, static=True)
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
+    check(session, model, base)
+
+
+def test_draft_layers_in_a_static_graph_are_refused(base: Path, data: Path, tmp_path: Path) -> None:
+    train(options(base, data, tmp_path / "adapter", method="eagle", recipe="staged", epochs=1.0))
+    with pytest.raises(ConfigError, match="a draft layer in a static graph"):
+        export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, static=True)
 
 
 @pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra"])
@@ -83,10 +96,10 @@ def test_every_family_writes_what_transformers_writes(family: str, data: Path, t
     tiny_model(family).save_pretrained(base)
     tiny_tokenizer().save_pretrained(base)
     train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=4.0, task_share=0.5))
-    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
-    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
-    check(session, model, base)
+    for static in (False, True):
+        export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", force=static, progress=lambda line: None, static=static)
+        check(load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path), model, base)
 
 
 def check(session: Session, model: Any, base: Path) -> None:

@@ -10,17 +10,18 @@ import pytest
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle."""
+    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle; `("static full")`: as `("full")`, of fixed shapes."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
         if name not in made:
             from tests.runtime.tiny_bundles import tiny_bundle
 
-            precision = {"int8": "int8", "lists": "int8", "int4": "int4"}.get(name, "fp32")
-            kind = "chat" if name == "chat" else "raw"
-            method = name if name in ("jakiro", "eagle", "lists") else ""
-            made[name] = tiny_bundle(tmp_path_factory.mktemp(name), precision, name != "lora", kind, name == "full", method)
+            *static, kept = name.split()
+            precision = {"int8": "int8", "lists": "int8", "int4": "int4"}.get(kept, "fp32")
+            kind = "chat" if kept == "chat" else "raw"
+            method = kept if kept in ("jakiro", "eagle", "lists") else ""
+            made[name] = tiny_bundle(tmp_path_factory.mktemp(name.replace(" ", "-")), precision, kept != "lora", kind, kept == "full", method, bool(static))
         return made[name]
 
     return make

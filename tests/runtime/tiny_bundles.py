@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,9 +92,10 @@ def draft_layer(folder: Path, base: Path, method: str) -> Path:
     return adapter
 
 
-def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False, method: str = "") -> Path:
-    """A bundle of a tiny base and a random adapter."""
+def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False, method: str = "", static: bool = False) -> Path:
+    """A bundle of a tiny base and a random adapter; `static`: of 8 rows."""
     base = tiny_base(folder / "base", chat=kind == "chat")
     adapter = draft_layer(folder / "adapter", base, method) if method else tiny_adapter(folder / "adapter", base, streams, kind, full)
-    export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None)
+    fixed: dict[str, Any] = {"static": True, "rows": 8} if static else {}
+    export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, **fixed)
     return folder / "bundle"

@@ -1,0 +1,166 @@
+"""Static step graphs (docs/static.md): one shape for prompt chunks, drafts and plain steps alike.
+
+What is `OrtEngine`'s stays so: session, cancelling, prompts, the probe. A call pads its rows to the graph's; the cache is read by the graph and
+written here, accepted rows alone, so that nothing is ever compacted. The graph chooses greedily and drafts behind that; where tokens are
+sampled, a second small graph chooses on the CPU, and guesses behind another token are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.bundle import CHOICE, Manifest
+from streamspec.errors import BundleError
+from streamspec.runtime.decoding import accept
+from streamspec.runtime.drafting import PlaceGuesses
+from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.interface import Pruning, Verified
+from streamspec.runtime.kv import KeyValueCache, views
+from streamspec.trees import MASKED, DraftTree
+
+_INPUTS = ("input_ids", "position_ids", "tree_mask", "past_length")
+_STREAM_INPUTS = ("parents", "forced_node")
+_STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
+
+
+class StaticEngine(OrtEngine):
+    """See `streamspec.runtime.interface.Engine`. `rows`: of every call, however few are asked for."""
+
+    rows: int
+
+    def __init__(
+        self, model: Path, manifest: Manifest, threads: int | None = None, provider: str = "cpu", spin: bool = True, profile: Path | None = None
+    ) -> None:
+        """Raises as `OrtEngine`."""
+        assert manifest.static is not None
+        self.rows = manifest.static.rows
+        super().__init__(model, manifest, threads, provider, spin, profile)
+        self._choice = self._open_choice(model.parent / CHOICE)
+        self._new = np.zeros((*self.cache.data.shape[:4], self.rows, self.cache.data.shape[5]), self.cache.data.dtype)  # K/V of the last call's rows
+        for i, pair in enumerate(views(self._new)):
+            for kind, rows in zip(("key", "value"), pair, strict=True):
+                self._binding.output(f"new.{i}.{kind}", rows)
+        self._logits = self._binding.output("raw_logits", np.zeros((self.rows, self.vocab_size), np.float32))
+        self._greedy = self._binding.output("choices", (self.rows,))
+        self._drafted = self._bind_drafter()
+
+    def verify(
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+    ) -> Verified:
+        result = super().verify(tokens, tree, draft)
+        sampled = not self._sampling.plain_argmax
+        if sampled and result.accepted is not None and accept(tree, tokens, result.choices)[0] != result.accepted:
+            return Verified(result.choices)
+        return result
+
+    def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
+        n = len(tokens)
+        inputs = self._inputs(np.asarray(tokens), np.asarray(offsets), mask, np.zeros(n, np.int64), np.arange(n))
+        self._compute(inputs, forced_node=0)
+        return self._logits[:n].copy()
+
+    # ---- one call
+
+    def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> Verified:
+        self._compute(inputs, forced_node)
+        rows = inputs["logit_rows"]
+        greedy = self._greedy[rows]
+        choices = self._checked(greedy if self._sampling.plain_argmax else self._sample(inputs, rows))
+        if not self.gamma or not draft:
+            return Verified(choices)
+        accepted, candidates, logits, *pairs = self._drafted
+        node = int(accepted[0])
+        at = np.flatnonzero(rows == node)
+        if not len(at):
+            raise BundleError(f"a graph that accepted row {node} of {len(rows)}", "one of the rows it was given", "export the bundle again")
+        if self._root_matters and choices[at[0]] != greedy[at[0]]:
+            return Verified(choices)
+        return Verified(choices, node, PlaceGuesses(candidates.copy(), logits.copy(), pairs[0].copy() if pairs else None))
+
+    def _compute(self, inputs: dict[str, np.ndarray], forced_node: int) -> None:
+        """Runs the graph; rows beyond those of `inputs` see no row of the call, themselves included, so that none can be accepted."""
+        ids, n = inputs["input_ids"], inputs["input_ids"].shape[1]
+        binding, length = self._binding, self.cache.length
+        for name, value, rest in (("input_ids", ids, 0), ("position_ids", inputs["position_ids"], length)):
+            binding.input(name, np.pad(value, ((0, 0), (0, self.rows - n)), constant_values=rest))
+        mask = np.full((self.rows, self.rows), MASKED, np.float32)
+        mask[:n, :n] = inputs["tree_mask"]
+        binding.input("tree_mask", mask)
+        binding.input("past_length", inputs["past_length"])
+        parents = np.zeros(self.rows, np.int64)
+        parents[: len(inputs["parents"])] = inputs["parents"]
+        binding.input("parents", parents)
+        binding.input("forced_node", np.array([forced_node]))
+        binding.input("forced_root", np.array([-1]))
+        self._run(binding)
+
+    def _sample(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
+        """int64 [r]: choices of the `rows` that get one, from the processed distribution."""
+        n = inputs["input_ids"].shape[1]
+        feed = self._sampling.scalars() | {
+            "raw_logits": self._logits[rows], "input_ids": inputs["input_ids"], "tree_mask": np.ascontiguousarray(inputs["tree_mask"][rows, :n]),
+            "uniforms": self._uniforms(inputs["position_ids"][0, rows]), "seen": self._seen,
+        }  # fmt: skip
+        try:
+            choices: np.ndarray = self._choice.run(["choices"], feed)[0]
+        except Exception as error:
+            raise BundleError(f"{CHOICE} failed: {error}", "a graph that chooses tokens", "export the bundle again") from None
+        return choices
+
+    # ---- what is fixed
+
+    def _at_most(self, rows: int) -> int:
+        return self.rows
+
+    def _commit(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
+        self.cache.place(self._new, path)
+
+    def _empty_cache(self, manifest: Manifest, dtype: np.dtype) -> KeyValueCache:
+        shape = manifest.model
+        return KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, self.context_length, dtype, first=self.context_length)
+
+    def _bind_drafter(self) -> list[np.ndarray]:
+        """Buffers of what the drafter gives: accepted node, candidates, their logits and, with a bigram, their pairs."""
+        if not self.gamma:
+            return []
+        shape = self.gamma, self._candidates
+        forms: list[tuple[str, tuple[int, ...]]] = list(zip(_STREAM_OUTPUTS, ((1,), shape, shape), strict=True))
+        if self._bigram:
+            forms.append(("pair_logits", (*shape, self._candidates)))
+        return [self._binding.output(name, form) for name, form in forms]
+
+    def _open_choice(self, file: Path) -> Any:
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.log_severity_level = 4
+        try:
+            return self._ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise BundleError(f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}", "a graph it can run", "export the bundle again") from None
+
+    def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
+        caches = [f"{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")]
+        wanted = {*_INPUTS, *(f"past_key_values.{name}" for name in caches)}
+        produced = {"choices", "raw_logits", *(f"new.{name}" for name in caches)}
+        if self.gamma:
+            wanted, produced = wanted | set(_STREAM_INPUTS), produced | set(_STREAM_OUTPUTS)
+        return wanted, produced | ({"pair_logits"} if self._bigram else set())
+
+    def _check_interface(self, manifest: Manifest) -> np.dtype:
+        dtype = super()._check_interface(manifest)
+        shape, fixed = manifest.model, manifest.static
+        assert fixed is not None
+        promised = {"input_ids": [1, fixed.rows], "past_key_values.0.key": [1, shape.kv_heads, fixed.slots, shape.head_dim]}
+        for value in self._session.get_inputs():
+            if list(value.shape) != promised.get(value.name, list(value.shape)):
+                raise BundleError(f"{value.name} of shape {value.shape}", f"{promised[value.name]} as the manifest says", "export the bundle again")
+        return dtype
+
+    @property
+    def _root_matters(self) -> bool:
+        """Whether guesses depend on the token behind the accepted node."""
+        return self._binding.has("forced_root")
