@@ -57,7 +57,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """Everything that goes into the graph and the manifest."""
 
     base: Base
@@ -99,7 +99,7 @@ def export_bundle(
         say("comparing with what PyTorch said")
         session = open_session(folder / MODEL)
         parity = check_parity(session, expected, precision)
-        manifest = _manifest(parts, precision, (folder / DATA).stat().st_size, tokenizer, (folder / TEMPLATE).is_file())
+        manifest = describe_bundle(parts, precision, (folder / DATA).stat().st_size, tokenizer, (folder / TEMPLATE).is_file())
         manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens))
         write_card(folder, manifest)
         say("hashing the files")
@@ -115,23 +115,23 @@ def asked_for(base: str | Path, adapter: str | Path | None, say: Progress) -> tu
     return found, described
 
 
-def _load(base: Base, adapter: Adapter | None) -> _Parts:
+def _load(base: Base, adapter: Adapter | None) -> Parts:
     grown = adapter is not None and adapter.method in DRAFT_LAYERS  # compared as they were trained, beside the whole model
     model = load_model(base, adapter, whole=grown)
     spec = describe(model)
     candidates = min(DRAFT_CANDIDATES, spec.vocab)
     if adapter is None or adapter.streams is None:
-        return _Parts(base, adapter, model, spec, None, None, candidates)
+        return Parts(base, adapter, model, spec, None, None, candidates)
     streams = read_drafter(adapter, spec)
     if streams.bigram is not None:
         candidates = min(BIGRAM_CANDIDATES, spec.vocab)
     if streams.draft_vocab is not None:
         candidates = min(candidates, len(streams.draft_vocab))
     nodes = read_nodes(adapter, streams.gamma, candidates)
-    return _Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+    return Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
-def _graph(parts: _Parts, precision: Precision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph:
+def _graph(parts: Parts, precision: Precision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph:
     source = weights(parts.model, parts.spec, precision, tokenizer, say)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
@@ -150,8 +150,8 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
     return smooth.smooth(model, spec, source, tokens, precision.simulation)
 
 
-def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Tokenizer, templated: bool) -> Manifest:
-    """`templated`: an untouched base is used through its chat template where it has one."""
+def describe_bundle(parts: Parts, precision: str, weights_bytes: int, tokenizer: Tokenizer, templated: bool) -> Manifest:
+    """The manifest, but for what is measured. `templated`: an untouched base is used through its chat template where it has one."""
     base, adapter, spec = parts.base, parts.adapter, parts.spec
     method = adapter.method if adapter else "lora"
     return Manifest(
@@ -171,7 +171,7 @@ def _manifest(parts: _Parts, precision: str, weights_bytes: int, tokenizer: Toke
     )
 
 
-def _drafter(parts: _Parts) -> StreamsInfo | None:
+def _drafter(parts: Parts) -> StreamsInfo | None:
     spec = parts.streams
     if spec is None:
         return None

@@ -112,10 +112,9 @@ class Decoder:
         """Weight of `modules` stacked along the output."""
         chosen = source or self.source
         names = [self.spec.weight_name(layer, module) for module in modules]
-        label = self.spec.weight_name(layer, "+".join([modules[0], *(m.split(".")[-1] for m in modules[1:])])) + suffix
         out = sum(self.spec.out_width(module) for module in modules)
         return Weight(
-            label, out, self.spec.in_width(modules[0]), lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names])
+            self.spec.fused_name(layer, modules) + suffix, out, self.spec.in_width(modules[0]), lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names])
         )
 
     def add_bias(self, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:

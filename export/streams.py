@@ -25,10 +25,12 @@ from streamspec.trees import MASKED
 STREAM_WEIGHTS = ("merged", "delta")
 DEFAULT_STREAM_WEIGHTS = "merged"
 
+Lora = Mapping[tuple[int, str], tuple[Array, Array]]  # by layer and module: A [r, in], B [out, r] with alpha/r folded in
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec(DraftSpec):
-    """Streams of one adapter. `lora`: (A [r, in], B [out, r] with alpha/r folded in) per (layer, module)."""
+    """Streams of one adapter."""
 
     ns: int
     scale: float
@@ -36,7 +38,7 @@ class StreamSpec(DraftSpec):
     embeddings: Array  # P [gamma, hidden]
     root_map: Array | None = None  # W [hidden, hidden]
     shares: Array | None = None  # c, a [gamma, 2]; None: ones
-    lora: Mapping[tuple[int, str], tuple[Array, Array]] = field(default_factory=dict)
+    lora: Lora = field(default_factory=dict)
 
     @property
     def uses_root(self) -> bool:
@@ -46,13 +48,13 @@ class StreamSpec(DraftSpec):
         return layers - self.ns
 
     def tapped(self, layers: int) -> tuple[int, ...]:
-        return (self.first_layer(layers),)
+        return tuple(range(self.first_layer(layers), layers))
 
 
 class MergedSource:
     """The base's weights plus the streams' LoRA."""
 
-    def __init__(self, source: Source, lora: Mapping[tuple[int, str], tuple[Array, Array]], decoder: Decoder) -> None:
+    def __init__(self, source: Source, lora: Lora, decoder: Decoder) -> None:
         self.source = source
         self.updates = {f"{decoder.spec.weight_name(i, m)}.weight": pair for (i, m), pair in lora.items()}
 
@@ -90,24 +92,30 @@ def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
 
 def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
     """x A^T B^T of the fused modules: the A stacked, the B on the diagonal of one matrix."""
-    label = decoder.fused(layer, modules).name + ".streams"
+    label = decoder.spec.fused_name(layer, modules) + ".streams"
     if f"{label}.A" not in g.store:
-        pairs = [spec.lora.get((layer, module)) for module in modules]
-        rank = sum(pair[0].shape[0] for pair in pairs if pair)
-        down = np.zeros((rank, decoder.spec.in_width(modules[0])), np.float32)
-        up = np.zeros((rank, sum(decoder.spec.out_width(m) for m in modules)), np.float32)
-        row = column = 0
-        for module, pair in zip(modules, pairs, strict=True):
-            width = decoder.spec.out_width(module)
-            if pair:
-                size = pair[0].shape[0]
-                down[row : row + size] = pair[0]
-                up[row : row + size, column : column + width] = pair[1].T
-                row += size
-            column += width
-        g.store.add(f"{label}.A", down.T)
+        down, up = stacked(decoder.spec, spec.lora, layer, modules)
+        g.store.add(f"{label}.A", down)
         g.store.add(f"{label}.B", up)
     return g.op("MatMul", g.op("MatMul", x, f"{label}.A"), f"{label}.B")
+
+
+def stacked(spec: DecoderSpec, lora: Lora, layer: int, modules: tuple[str, ...]) -> tuple[Array, Array]:
+    """A [in, r] of the fused `modules` side by side, B [r, out] on the diagonal of one matrix; r is the sum of their ranks."""
+    pairs = [lora.get((layer, module)) for module in modules]
+    rank = sum(pair[0].shape[0] for pair in pairs if pair)
+    down = np.zeros((spec.in_width(modules[0]), rank), np.float32)
+    up = np.zeros((rank, sum(spec.out_width(module) for module in modules)), np.float32)
+    row = column = 0
+    for module, pair in zip(modules, pairs, strict=True):
+        width = spec.out_width(module)
+        if pair:
+            size = pair[0].shape[0]
+            down[:, row : row + size] = pair[0].T
+            up[row : row + size, column : column + width] = pair[1].T
+            row += size
+        column += width
+    return down, up
 
 
 class StreamPass(PlacePass):
@@ -125,7 +133,7 @@ class StreamPass(PlacePass):
         residual = Residual(self._start(g, accepted, stream_ids))
         positions = self._positions(g, accepted, stream_ids)
         rotary = self.decoder.rotary(g, positions)
-        masks = _StreamMasks(self.decoder.spec.group, accepted, stream_ids, positions, rows)
+        masks = StreamMasks(self.decoder.spec.group, accepted, stream_ids, positions, rows)
         for offset, present in enumerate(presents):
             layer = self.first + offset
             with g.named(f"layers.{layer}"):
@@ -137,7 +145,7 @@ class StreamPass(PlacePass):
         """S [1, m, H]"""
         spec, store = self.spec, g.store
         table = store.add("streams.embeddings", (spec.embeddings * spec.scale).astype(np.float32)[None])
-        shift, state = g.op("Gather", table, stream_ids, axis=1), g.op("Gather", accepted.entry, accepted.node, axis=1)
+        shift, state = g.op("Gather", table, stream_ids, axis=1), self._state(g, accepted)
         start = g.op("Add", self._share(g, state, stream_ids, 0), shift)
         if spec.root_map is None:
             return start
@@ -145,6 +153,10 @@ class StreamPass(PlacePass):
         unit = self.decoder.unit_rms(g, root)
         mapping = store.add("streams.root_map", (spec.root_map * spec.scale).astype(np.float32).T)
         return g.op("Add", start, self._share(g, g.op("MatMul", unit, mapping), stream_ids, 1))
+
+    def _state(self, g: Scope, accepted: Accepted) -> str:
+        """M of the accepted node [1, 1, H]"""
+        return g.op("Gather", accepted.entries[self.first], accepted.node, axis=1)
 
     def _share(self, g: Scope, x: str, stream_ids: str, which: int) -> str:
         """x [1, 1, H] times c (0) or a (1) of each stream: [1, m, H], or x itself where all are 1."""
@@ -162,7 +174,7 @@ class StreamPass(PlacePass):
 
     def _layer(
         self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: Tables, present: tuple[str, str],
-        masks: _StreamMasks, accepted: Accepted,
+        masks: StreamMasks, accepted: Accepted,
     ) -> Residual:
         decoder = self.decoder
         normed, residual = decoder.enter(g, residual, layer)
@@ -172,7 +184,7 @@ class StreamPass(PlacePass):
         return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
 
 
-class _StreamMasks:
+class StreamMasks:
     """Additive masks [group * m, visible + m] of stream rows, one per distinct window, shared by all layers."""
 
     def __init__(self, group: int, accepted: Accepted, stream_ids: str, positions: str, rows: Rows) -> None:

@@ -1,0 +1,177 @@
+"""The step graph of a swappable bundle: the base's weights as they are, and whatever belongs to an adapter an input.
+
+An adapter's tensors are initializers that may be overridden, of rank 0 or empty without an adapter, so that the graph alone is the base. A
+low-rank update of rows x [1, n, in] is
+
+    Reshape x [n, c, k];   A [c, k, r] -> [c, n, r];   ReduceSum -> [n, r];   B [r, out] -> [n, out]
+
+ONNX Runtime cannot pack weights that are inputs beforehand, and sums their products otherwise for one row than for several, and for few
+columns a thread than for many: a row's result would depend on its siblings. Not so here. Its kernel for single rows is for products
+without a factor, so both products have one (`FACTOR`). It adds in pieces whose length depends on the columns that a thread gets, but never
+in pieces shorter than `PIECE`, so A comes in pieces no longer than that; of B this asks that the ranks of a fused map add up to no more, or
+that no thread gets fewer than 65 columns (tests/export/test_swappable.py measures all of it).
+
+A bundle has `Room` for streams over so many layers, a bigram, a draft vocabulary; an adapter uses all of it or less: it starts at a layer of
+its own, and what it lacks is neutral. Knows nothing about files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from streamspec.bundle import Room
+from streamspec.export.builder import Array, Scope, WeightStore, tensor
+from streamspec.export.decoder import Decoder, Residual, Tables
+from streamspec.export.drafting import VOCABULARY, Accepted
+from streamspec.export.families import DecoderSpec
+from streamspec.export.pruning import PruningSpec
+from streamspec.export.quantise import Fp32, Int8, Precision, Rows, Weight
+from streamspec.export.streams import StreamMasks, StreamPass, StreamSpec
+
+FACTOR = 0.5  # of both products of an update; a power of two, which rounds nothing
+PIECE = 128  # terms of a sum that ONNX Runtime adds at once at least
+HEAD = "streams.head"  # rows of the LM head for the tokens that may be proposed
+BEGIN, SHIFT = "streams.begin", "streams.shift"  # int64 [1]: the layer whose input streams start from; 1 where stream j sits at t + j, 0 where at t
+
+Form = tuple[Any, tuple[int | str, ...]]  # numpy type and dimensions of an input; a name stands for any size
+
+
+def forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) -> dict[str, Form]:
+    """By name, all that an adapter may bring. `head_bias`: the LM head has one."""
+    kinds: dict[str, Form] = {}
+    for layer in range(spec.layers):
+        for modules in spec.fused:
+            width, out = spec.in_width(modules[0]), sum(spec.out_width(module) for module in modules)
+            parts = ("task", "streams") if layer >= spec.layers - room.ns else ("task",)
+            for label in (f"{spec.fused_name(layer, modules)}.{part}" for part in parts):
+                kinds[f"{label}.A"] = np.float32, (width // piece(width), piece(width), f"{label}.rank")
+                kinds[f"{label}.B"] = np.float32, (f"{label}.rank", out)
+    return kinds | (_stream_forms(spec, room, precision, head_bias) if room.ns else {})
+
+
+def _stream_forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) -> dict[str, Form]:
+    tokens: int | str = "draft_tokens" if room.draft_vocab else spec.vocab
+    kinds: dict[str, Form] = {
+        BEGIN: (np.int64, (1,)), SHIFT: (np.int64, (1,)), "streams.embeddings": (np.float32, (1, "gamma", spec.hidden)),
+        "streams.shares.0": (np.float32, (1, "gamma", 1)), "streams.shares.1": (np.float32, (1, "gamma", 1)),
+    }  # fmt: skip
+    if room.root_token:
+        kinds["streams.root_map"] = np.float32, ("root", spec.hidden)
+    if room.bigram:
+        kinds |= dict.fromkeys(("streams.bigram.in", "streams.bigram.out"), (np.float32, (tokens, "bigram")))
+    if room.pruning:
+        kinds |= {"prune.down": (np.float32, (spec.hidden, "prune")), "prune.up": (np.float32, ("prune", spec.hidden))}
+    if room.draft_vocab:
+        kinds[VOCABULARY] = np.int64, (tokens,)
+        if isinstance(precision, Fp32):
+            kinds[f"{HEAD}.transposed"] = np.float32, (spec.hidden, tokens)
+        else:
+            kinds |= {f"{HEAD}.int8": (np.int8, (spec.hidden, tokens)), f"{HEAD}.scale": (np.float32, (tokens,))}
+        if head_bias:
+            kinds[f"{HEAD}.bias"] = np.float32, (tokens,)
+    return kinds
+
+
+def piece(width: int) -> int:
+    """Length of the pieces in which an update reads rows of `width`."""
+    return next(size for size in range(min(PIECE, width), 0, -1) if width % size == 0)
+
+
+def empty_streams(spec: DecoderSpec, room: Room) -> StreamSpec | None:
+    """Streams without numbers, of which the graph is built."""
+    if not room.ns:
+        return None
+    none = np.zeros((0, 0), np.float32)
+    return StreamSpec(
+        gamma=1, ns=room.ns, scale=1.0, shifted=True, embeddings=none, shares=np.zeros((0, 2), np.float32),
+        root_map=none if room.root_token else None, bigram=(none, none) if room.bigram else None,
+        draft_vocab=np.zeros(0, np.int64) if room.draft_vocab else None, pruning=PruningSpec(none, none) if room.pruning else None,
+    )  # fmt: skip
+
+
+class SwappableStore(WeightStore):
+    """Initializers of which some, `kinds`, are inputs that may be overridden: whatever is added under their names is an adapter's and not kept."""
+
+    def __init__(self, path: Path, kinds: Mapping[str, Form]) -> None:
+        super().__init__(path)
+        self.kinds = kinds
+        for name, (kind, sizes) in kinds.items():
+            self.add_inline(name, np.zeros([0 if isinstance(size, str) else size for size in sizes], kind))
+
+    def add(self, name: str, array: Array) -> str:
+        return name if name in self.kinds else super().add(name, array)
+
+    def inputs(self) -> list[onnx.ValueInfoProto]:
+        """The graph inputs of these names."""
+        return [tensor(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), list(sizes)) for name, (kind, sizes) in self.kinds.items()]
+
+
+class SwappableDecoder(Decoder):
+    """A decoder whose linear maps carry an adapter's task LoRA."""
+
+    def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+        return self.updated(g, super().linear(g, x, rows, layer, modules), x, layer, modules, "task")
+
+    def updated(self, g: Scope, product: str, x: str, layer: int, modules: tuple[str, ...], part: str) -> str:
+        """`product` [1, n, out] and the low-rank update `part` of x [1, n, in]."""
+        label, size = f"{self.spec.fused_name(layer, modules)}.{part}", piece(self.spec.in_width(modules[0]))
+        pieces = g.op("Reshape", x, g.ints(-1, self.spec.in_width(modules[0]) // size, size))
+        sums = g.contrib("FusedMatMul", pieces, f"{label}.A", alpha=FACTOR, transBatchA=1)
+        inner = g.op("ReduceSum", sums, g.ints(0), keepdims=0)
+        return g.op("Add", product, g.contrib("FusedMatMul", inner, f"{label}.B", alpha=FACTOR))
+
+
+class SwappableStreams(StreamPass):
+    """Streams of whichever adapter is there, over as many layers as it asks for."""
+
+    decoder: SwappableDecoder
+
+    def __init__(self, decoder: SwappableDecoder, spec: StreamSpec, candidates: int) -> None:
+        super().__init__(decoder, spec, candidates, "delta")
+        self.linear = self._linear
+
+    def _linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+        return self.decoder.updated(g, self.decoder.linear(g, x, rows, layer, modules), x, layer, modules, "streams")
+
+    def _state(self, g: Scope, accepted: Accepted) -> str:
+        states = [g.op("Gather", accepted.entries[layer], accepted.node, axis=1) for layer in range(self.first, self.decoder.spec.layers)]
+        return g.op("Gather", g.op("Concat", *states, axis=1), g.op("Sub", BEGIN, g.ints(self.first)), axis=1)
+
+    def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
+        own = g.op("Gather", accepted.positions, accepted.node, axis=0)
+        return g.op("Add", own, g.op("Mul", g.op("Add", stream_ids, g.ints(1)), SHIFT))
+
+    def _layer(
+        self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: Tables, present: tuple[str, str], masks: StreamMasks, accepted: Accepted
+    ) -> Residual:
+        """A layer below the first of the adapter's leaves the rows as they are."""
+        if layer == self.decoder.spec.layers - 1:
+            return super()._layer(g, residual, rows, layer, rotary, present, masks, accepted)
+        stream, update = residual.stream, residual.update or g.op("Sub", residual.stream, residual.stream)
+        masks.of(g, self.decoder.spec.windows[layer])  # made out here, where all layers see it
+        begun, waiting = Scope(g.store, f"{g.label}/begun"), Scope(g.store, f"{g.label}/waiting")
+        done = super()._layer(begun, Residual(stream, update), Rows(rows.count), layer, rotary, present, masks, accepted)
+        branches = {
+            "then_branch": _branch(begun, done.stream, done.update), "else_branch": _branch(waiting, waiting.op("Identity", stream), waiting.op("Identity", update)),
+        }  # fmt: skip
+        return Residual(*g.ops("If", g.op("LessOrEqual", BEGIN, g.ints(layer)), out=(None, None), **branches))
+
+    def head(self, g: Scope, flat: str, rows: Rows) -> str:
+        """With a draft vocabulary the adapter brings rows of the LM head, rounded as int8 rounds them unless nothing is."""
+        chosen = self.spec.draft_vocab
+        if chosen is None:
+            return super().head(g, flat, rows)
+        part = Weight(HEAD, 0, self.decoder.spec.hidden, lambda: np.zeros(0, np.float32))
+        kept = self.decoder.precision if isinstance(self.decoder.precision, Fp32) else Int8()
+        products = g.op("Squeeze", kept.linear(g, g.op("Unsqueeze", flat, g.ints(0)), rows, part), g.ints(0))
+        return self.decoder.said(g, products, self.decoder.head_bias(g, f"{HEAD}.bias", chosen))
+
+
+def _branch(scope: Scope, *values: str) -> onnx.GraphProto:
+    return helper.make_graph(scope.nodes, scope.label, [], [tensor(value, 1, None) for value in values])
