@@ -66,7 +66,10 @@ class SwappableAdapter:
         if self.graph != fingerprint(bundle):
             raise AdapterError(f"an adapter for the graph {self.graph[:12]}", f"{fingerprint(bundle)[:12]}, the bundle's", AGAIN)
         drafter = self.method if self.streams else None
-        return replace(bundle, method=self.method, recipe=self.recipe, drafter=drafter, prompt_format=self.prompt_format, streams=self.streams, trees=self.trees)
+        return replace(
+            bundle, method=self.method, recipe=self.recipe, drafter=drafter, prompt_format=self.prompt_format, streams=self.streams, trees=self.trees,
+            files=bundle.files | ({TENSORS: self.file} if self.file else {}),
+        )  # fmt: skip
 
     def to_json(self) -> str:
         """JSON text; raises ValueError on numbers JSON does not have."""
