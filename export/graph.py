@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from streamspec.bundle import Room
 from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.decoder import Decoder, Residual, Source, Tables
@@ -33,8 +34,8 @@ FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 
 @dataclass
 class StepGraph:
-    """What the step graph is made of. `tree`: the exported default for `tree_mask` and `parents`. `swappable`: of the base alone, with
-    room for adapters; `streams` are then empty ones, and `build` writes through a `SwappableStore`."""
+    """What the step graph is made of. `tree`: the exported default for `tree_mask` and `parents`. `room`: the graph is of the base alone, with room
+    for adapters; `streams` are then empty ones, and `build` writes through a `SwappableStore`."""
 
     spec: DecoderSpec
     source: Source
@@ -43,7 +44,7 @@ class StepGraph:
     tree: DraftTree | None = None
     candidates: int = 10
     stream_weights: str = "merged"
-    swappable: bool = False
+    room: Room | None = None
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph."""
@@ -73,7 +74,7 @@ class _Batch:
 class _Builder:
     def __init__(self, parts: StepGraph, store: WeightStore) -> None:
         self.parts, self.spec, self.store = parts, parts.spec, store
-        self.decoder = (SwappableDecoder if parts.swappable else Decoder)(parts.spec, parts.source, parts.precision)
+        self.decoder = (SwappableDecoder if parts.room else Decoder)(parts.spec, parts.source, parts.precision)
         self.chooser = Chooser(parts.spec.vocab)
         self.g = Scope(store)
         pruning = parts.streams.pruning if parts.streams is not None else None
@@ -109,7 +110,8 @@ class _Builder:
     def _drafter(self, spec: DraftSpec) -> DraftPass:
         if isinstance(spec, StreamSpec):
             if isinstance(self.decoder, SwappableDecoder):
-                return SwappableStreams(self.decoder, spec, self.parts.candidates)
+                assert self.parts.room is not None
+                return SwappableStreams(self.decoder, spec, self.parts.candidates, self.parts.room)
             return StreamPass(self.decoder, spec, self.parts.candidates, self.parts.stream_weights)
         if isinstance(spec, JakiroSpec):
             return JakiroPass(self.decoder, spec, self.parts.candidates)
@@ -152,7 +154,7 @@ class _Builder:
     def _defaults(self) -> None:
         """The exported tree as overridable initializers (graph inputs of the same name), or a row alone that nothing is drafted behind."""
         tree = self.parts.tree
-        if self.parts.swappable:
+        if self.parts.room is not None:
             alone: dict[str, Any] = {"tree_mask": np.zeros((1, 1), np.float32)}
             if self.parts.streams is not None:
                 alone |= {"parents": [0], "stream_ids": [], "forced_node": [-1], "forced_root": [-1]}

@@ -130,14 +130,21 @@ class StreamPass(PlacePass):
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
         rows = Rows(g.op("Shape", stream_ids))
-        residual = Residual(self._start(g, accepted, stream_ids))
+        residual = self._through(g, Residual(self._start(g, accepted, stream_ids)), rows, range(self.first, self.decoder.spec.layers), accepted, presents, stream_ids)
+        return self._states_to_logits(g, residual, rows)
+
+    def _through(
+        self, g: Scope, residual: Residual, rows: Rows, layers: range, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str
+    ) -> Residual:
         positions = self._positions(g, accepted, stream_ids)
         rotary = self.decoder.rotary(g, positions)
-        masks = StreamMasks(self.decoder.spec.group, accepted, stream_ids, positions, rows)
-        for offset, present in enumerate(presents):
-            layer = self.first + offset
+        masks = _StreamMasks(self.decoder.spec.group, accepted, stream_ids, positions, rows)
+        for layer in layers:
             with g.named(f"layers.{layer}"):
-                residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
+                residual = self._layer(g, residual, rows, layer, rotary, presents[layer - self.first], masks, accepted)
+        return residual
+
+    def _states_to_logits(self, g: Scope, residual: Residual, rows: Rows) -> str:
         with g.named("head"):
             return self.head(g, g.op("Squeeze", self.decoder.finish(g, residual), g.ints(0)), rows)
 
@@ -174,7 +181,7 @@ class StreamPass(PlacePass):
 
     def _layer(
         self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: Tables, present: tuple[str, str],
-        masks: StreamMasks, accepted: Accepted,
+        masks: _StreamMasks, accepted: Accepted,
     ) -> Residual:
         decoder = self.decoder
         normed, residual = decoder.enter(g, residual, layer)
@@ -184,7 +191,7 @@ class StreamPass(PlacePass):
         return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
 
 
-class StreamMasks:
+class _StreamMasks:
     """Additive masks [group * m, visible + m] of stream rows, one per distinct window, shared by all layers."""
 
     def __init__(self, group: int, accepted: Accepted, stream_ids: str, positions: str, rows: Rows) -> None:

@@ -11,33 +11,35 @@ without a factor, so both products have one (`FACTOR`). It adds in pieces whose 
 in pieces shorter than `PIECE`, so A comes in pieces no longer than that; of B this asks that the ranks of a fused map add up to no more, or
 that no thread gets fewer than 65 columns (tests/export/test_swappable.py measures all of it).
 
-A bundle has `Room` for streams over so many layers, a bigram, a draft vocabulary; an adapter uses all of it or less: it starts at a layer of
-its own, and what it lacks is neutral. Knows nothing about files.
+A bundle has `Room` for streams over certain numbers of layers, a bigram, a draft vocabulary; an adapter uses all of it or less, and what it
+lacks is neutral. Knows nothing about files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from streamspec.bundle import Room
 from streamspec.export.builder import Array, Scope, WeightStore, tensor
-from streamspec.export.decoder import Decoder, Residual, Tables
+from streamspec.export.decoder import Decoder, Residual
 from streamspec.export.drafting import VOCABULARY, Accepted
 from streamspec.export.families import DecoderSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import Fp32, Int8, Precision, Rows, Weight
-from streamspec.export.streams import StreamMasks, StreamPass, StreamSpec
+from streamspec.export.streams import StreamPass, StreamSpec
 
 FACTOR = 0.5  # of both products of an update; a power of two, which rounds nothing
 PIECE = 128  # terms of a sum that ONNX Runtime adds at once at least
 HEAD = "streams.head"  # rows of the LM head for the tokens that may be proposed
-BEGIN, SHIFT = "streams.begin", "streams.shift"  # int64 [1]: the layer whose input streams start from; 1 where stream j sits at t + j, 0 where at t
+BEGIN, SHIFT = "streams.begin", "streams.shift"  # int64 [1]: which of the room's numbers of layers; 1 where stream j sits at t + j, 0 where at t
 
 Form = tuple[Any, tuple[int | str, ...]]  # numpy type and dimensions of an input; a name stands for any size
 
@@ -48,7 +50,7 @@ def forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) 
     for layer in range(spec.layers):
         for modules in spec.fused:
             width, out = spec.in_width(modules[0]), sum(spec.out_width(module) for module in modules)
-            parts = ("task", "streams") if layer >= spec.layers - room.ns else ("task",)
+            parts = ("task", "streams") if layer >= spec.layers - max(room.ns, default=0) else ("task",)
             for label in (f"{spec.fused_name(layer, modules)}.{part}" for part in parts):
                 kinds[f"{label}.A"] = np.float32, (width // piece(width), piece(width), f"{label}.rank")
                 kinds[f"{label}.B"] = np.float32, (f"{label}.rank", out)
@@ -89,7 +91,7 @@ def empty_streams(spec: DecoderSpec, room: Room) -> StreamSpec | None:
         return None
     none = np.zeros((0, 0), np.float32)
     return StreamSpec(
-        gamma=1, ns=room.ns, scale=1.0, shifted=True, embeddings=none, shares=np.zeros((0, 2), np.float32),
+        gamma=1, ns=room.ns[0], scale=1.0, shifted=True, embeddings=none, shares=np.zeros((0, 2), np.float32),
         root_map=none if room.root_token else None, bigram=(none, none) if room.bigram else None,
         draft_vocab=np.zeros(0, np.int64) if room.draft_vocab else None, pruning=PruningSpec(none, none) if room.pruning else None,
     )  # fmt: skip
@@ -128,39 +130,65 @@ class SwappableDecoder(Decoder):
 
 
 class SwappableStreams(StreamPass):
-    """Streams of whichever adapter is there, over as many layers as it asks for."""
+    """Streams of whichever adapter is there, over as many layers as it asks for.
+
+    Layers that not all adapters use are in a branch of their own, and all branches lie in the main graph: ONNX Runtime packs a weight
+    for a branch, not for a branch within one.
+    """
 
     decoder: SwappableDecoder
 
-    def __init__(self, decoder: SwappableDecoder, spec: StreamSpec, candidates: int) -> None:
+    def __init__(self, decoder: SwappableDecoder, spec: StreamSpec, candidates: int, room: Room) -> None:
         super().__init__(decoder, spec, candidates, "delta")
-        self.linear = self._linear
+        self.linear, self.begins = self._linear, [decoder.spec.layers - ns for ns in room.ns]
+        self._entering = Residual("")  # what enters the layers that all use
+
+    def add(self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, str]], stream_ids: str) -> None:
+        asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
+        starting, idle = Scope(g.store, "streams/start"), Scope(g.store, "streams/none")
+        found = accept(starting)
+        stream = self._start(starting, found, stream_ids)
+        update, nowhere = starting.op("Sub", stream, stream), np.zeros((1, 0, self.decoder.spec.hidden), np.float32)
+        values = [starting.op("Identity", found.number), found.node, found.root or found.node, stream, update]
+        nothing = [idle.op("Identity", g.store.constant([-1], np.int64)) for _ in range(3)] + [idle.op("Identity", g.store.constant(nowhere, np.float32)) for _ in range(2)]
+        types = (TensorProto.INT64,) * 3 + (TensorProto.FLOAT,) * 2
+        _, node, root, stream, update = g.ops(
+            "If", asked, out=("accepted_node", None, None, None, None), then_branch=_branch(starting, values, types), else_branch=_branch(idle, nothing, types)
+        )
+        accepted = replace(found, node=node, root=root)
+        for number, (first, end) in enumerate(pairwise(self.begins)):
+            begun, waiting = (Scope(g.store, f"streams/{first}/{name}") for name in ("begun", "waiting"))
+            done = self._through(begun, Residual(stream, update), Rows(begun.op("Shape", stream_ids)), range(first, end), accepted, presents, stream_ids)
+            same = [waiting.op("Identity", value) for value in (stream, update)]
+            stream, update = g.ops(
+                "If", g.op("And", asked, g.op("LessOrEqual", BEGIN, g.ints(number))), out=(None, None),
+                then_branch=_branch(begun, [done.stream, done.update], types[3:]), else_branch=_branch(waiting, same, types[3:]),
+            )  # fmt: skip
+        self._entering = Residual(stream, update)
+        guessing = Scope(g.store, "streams")
+        guesses, shapes = self.guesses(guessing, accepted, presents, stream_ids), dict(list(self.shapes().items())[1:])
+        empty = [helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in shapes.items()]
+        nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
+        g.ops("If", asked, out=tuple(shapes), **{
+            name: helper.make_graph(made, name, [], [tensor(value, *form) for value, form in zip(outputs, shapes.values(), strict=True)])
+            for name, made, outputs in (("then_branch", guessing.nodes, guesses), ("else_branch", nodes, [value.name for value in empty]))
+        })  # fmt: skip
+
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, str]], stream_ids: str) -> str:
+        rows = Rows(g.op("Shape", stream_ids))
+        shared = range(self.begins[-1], self.decoder.spec.layers)
+        return self._states_to_logits(g, self._through(g, self._entering, rows, shared, accepted, presents, stream_ids), rows)
 
     def _linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
         return self.decoder.updated(g, self.decoder.linear(g, x, rows, layer, modules), x, layer, modules, "streams")
 
     def _state(self, g: Scope, accepted: Accepted) -> str:
-        states = [g.op("Gather", accepted.entries[layer], accepted.node, axis=1) for layer in range(self.first, self.decoder.spec.layers)]
-        return g.op("Gather", g.op("Concat", *states, axis=1), g.op("Sub", BEGIN, g.ints(self.first)), axis=1)
+        states = [g.op("Gather", accepted.entries[layer], accepted.node, axis=1) for layer in self.begins]
+        return g.op("Gather", g.op("Concat", *states, axis=1), BEGIN, axis=1)
 
     def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         own = g.op("Gather", accepted.positions, accepted.node, axis=0)
         return g.op("Add", own, g.op("Mul", g.op("Add", stream_ids, g.ints(1)), SHIFT))
-
-    def _layer(
-        self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: Tables, present: tuple[str, str], masks: StreamMasks, accepted: Accepted
-    ) -> Residual:
-        """A layer below the first of the adapter's leaves the rows as they are."""
-        if layer == self.decoder.spec.layers - 1:
-            return super()._layer(g, residual, rows, layer, rotary, present, masks, accepted)
-        stream, update = residual.stream, residual.update or g.op("Sub", residual.stream, residual.stream)
-        masks.of(g, self.decoder.spec.windows[layer])  # made out here, where all layers see it
-        begun, waiting = Scope(g.store, f"{g.label}/begun"), Scope(g.store, f"{g.label}/waiting")
-        done = super()._layer(begun, Residual(stream, update), Rows(rows.count), layer, rotary, present, masks, accepted)
-        branches = {
-            "then_branch": _branch(begun, done.stream, done.update), "else_branch": _branch(waiting, waiting.op("Identity", stream), waiting.op("Identity", update)),
-        }  # fmt: skip
-        return Residual(*g.ops("If", g.op("LessOrEqual", BEGIN, g.ints(layer)), out=(None, None), **branches))
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
         """With a draft vocabulary the adapter brings rows of the LM head, rounded as int8 rounds them unless nothing is."""
@@ -173,5 +201,5 @@ class SwappableStreams(StreamPass):
         return self.decoder.said(g, products, self.decoder.head_bias(g, f"{HEAD}.bias", chosen))
 
 
-def _branch(scope: Scope, *values: str) -> onnx.GraphProto:
-    return helper.make_graph(scope.nodes, scope.label, [], [tensor(value, 1, None) for value in values])
+def _branch(scope: Scope, values: Sequence[str], types: Sequence[int]) -> onnx.GraphProto:
+    return helper.make_graph(scope.nodes, scope.label, [], [tensor(value, kind, None) for value, kind in zip(values, types, strict=True)])

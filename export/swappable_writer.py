@@ -93,7 +93,7 @@ def export_swappable(
         source = weights(model, spec, kind, tokenizer, say)
         say(f"writing the {precision} graph")
         store = SwappableStore(folder / DATA, forms(spec, room, kind, source.bias("lm_head.bias") is not None))
-        graph = StepGraph(spec, source, kind, empty_streams(spec, room), None, room.candidates, swappable=True)
+        graph = StepGraph(spec, source, kind, empty_streams(spec, room), None, room.candidates, room=room)
         onnx.save(graph.build(store), folder / MODEL)
         scales = source.scales if isinstance(source, SmoothedSource) else Scales()
         if scales.columns:
@@ -202,7 +202,7 @@ def tensors(source: ModelSource, spec: DecoderSpec, room: Room, precision: Preci
 def _stream_tensors(source: ModelSource, spec: DecoderSpec, room: Room, precision: Precision, streams: StreamSpec) -> dict[str, Array]:
     ones = np.ones((streams.gamma, 2), np.float32)
     shares = ones if streams.shares is None else streams.shares
-    out: dict[str, Any] = {BEGIN: [spec.layers - streams.ns], SHIFT: [int(streams.shifted)], "streams.embeddings": (streams.embeddings * streams.scale)[None]}
+    out: dict[str, Any] = {BEGIN: [room.ns.index(streams.ns)], SHIFT: [int(streams.shifted)], "streams.embeddings": (streams.embeddings * streams.scale)[None]}
     out |= {f"streams.shares.{which}": shares[None, :, which : which + 1] for which in (0, 1)}
     if room.root_token:
         out["streams.root_map"] = np.zeros((spec.hidden, spec.hidden)) if streams.root_map is None else (streams.root_map * streams.scale).T
@@ -210,7 +210,7 @@ def _stream_tensors(source: ModelSource, spec: DecoderSpec, room: Room, precisio
     if room.bigram:
         none = np.zeros((len(vocabulary), 0))
         out |= dict(zip(("streams.bigram.in", "streams.bigram.out"), streams.bigram or (none, none), strict=True))
-    if streams.pruning is not None and room.pruning and streams.ns == room.ns:
+    if streams.pruning is not None and room.pruning and streams.ns == room.ns[0]:
         out |= {"prune.down": streams.pruning.down.T, "prune.up": streams.pruning.up.T}
     if not room.draft_vocab:
         return out
@@ -228,11 +228,11 @@ def _stream_tensors(source: ModelSource, spec: DecoderSpec, room: Room, precisio
 def _room(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> Room:
     """Enough for all of them."""
     streams = [one for one in drafters if isinstance(one, StreamSpec)]
-    ns, bigram = max((one.ns for one in streams), default=0), any(one.bigram for one in streams)
+    ns, bigram = tuple(sorted({one.ns for one in streams}, reverse=True)), any(one.bigram for one in streams)
     lists = [len(one.draft_vocab) for one in streams if one.draft_vocab is not None]
     return Room(
         ns=ns, candidates=min(BIGRAM_CANDIDATES if bigram else DRAFT_CANDIDATES, spec.vocab, *lists), root_token=any(one.root_map is not None for one in streams),
-        bigram=bigram, pruning=any(one.pruning is not None and one.ns == ns for one in streams), draft_vocab=bool(lists),
+        bigram=bigram, pruning=any(one.pruning is not None and one.ns == ns[0] for one in streams), draft_vocab=bool(lists),
     )  # fmt: skip
 
 
@@ -242,13 +242,13 @@ def _described(adapter: Adapter, streams: StreamSpec | None, room: Room, spec: D
         return None
     own = _room([streams], spec)
     more = [name.replace("_", " ") for name in ("root_token", "bigram", "draft_vocab") if getattr(own, name) and not getattr(room, name)]
-    if own.ns > room.ns:
-        more = [f"streams over {own.ns} layers, not {room.ns}", *more]
+    if streams.ns not in room.ns:
+        more = [f"streams over {streams.ns} layers, not {' or '.join(map(str, room.ns)) or 'none'}", *more]
     if room.candidates > (len(streams.draft_vocab) if streams.draft_vocab is not None else spec.vocab):
         more.append(f"fewer draft tokens than {room.candidates} candidates")
     if more:
         raise AdapterError(f"{adapter.path}: {', '.join(more)}", "a drafter that the bundle has room for", "export the bundle with this adapter among --adapter")
-    pruning = streams.pruning is not None and room.pruning and streams.ns == room.ns
+    pruning = streams.pruning is not None and room.pruning and streams.ns == room.ns[0]
     positions = "shifted" if streams.shifted else "same"
     return StreamsInfo(streams.gamma, streams.ns, room.candidates, positions, streams.root_map is not None, streams.bigram is not None, pruning)
 

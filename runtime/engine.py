@@ -317,7 +317,7 @@ class OrtEngine:
             for side in (self._session.get_inputs() + self._session.get_overridable_initializers(), self._session.get_outputs())
         )
         room, layers = manifest.swappable or Room(), range(manifest.model.layers + bool(self._levels))
-        streams = manifest.streams is not None or room.ns > 0
+        streams = manifest.streams is not None or bool(room.ns)
         wanted = set(_NEEDED) | set(_CHOICE_INPUTS) | (set(_STREAM_INPUTS) if streams else set())
         wanted |= {"next_ids"} if self._levels else set()
         wanted |= set(_PRUNING_INPUTS) if self._exit is not None or room.pruning else set()

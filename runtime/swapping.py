@@ -110,10 +110,11 @@ def _faults(name: str, value: Any, wanted: Any, sizes: dict[str, int]) -> list[s
 def _odd_streams(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> list[str]:
     streams, model = manifest.streams, manifest.model
     assert streams is not None
-    begin, shift = int(tensors["streams.begin"][0]), int(tensors["streams.shift"][0])
+    room, begin, shift = manifest.swappable, int(tensors["streams.begin"][0]), int(tensors["streams.shift"][0])
+    assert room is not None
     out = []
-    if begin != model.layers - streams.ns:
-        out.append(f"streams from layer {begin}, not {model.layers - streams.ns}")
+    if begin != room.ns.index(streams.ns):
+        out.append(f"streams.begin {begin} with streams over {streams.ns} layers")
     if shift != (streams.positions == "shifted"):
         out.append(f"streams.shift {shift} with positions {streams.positions}")
     vocabulary = tensors.get("streams.draft_vocab")

@@ -80,10 +80,10 @@ class StreamsInfo:
 
 @dataclass(frozen=True)
 class Room:
-    """What the adapters of a swappable bundle may have: streams over at most `ns` layers (0: none), `candidates` guesses each; see `StreamsInfo`.
-    `draft_vocab`: they propose from a list of their own."""
+    """What the adapters of a swappable bundle may have: streams over as many layers as one of `ns` (falling; empty: none), `candidates` guesses
+    each; see `StreamsInfo`. An early exit goes with the first of `ns`. `draft_vocab`: they propose from a list of their own."""
 
-    ns: int = 0
+    ns: tuple[int, ...] = ()
     candidates: int = DRAFT_CANDIDATES
     root_token: bool = False
     bigram: bool = False
@@ -222,8 +222,11 @@ def read_drafts(manifest: Fields, model: ModelInfo) -> tuple[StreamsInfo | None,
 
 
 def _room(raw: Fields, model: ModelInfo) -> Room:
+    ns = raw.integers("ns", 1, model.layers, MAX_LAYERS)
+    if list(ns) != sorted(set(ns), reverse=True):
+        raise raw.fail("ns", list(ns), "falling numbers of layers")
     return Room(
-        ns=raw.integer("ns", 0, model.layers), candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
+        ns=ns, candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
         **{name: raw.flag(name) for name in ("root_token", "bigram", "pruning", "draft_vocab")},
     )  # fmt: skip
 

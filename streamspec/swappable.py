@@ -18,6 +18,7 @@ from streamspec.bundle import (
     BaseInfo,
     FileInfo,
     Manifest,
+    Room,
     StreamsInfo,
     TreesInfo,
     check_files,
@@ -89,8 +90,8 @@ class SwappableAdapter:
         if (streams is None) != (method == "lora") or (streams is None) != (trees is None):
             raise AdapterError(f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}", "both for streaming, and only there", AGAIN)
         if streams is not None and (
-            streams.levels or not 1 <= streams.ns <= room.ns or streams.candidates != room.candidates
-            or streams.bigram > room.bigram or streams.root_token > room.root_token or streams.pruning > (room.pruning and streams.ns == room.ns)
+            streams.levels or streams.ns not in room.ns or streams.candidates != room.candidates
+            or streams.bigram > room.bigram or streams.root_token > room.root_token or streams.pruning > (room.pruning and streams.ns == room.ns[0])
         ):  # fmt: skip
             raise AdapterError(f"an adapter with {_said(streams)}", f"no more than the bundle has room for ({_said(room)})", AGAIN)
         tensors = raw.nested("file")
@@ -154,6 +155,7 @@ def write(folder: Path, adapter: SwappableAdapter, bundle: Manifest) -> Swappabl
     return complete
 
 
-def _said(what: Any) -> str:
+def _said(what: Room | StreamsInfo) -> str:
     parts = [name.replace("_", " ") for name in ("root_token", "bigram", "pruning") if getattr(what, name)]
-    return ", ".join([f"streams over {what.ns} layers", f"{what.candidates} candidates", *parts])
+    layers = " or ".join(map(str, what.ns)) if isinstance(what, Room) else what.ns
+    return ", ".join([f"streams over {layers or 'no'} layers", f"{what.candidates} candidates", *parts])
