@@ -23,7 +23,7 @@ there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,7 @@ import numpy as np
 from streamspec.errors import ConfigError
 from streamspec.export.arrays import Array, Simulation, dequantise_rows, quantise_blocks, quantise_rows, round_blocks
 from streamspec.export.builder import CONTRIB, Scope, WeightStore
+from streamspec.export.lowrank import LowRank
 from streamspec.export.resting import LazyRows
 
 BLOCK = 32
@@ -63,8 +64,9 @@ class Precision(Protocol):
 
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
+    coded: bool  # whether rows are quantised before they are multiplied
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str: ...
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
 
@@ -74,12 +76,13 @@ class Fp32:
 
     name = "fp32"
     simulation: Simulation | None = None
+    coded = False
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         name = f"{weight.name}.transposed"
         if name not in g.store:
             g.store.add(name, np.asarray(weight.load()).T)
-        return g.op("MatMul", x, name)
+        return _updated(g, g.op("MatMul", x, name), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         return g.op("Gemm", x, _plain(g.store, weight), out=out, transB=1), ""
@@ -96,8 +99,9 @@ class Int8:
         weight=lambda weight: dequantise_rows(*quantise_rows(weight)), rows=lambda x: dequantise_rows(*quantise_rows(x)),
         powers=SMOOTH_INT8, peaks=True,
     )
+    coded = True
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         quantised, scales = f"{weight.name}.int8", f"{weight.name}.scale"
         if quantised not in g.store:
             codes, scale = quantise_rows(weight.load())
@@ -106,6 +110,8 @@ class Int8:
         activations, row_scale = self._quantise(g, x, rows, rank=3, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         product = g.contrib("MatMulIntegerToFloat", activations, quantised, one, scales, middle)
+        for update in updates:
+            product = update.added(g, product, update.of_codes(g, activations))
         return g.op("Mul", product, row_scale)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
@@ -147,9 +153,10 @@ class Int4:
 
     name = "int4"
     simulation: Simulation | None = Simulation(weight=lambda weight: round_blocks(weight, BLOCK), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
+    coded = False
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
-        return self._product(g, x, weight, bits=4)
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        return _updated(g, self._product(g, x, weight, bits=4), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         return self._product(g, x, weight, bits=8, out=out), ""
@@ -190,6 +197,12 @@ def precision(name: str) -> Precision:
     if name not in PRECISIONS:
         raise ConfigError(f"precision `{name}`", ", ".join(PRECISIONS), "choose one of these with --precision")
     return PRECISIONS[name]()
+
+
+def _updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:
+    for update in updates:
+        product = update.added(g, product, update.of_rows(g, x))
+    return product
 
 
 def _plain(store: WeightStore, weight: Weight) -> str:

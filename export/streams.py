@@ -94,28 +94,22 @@ def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, mod
     """x A^T B^T of the fused modules: the A stacked, the B on the diagonal of one matrix."""
     label = decoder.spec.fused_name(layer, modules) + ".streams"
     if f"{label}.A" not in g.store:
-        down, up = stacked(decoder.spec, spec.lora, layer, modules)
-        g.store.add(f"{label}.A", down)
+        pairs = [spec.lora.get((layer, module)) for module in modules]
+        rank = sum(pair[0].shape[0] for pair in pairs if pair)
+        down = np.zeros((rank, decoder.spec.in_width(modules[0])), np.float32)
+        up = np.zeros((rank, sum(decoder.spec.out_width(m) for m in modules)), np.float32)
+        row = column = 0
+        for module, pair in zip(modules, pairs, strict=True):
+            width = decoder.spec.out_width(module)
+            if pair:
+                size = pair[0].shape[0]
+                down[row : row + size] = pair[0]
+                up[row : row + size, column : column + width] = pair[1].T
+                row += size
+            column += width
+        g.store.add(f"{label}.A", down.T)
         g.store.add(f"{label}.B", up)
     return g.op("MatMul", g.op("MatMul", x, f"{label}.A"), f"{label}.B")
-
-
-def stacked(spec: DecoderSpec, lora: Lora, layer: int, modules: tuple[str, ...]) -> tuple[Array, Array]:
-    """A [in, r] of the fused `modules` side by side, B [r, out] on the diagonal of one matrix; r is the sum of their ranks."""
-    pairs = [lora.get((layer, module)) for module in modules]
-    rank = sum(pair[0].shape[0] for pair in pairs if pair)
-    down = np.zeros((spec.in_width(modules[0]), rank), np.float32)
-    up = np.zeros((rank, sum(spec.out_width(module) for module in modules)), np.float32)
-    row = column = 0
-    for module, pair in zip(modules, pairs, strict=True):
-        width = spec.out_width(module)
-        if pair:
-            size = pair[0].shape[0]
-            down[:, row : row + size] = pair[0].T
-            up[row : row + size, column : column + width] = pair[1].T
-            row += size
-        column += width
-    return down, up
 
 
 class StreamPass(PlacePass):

@@ -1,15 +1,7 @@
 """The step graph of a swappable bundle: the base's weights as they are, and whatever belongs to an adapter an input.
 
-An adapter's tensors are initializers that may be overridden, of rank 0 or empty without an adapter, so that the graph alone is the base. A
-low-rank update of rows x [1, n, in] is
-
-    Reshape x [n, c, k];   A [c, k, r] -> [c, n, r];   ReduceSum -> [n, r];   B [r, out] -> [n, out]
-
-ONNX Runtime cannot pack weights that are inputs beforehand, and sums their products otherwise for one row than for several, and for few
-columns a thread than for many: a row's result would depend on its siblings. Not so here. Its kernel for single rows is for products
-without a factor, so both products have one (`FACTOR`). It adds in pieces whose length depends on the columns that a thread gets, but never
-in pieces shorter than `PIECE`, so A comes in pieces no longer than that; of B this asks that the ranks of a fused map add up to no more, or
-that no thread gets fewer than 65 columns (tests/export/test_swappable.py measures all of it).
+An adapter's tensors are initializers that may be overridden, of rank 0 or empty without an adapter, so that the graph alone is the base.
+How rows stay exact beside weights that are inputs is told in `lowrank`.
 
 A bundle has `Room` for streams over certain numbers of layers, a bigram, a draft vocabulary; an adapter uses all of it or less, and what it
 lacks is neutral. Knows nothing about files.
@@ -21,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -32,28 +23,23 @@ from streamspec.export.builder import Array, Scope, WeightStore, tensor
 from streamspec.export.decoder import Decoder, Residual
 from streamspec.export.drafting import VOCABULARY, Accepted
 from streamspec.export.families import DecoderSpec
+from streamspec.export.lowrank import Form, LowRank
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import Fp32, Int8, Precision, Rows, Weight
 from streamspec.export.streams import StreamPass, StreamSpec
 
-FACTOR = 0.5  # of both products of an update; a power of two, which rounds nothing
-PIECE = 128  # terms of a sum that ONNX Runtime adds at once at least
+TASK, STREAMS = "task", "streams"  # parts of an adapter: the LoRA of all rows, and that of stream rows alone
 HEAD = "streams.head"  # rows of the LM head for the tokens that may be proposed
 BEGIN, SHIFT = "streams.begin", "streams.shift"  # int64 [1]: which of the room's numbers of layers; 1 where stream j sits at t + j, 0 where at t
-
-Form = tuple[Any, tuple[int | str, ...]]  # numpy type and dimensions of an input; a name stands for any size
 
 
 def forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) -> dict[str, Form]:
     """By name, all that an adapter may bring. `head_bias`: the LM head has one."""
     kinds: dict[str, Form] = {}
     for layer in range(spec.layers):
-        for modules in spec.fused:
-            width, out = spec.in_width(modules[0]), sum(spec.out_width(module) for module in modules)
-            parts = ("task", "streams") if layer >= spec.layers - max(room.ns, default=0) else ("task",)
-            for label in (f"{spec.fused_name(layer, modules)}.{part}" for part in parts):
-                kinds[f"{label}.A"] = np.float32, (width // piece(width), piece(width), f"{label}.rank")
-                kinds[f"{label}.B"] = np.float32, (f"{label}.rank", out)
+        for part in (TASK, STREAMS) if layer >= spec.layers - max(room.ns, default=0) else (TASK,):
+            for modules in spec.fused:
+                kinds |= update(spec, layer, modules, part).forms(precision.coded)
     return kinds | (_stream_forms(spec, room, precision, head_bias) if room.ns else {})
 
 
@@ -80,9 +66,10 @@ def _stream_forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias
     return kinds
 
 
-def piece(width: int) -> int:
-    """Length of the pieces in which an update reads rows of `width`."""
-    return next(size for size in range(min(PIECE, width), 0, -1) if width % size == 0)
+def update(spec: DecoderSpec, layer: int, modules: tuple[str, ...], part: str) -> LowRank:
+    """Of linear maps fused to one, the update by `part` of an adapter, TASK or STREAMS."""
+    outputs = tuple((f"{spec.weight_name(layer, module)}.{part}", spec.out_width(module)) for module in modules)
+    return LowRank(f"{spec.fused_name(layer, modules)}.{part}", spec.in_width(modules[0]), outputs)
 
 
 def empty_streams(spec: DecoderSpec, room: Room) -> StreamSpec | None:
@@ -118,15 +105,12 @@ class SwappableDecoder(Decoder):
     """A decoder whose linear maps carry an adapter's task LoRA."""
 
     def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
-        return self.updated(g, super().linear(g, x, rows, layer, modules), x, layer, modules, "task")
+        return self.adapted(g, x, rows, layer, modules, (TASK,))
 
-    def updated(self, g: Scope, product: str, x: str, layer: int, modules: tuple[str, ...], part: str) -> str:
-        """`product` [1, n, out] and the low-rank update `part` of x [1, n, in]."""
-        label, size = f"{self.spec.fused_name(layer, modules)}.{part}", piece(self.spec.in_width(modules[0]))
-        pieces = g.op("Reshape", x, g.ints(-1, self.spec.in_width(modules[0]) // size, size))
-        sums = g.contrib("FusedMatMul", pieces, f"{label}.A", alpha=FACTOR, transBatchA=1)
-        inner = g.op("ReduceSum", sums, g.ints(0), keepdims=0)
-        return g.op("Add", product, g.contrib("FusedMatMul", inner, f"{label}.B", alpha=FACTOR))
+    def adapted(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], parts: tuple[str, ...]) -> str:
+        """The base's own maps and these parts of the adapter."""
+        updates = [update(self.spec, layer, modules, part) for part in parts]
+        return self.add_bias(g, self.precision.linear(g, x, rows, self.fused(layer, modules), updates), layer, modules)
 
 
 class SwappableStreams(StreamPass):
@@ -180,7 +164,7 @@ class SwappableStreams(StreamPass):
         return self._states_to_logits(g, self._through(g, self._entering, rows, shared, accepted, presents, stream_ids), rows)
 
     def _linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
-        return self.decoder.updated(g, self.decoder.linear(g, x, rows, layer, modules), x, layer, modules, "streams")
+        return self.decoder.adapted(g, x, rows, layer, modules, (TASK, STREAMS))
 
     def _state(self, g: Scope, accepted: Accepted) -> str:
         states = [g.op("Gather", accepted.entries[layer], accepted.node, axis=1) for layer in self.begins]

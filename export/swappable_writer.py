@@ -51,8 +51,8 @@ from streamspec.export.quantise import precision as precision_named
 from streamspec.export.session import open_session
 from streamspec.export.smooth import Scales, SmoothedSource
 from streamspec.export.source import ModelSource, load_model, read_drafter, read_nodes, task_lora
-from streamspec.export.streams import Lora, StreamSpec, stacked
-from streamspec.export.swappable import BEGIN, FACTOR, HEAD, SHIFT, SwappableStore, empty_streams, forms, piece
+from streamspec.export.streams import Lora, StreamSpec
+from streamspec.export.swappable import BEGIN, HEAD, SHIFT, STREAMS, TASK, SwappableStore, empty_streams, forms, update
 from streamspec.export.tokenizer_files import copy_tokenizer
 from streamspec.swappable import (
     ADAPTERS,
@@ -186,13 +186,10 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
 def tensors(source: ModelSource, spec: DecoderSpec, room: Room, precision: Precision, task: Lora, streams: StreamSpec | None) -> dict[str, Array]:
     """What the graph's inputs of an adapter hold (`swappable.forms`). `task`, `streams`: in the coordinates of the graph. Updates of rank 0 are left out."""
     out: dict[str, Array] = {}
-    for part, lora in (("task", task), ("streams", streams.lora if streams else {})):
-        for layer in range(spec.layers):
+    for part, lora in ((TASK, task), (STREAMS, streams.lora if streams else {})):
+        for layer in range(spec.layers) if lora else ():
             for modules in spec.fused:
-                down, up = stacked(spec, lora, layer, modules)
-                if len(up):
-                    size, label = piece(len(down)), f"{spec.fused_name(layer, modules)}.{part}"
-                    out[f"{label}.A"], out[f"{label}.B"] = down.reshape(-1, size, len(up)) / np.float32(FACTOR), up / np.float32(FACTOR)
+                out |= update(spec, layer, modules, part).tensors([lora.get((layer, module)) for module in modules], precision.coded)
     if streams is not None:
         out |= _stream_tensors(source, spec, room, precision, streams)
     kinds = forms(spec, room, precision, source.bias("lm_head.bias") is not None)

@@ -1,6 +1,6 @@
 """Swaps the adapter of an open bundle: all or nothing.
 
-An adapter is read, its hash, base and graph are checked, its tensors are held against the graph's inputs and bound, and only then does it
+An adapter is read, its hash, base and graph are checked, its tensors are held against the graph's inputs, bound and tried, and only then does it
 take the other one's place; whatever goes wrong before leaves that one at work. Its tensors stay in the mapped file. Knows nothing about
 text.
 """
@@ -19,8 +19,6 @@ from streamspec.bundle import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.setting import Asked, Setting, settle
-
-LORA = (".A", ".B")  # how the names of low-rank updates end: only they may be missing
 
 
 class _Adapter(NamedTuple):
@@ -49,6 +47,8 @@ class Swapper:
         chosen, before = self._read(adapter), self._now
         self.engine.use(chosen.manifest, chosen.tensors)
         try:
+            self.engine.prefill([0], draft=self.engine.gamma > 0)  # runs with sizes that fit, or not at all
+            self.engine.reset()
             if chosen.key not in self._settings:
                 self._settings[chosen.key] = settle(self.engine, chosen.manifest, self.asked)
         except BaseException:
@@ -81,13 +81,11 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> d
     except Exception as error:  # ONNX Runtime has no class of its own for this
         raise AdapterError(f"{file}: {error}", "an adapter of ONNX Runtime", swappable.AGAIN) from None
     streams = manifest.streams
-    needed = {name for name in inputs if not name.endswith(LORA) and (not name.startswith("prune.") or streams.pruning)} if streams else set()
+    needed = {name for name in inputs if name.startswith(("streams.", "prune.") if streams.pruning else "streams.")} if streams else set()
     faults = [f"unknown {name}" for name in values if name not in inputs] + [f"no {name}" for name in sorted(needed - set(values))]
     sizes: dict[str, int] = {"gamma": streams.gamma, "root": manifest.model.hidden_size} if streams else {}
     for name, value in values.items() if not faults else ():
         faults += _faults(name, value, inputs[name], sizes)
-    lone = [name for name in values if name.endswith(LORA) and name[:-1] + "AB"[name.endswith("A")] not in values]
-    faults += [f"{name} without its other half" for name in lone]
     if not faults and streams:
         faults += _odd_streams({name: values[name].numpy() for name in needed if name.startswith("streams.")}, manifest)
     if faults:
