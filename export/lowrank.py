@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.export.arrays import Array, quantise_rows
+from streamspec.export.arrays import NO_SATURATION, Array, quantise_rows
 from streamspec.export.builder import Scope
 
 FACTOR = 0.5  # a power of two, which rounds nothing
@@ -61,7 +61,7 @@ class LowRank:
             if pair:
                 out[f"{label}.B"] = pair[1].T / np.float32(FACTOR)
         if coded:
-            codes, scale = quantise_rows(down)
+            codes, scale = quantise_rows(down, NO_SATURATION)
             return out | {f"{self.label}.A": codes.T, f"{self.label}.A.scale": scale}
         return out | {f"{self.label}.A": down.T.reshape(-1, self.piece, len(down)) / np.float32(FACTOR)}
 

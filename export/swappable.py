@@ -175,7 +175,7 @@ class SwappableStreams(StreamPass):
         return g.op("Add", own, g.op("Mul", g.op("Add", stream_ids, g.ints(1)), SHIFT))
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
-        """With a draft vocabulary the adapter brings rows of the LM head, rounded as int8 rounds them unless nothing is."""
+        """With a draft vocabulary the adapter brings rows of the LM head, rounded to seven bits unless nothing is."""
         chosen = self.spec.draft_vocab
         if chosen is None:
             return super().head(g, flat, rows)

@@ -38,7 +38,7 @@ from streamspec.bundle import (
     verify_files,
 )
 from streamspec.errors import AdapterError, ConfigError
-from streamspec.export.arrays import Array, quantise_rows
+from streamspec.export.arrays import NO_SATURATION, Array, quantise_rows
 from streamspec.export.bundle_writer import DATA, DEFAULT_ROWS, Parts, Progress, describe_bundle, to_stderr, weights
 from streamspec.export.card import write_card
 from streamspec.export.decoder import Decoder
@@ -216,7 +216,7 @@ def _stream_tensors(source: ModelSource, spec: DecoderSpec, room: Room, precisio
     if isinstance(precision, Fp32):
         out[f"{HEAD}.transposed"] = rows.T
     else:
-        codes, out[f"{HEAD}.scale"] = quantise_rows(rows)
+        codes, out[f"{HEAD}.scale"] = quantise_rows(rows, NO_SATURATION)
         out[f"{HEAD}.int8"] = codes.T
     bias = source.bias("lm_head.bias")
     return out if bias is None else out | {f"{HEAD}.bias": bias[vocabulary]}
