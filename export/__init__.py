@@ -2,14 +2,16 @@
 
 `export` writes a bundle. The pieces: `families` (what a decoder is), `builder` (nodes and weights to disk), `quantise`
 (precisions), `decoder` and `graph` (main rows, acceptance), `drafting`, `streams` and `medusa` (drafters), `oracle` and `parity` (PyTorch's word
-on it), `source` and `bundle_writer` (files in, files out); `genai` (a plain model for onnxruntime-genai).
+on it), `source` and `bundle_writer` (files in, files out); `genai` (a plain model for onnxruntime-genai);
+`lowrank`, `swappable` and `swappable_writer` (adapters beside the base, swapped while it runs).
 """
 
 from __future__ import annotations
 
 from streamspec.export.bundle_writer import export_bundle
 from streamspec.export.genai import export_genai
+from streamspec.export.swappable_writer import adapt, export_swappable
 
 export = export_bundle
 
-__all__ = ["export", "export_bundle", "export_genai"]
+__all__ = ["adapt", "export", "export_bundle", "export_genai", "export_swappable"]

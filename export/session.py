@@ -62,7 +62,7 @@ class Stepper:
         }
         binding = self.session.io_binding()
         held = []  # the binding does not keep the arrays alive
-        for name, value in (feed | self.adapter).items():
+        for name, value in {**feed, **self.adapter}.items():
             if name in self.names:
                 # bind_cpu_input knows no overridable initializers
                 held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))

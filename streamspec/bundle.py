@@ -90,6 +90,10 @@ class Room:
     pruning: bool = False
     draft_vocab: bool = False
 
+    def __str__(self) -> str:
+        parts = [name.replace("_", " ") for name in ("root_token", "bigram", "pruning", "draft_vocab") if getattr(self, name)]
+        return ", ".join([f"streams over {' or '.join(map(str, self.ns))} layers", *parts]) if self.ns else "a task LoRA alone"
+
 
 @dataclass(frozen=True)
 class TreesInfo:

@@ -18,7 +18,6 @@ from streamspec.bundle import (
     BaseInfo,
     FileInfo,
     Manifest,
-    Room,
     StreamsInfo,
     TreesInfo,
     check_files,
@@ -93,7 +92,7 @@ class SwappableAdapter:
             streams.levels or streams.ns not in room.ns or streams.candidates != room.candidates
             or streams.bigram > room.bigram or streams.root_token > room.root_token or streams.pruning > (room.pruning and streams.ns == room.ns[0])
         ):  # fmt: skip
-            raise AdapterError(f"an adapter with {_said(streams)}", f"no more than the bundle has room for ({_said(room)})", AGAIN)
+            raise AdapterError(f"an adapter with {streams}", f"no more than the bundle has room for ({room})", AGAIN)
         tensors = raw.nested("file")
         return cls(
             base=read_base(raw), graph=raw.digest("graph"), method=method, prompt_format=read_prompt_format(raw),
@@ -153,9 +152,3 @@ def write(folder: Path, adapter: SwappableAdapter, bundle: Manifest) -> Swappabl
     SwappableAdapter.from_json(text, bundle)  # one that we would refuse to load must not be written
     write_text(folder / ADAPTER, text)
     return complete
-
-
-def _said(what: Room | StreamsInfo) -> str:
-    parts = [name.replace("_", " ") for name in ("root_token", "bigram", "pruning") if getattr(what, name)]
-    layers = " or ".join(map(str, what.ns)) if isinstance(what, Room) else what.ns
-    return ", ".join([f"streams over {layers or 'no'} layers", f"{what.candidates} candidates", *parts])

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from streamspec.errors import ConfigError
+
 
 def command(
     base: Annotated[
@@ -16,7 +18,8 @@ def command(
     ],
     out: Annotated[Path, typer.Option(help="Bundle folder to write.", show_default=False)],
     adapter: Annotated[
-        Path | None, typer.Option(help="Adapter folder; without it the untouched base.", show_default=False)
+        list[Path] | None,
+        typer.Option(help="Adapter folder; without it the untouched base. With --swappable it may be given again.", show_default=False),
     ] = None,
     precision: Annotated[str, typer.Option(help="Precision of the weights: fp32, int8 or int4.")] = "int8",
     stream_weights: Annotated[
@@ -26,18 +29,32 @@ def command(
     plain_genai: Annotated[
         bool, typer.Option("--plain-genai", help="Write a folder that onnxruntime-genai runs as an ordinary model, without a drafter.")
     ] = False,
+    swappable: Annotated[
+        bool, typer.Option("--swappable", help="Keep adapters beside the base's weights, to be swapped while the bundle runs.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
-    from streamspec.export import export_bundle, export_genai
+    from streamspec.export import export_bundle, export_genai, export_swappable
 
+    adapters = adapter or []
+    if len(adapters) > 1 and not swappable:
+        raise ConfigError(f"{len(adapters)} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
+    if swappable and plain_genai:
+        raise ConfigError("--swappable and --plain-genai", "one of them", "leave one out")
+    if swappable and stream_weights != "merged":
+        raise ConfigError(f"--swappable and --stream-weights {stream_weights}", "one of them: LoRA that are swapped are products of their own", "leave one out")
+    one = adapters[0] if adapters else None
     if plain_genai:
-        report = export_genai(base, adapter, out, precision=precision, force=force)
+        report = export_genai(base, one, out, precision=precision, force=force)
         print(json.dumps({"out": str(out), **report}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
-    export_bundle(base, adapter, out, precision=precision, force=force, stream_weights=stream_weights)
+    if swappable:
+        export_swappable(base, adapters, out, precision=precision, force=force)
+    else:
+        export_bundle(base, one, out, precision=precision, force=force, stream_weights=stream_weights)
 
     from streamspec.cli.inspect import describe
 
