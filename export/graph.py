@@ -157,7 +157,7 @@ class _Builder:
         if self.parts.room is not None:
             alone: dict[str, Any] = {"tree_mask": np.zeros((1, 1), np.float32)}
             if self.parts.streams is not None:
-                alone |= {"parents": [0], "stream_ids": [], "forced_node": [-1], "forced_root": [-1]}
+                alone |= {"parents": [0], "stream_ids": [], "forced_node": [-1]} | ({"forced_root": [-1]} if self.parts.streams.uses_root else {})
             for name, value in alone.items():
                 self.store.add_inline(name, np.asarray(value, np.float32 if name == "tree_mask" else np.int64))
             return

@@ -112,7 +112,7 @@ def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
                 a, b = (side[name].weight.detach().float().numpy() for side in (one.lora_A, one.lora_B))
                 order = spec.row_order(module)
                 found[layer, module] = a, (b if order is None else b[order]) * np.float32(one.scaling[name])
-    if adapter.has_task_lora and len(found) != sum(isinstance(one, BaseTunerLayer) for one in model.modules()):
+    if adapter.has_task_lora and not 0 < len(found) == sum(isinstance(one, BaseTunerLayer) for one in model.modules()):
         raise _no_plain_lora(adapter, "it changes more than linear maps of the layers")
     return found
 

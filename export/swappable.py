@@ -133,7 +133,7 @@ class SwappableStreams(StreamPass):
         found = accept(starting)
         stream = self._start(starting, found, stream_ids)
         update, nowhere = starting.op("Sub", stream, stream), np.zeros((1, 0, self.decoder.spec.hidden), np.float32)
-        values = [starting.op("Identity", found.number), found.node, found.root or found.node, stream, update]
+        values = [*(starting.op("Identity", value) for value in (found.number, found.node, found.root or found.node)), stream, update]
         nothing = [idle.op("Identity", g.store.constant([-1], np.int64)) for _ in range(3)] + [idle.op("Identity", g.store.constant(nowhere, np.float32)) for _ in range(2)]
         types = (TensorProto.INT64,) * 3 + (TensorProto.FLOAT,) * 2
         _, node, root, stream, update = g.ops(

@@ -22,10 +22,9 @@ from streamspec.runtime.setting import Asked, Setting, settle
 
 
 class _Adapter(NamedTuple):
-    """`key`: hash of its tensors, '' without an adapter. `tensors`: views of a mapping that `held` keeps."""
+    """`manifest`: the bundle's with this adapter. `tensors`: OrtValues, views of the mapped file."""
 
     name: str | None
-    key: str
     manifest: Manifest
     tensors: dict[str, Any]
 
@@ -35,7 +34,7 @@ class Swapper:
 
     def __init__(self, folder: Path, manifest: Manifest, engine: OrtEngine, asked: Asked, verify: bool) -> None:
         self.folder, self.bundle, self.engine, self.asked, self.verify = folder, manifest, engine, asked, verify
-        self._now = _Adapter(None, "", manifest, {})
+        self._now = _Adapter(None, manifest, {})
         self._settings: dict[str, Setting] = {}
 
     def names(self) -> list[str]:
@@ -44,29 +43,30 @@ class Swapper:
 
     def to(self, adapter: str | Path | None) -> Setting:
         """From now on the engine computes with this adapter, None: the base alone. Raises AdapterError; all is then as before."""
-        chosen, before = self._read(adapter), self._now
-        self.engine.use(chosen.manifest, chosen.tensors)
+        chosen, before, engine = self._read(adapter), self._now, self.engine
+        key = chosen.manifest.to_json()
+        engine.use(chosen.manifest, chosen.tensors)
         try:
-            self.engine.prefill([0], draft=self.engine.gamma > 0)  # runs with sizes that fit, or not at all
-            self.engine.reset()
-            if chosen.key not in self._settings:
-                self._settings[chosen.key] = settle(self.engine, chosen.manifest, self.asked)
+            engine.reset()
+            engine.prefill([0], draft=0 < engine.gamma < engine.context_length)  # runs with sizes that fit, or not at all
+            engine.reset()
+            if key not in self._settings:
+                self._settings[key] = settle(engine, chosen.manifest, self.asked)
         except BaseException:
-            self.engine.use(before.manifest, before.tensors)
+            engine.use(before.manifest, before.tensors)
             raise
         self._now = chosen
-        return replace(self._settings[chosen.key], adapter=chosen.name)
+        return replace(self._settings[key], adapter=chosen.name)
 
     def _read(self, adapter: str | Path | None) -> _Adapter:
         if adapter is None:
-            return _Adapter(None, "", self.bundle, {})
+            return _Adapter(None, self.bundle, {})
         folder = swappable.find(self.folder, adapter)
         found = swappable.read(folder, self.bundle, self.verify)
         manifest = found.on(self.bundle)
         if manifest.prompt_format.kind == "chat" and TEMPLATE not in self.bundle.files:
             raise AdapterError(f"{folder}: an adapter for chats", f"a bundle with {TEMPLATE}", "use it with a base that has a chat template")
-        assert found.file is not None
-        return _Adapter(str(adapter), found.file.sha256, manifest, read_tensors(folder / swappable.TENSORS, manifest, self.engine.adapter_inputs))
+        return _Adapter(str(adapter), manifest, read_tensors(folder / swappable.TENSORS, manifest, self.engine.adapter_inputs))
 
 
 def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> dict[str, Any]:

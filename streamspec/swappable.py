@@ -57,14 +57,7 @@ class SwappableAdapter:
     format_version: int = FORMAT_VERSION
 
     def on(self, bundle: Manifest) -> Manifest:
-        """The bundle as it is with this adapter. Raises AdapterError where the two do not belong together."""
-        if self.base.sha256 != bundle.base.sha256:
-            raise AdapterError(
-                f"an adapter of {self.base.id} (weights {self.base.sha256[:12]})", f"{bundle.base.id} (weights {bundle.base.sha256[:12]})",
-                "use it with a bundle of its own base",
-            )  # fmt: skip
-        if self.graph != fingerprint(bundle):
-            raise AdapterError(f"an adapter for the graph {self.graph[:12]}", f"{fingerprint(bundle)[:12]}, the bundle's", AGAIN)
+        """The bundle as it is with this adapter."""
         drafter = self.method if self.streams else None
         return replace(
             bundle, method=self.method, recipe=self.recipe, drafter=drafter, prompt_format=self.prompt_format, streams=self.streams, trees=self.trees,
@@ -77,12 +70,19 @@ class SwappableAdapter:
 
     @classmethod
     def from_json(cls, data: bytes | str, bundle: Manifest) -> SwappableAdapter:
-        """Raises AdapterError, naming the field, on anything that is not a well-formed adapter for a bundle with the sizes of `bundle`."""
+        """Raises AdapterError: for another base or graph than the bundle's, and, naming the field, for anything malformed or that the bundle has no
+        room for."""
         raw = Fields(parse_json(data.encode() if isinstance(data, str) else data, ADAPTER, AdapterError, AGAIN), "adapter", AdapterError, AGAIN)
         version = raw.integer("format_version", 1, 1 << 31)
         if version != FORMAT_VERSION:
             raise AdapterError(f"a swappable adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec" if version > FORMAT_VERSION else AGAIN)
-        room = bundle.swappable
+        base, graph, room = read_base(raw), raw.digest("graph"), bundle.swappable
+        if base.sha256 != bundle.base.sha256:
+            raise AdapterError(
+                f"an adapter of {base.id} (weights {base.sha256[:12]})", f"one of {bundle.base.id} (weights {bundle.base.sha256[:12]})", "use it with a bundle of its base"
+            )
+        if graph != fingerprint(bundle):
+            raise AdapterError(f"an adapter for the graph {graph[:12]}", f"one for {fingerprint(bundle)[:12]}, the bundle's", AGAIN)
         assert room is not None
         method = raw.choice("method", METHODS)
         streams, trees = read_drafts(raw, bundle.model)
@@ -95,7 +95,7 @@ class SwappableAdapter:
             raise AdapterError(f"an adapter with {streams}", f"no more than the bundle has room for ({room})", AGAIN)
         tensors = raw.nested("file")
         return cls(
-            base=read_base(raw), graph=raw.digest("graph"), method=method, prompt_format=read_prompt_format(raw),
+            base=base, graph=graph, method=method, prompt_format=read_prompt_format(raw),
             recipe=raw.text("recipe", 64) if raw.optional("recipe") else None, streams=streams, trees=trees,
             ranks={name: raw.nested("ranks").integer(name, 0, 1 << 20) for name, _ in raw.items("ranks", 16)},
             parity=dict(raw.items("parity", 1000)), tools={name: str(value) for name, value in raw.items("tools", 100)},
@@ -140,7 +140,7 @@ def read(folder: Path, bundle: Manifest, hashes: bool = True) -> SwappableAdapte
         assert found.file is not None
         check_files({TENSORS: regular_file(folder, TENSORS, AGAIN)}, {TENSORS: found.file}, hashes, AGAIN)
     except BundleError as error:
-        raise AdapterError(f"{folder}: {error.found}", error.expected, error.fix) from None
+        raise AdapterError(f"{folder}: {error.found}", error.expected, AGAIN) from None
     return found
 
 
