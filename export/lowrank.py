@@ -8,7 +8,7 @@ columns a thread than for many (tests/export/test_lowrank.py). Three things mend
   into pieces no longer than that, whose sums are added at last;
 - where rows are quantised anyway (int8), A is of int8 too and reads their codes: sums of whole numbers have no order, and A is a quarter as large.
 
-B's sums are as long as the rank of a map, 128 at most for this to hold. Rank 0 adds nothing. Knows nothing about decoders.
+B's sums are as long as the rank of a map, `PIECE` at most for this to hold. Rank 0 adds nothing. Knows nothing about decoders.
 """
 
 from __future__ import annotations

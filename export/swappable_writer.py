@@ -45,6 +45,7 @@ from streamspec.export.decoder import Decoder
 from streamspec.export.drafting import VOCABULARY, DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
+from streamspec.export.lowrank import PIECE
 from streamspec.export.parity import check_parity, expect, make_probe, passage
 from streamspec.export.quantise import Fp32, Precision
 from streamspec.export.quantise import precision as precision_named
@@ -171,6 +172,8 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     parity = check_parity(bundle.session, expect(model, streams, bundle.tokens), manifest.precision, brought)
     nodes = read_nodes(adapter, streams.gamma, room.candidates) if streams else ()
     ranks = {"task": max((len(a) for a, _ in task.values()), default=0), "streams": max((len(a) for a, _ in streams.lora.values()), default=0) if streams else 0}
+    if ranks["task"] > PIECE:
+        raise AdapterError(f"{adapter.path}: a task LoRA of rank {ranks['task']}", f"at most {PIECE}: longer sums depend on a row's siblings", "cut it with `streamspec shrink`")
     packed = ort.AdapterFormat()
     packed.set_adapter_version(1)
     packed.set_model_version(1)

@@ -190,7 +190,7 @@ def test_adapters_that_do_not_fit_are_refused(bundles: dict[str, Path], base: Ba
 @pytest.mark.parametrize(
     ("options", "found"),
     [({"use_dora": True}, "a variant of LoRA"), ({"modules_to_save": ["lm_head"]}, "more than linear maps"), ({"target_modules": ["q_proj", "lm_head"]}, "more than linear maps"),
-     ({"bias": "all"}, "biases of the base")], ids=str,
+     ({"bias": "all"}, "biases of the base"), ({"r": 129, "target_modules": ["q_proj"]}, "rank 129; expected at most 128")], ids=str,
 )  # fmt: skip
 def test_more_than_low_rank_updates_are_refused(bundles: dict[str, Path], base: Base, tmp_path: Path, options: dict[str, Any], found: str) -> None:
     odd = tuned(tmp_path / "odd", base, tiny_model(), **options)
