@@ -2,7 +2,8 @@
 
 `export` writes a bundle. The pieces: `families` (what a decoder is), `builder` (nodes and weights to disk), `quantise`
 (precisions), `decoder` and `graph` (main rows, acceptance), `drafting`, `streams` and `medusa` (drafters), `oracle` and `parity` (PyTorch's word
-on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out); `static`, `lowering` and `weight_only` (the graph of fixed shapes); `genai` (a plain model for onnxruntime-genai).
+on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out); `static`, `lowering` and `weight_only` (the graph of fixed shapes);
+`lowrank`, `swappable` and `swappable_writer` (adapters beside the base, swapped while it runs); `genai` (a plain model for onnxruntime-genai).
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from streamspec.export.bundle_writer import export_bundle
 from streamspec.export.genai import export_genai
 from streamspec.export.quality import HeldOut
+from streamspec.export.swappable_writer import adapt, export_swappable
 
 export = export_bundle
 
-__all__ = ["HeldOut", "export", "export_bundle", "export_genai"]
+__all__ = ["HeldOut", "adapt", "export", "export_bundle", "export_genai", "export_swappable"]

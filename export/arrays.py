@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from streamspec.export.resting import LazyRows
 
 Array = NDArray[Any]
+NO_SATURATION = 63  # codes of weights that are inputs: no x86 kernel's sum of two products with uint8 leaves 16 bits, and ONNX Runtime mends constants only
 CHUNK = 1 << 22  # weights handled at a time
 SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantise_blocks`
 
@@ -30,14 +31,14 @@ class Simulation:
     peaks: bool
 
 
-def quantise_rows(weight: Array | LazyRows) -> tuple[Array, Array]:
-    """int8 weights and float32 scales [out]: symmetric, plain absmax per output channel."""
+def quantise_rows(weight: Array | LazyRows, largest: int = 127) -> tuple[Array, Array]:
+    """int8 weights up to +-`largest` and float32 scales [out]: symmetric, plain absmax per output channel."""
     out = np.empty(weight.shape, np.int8)
     scales = np.empty(weight.shape[0], np.float32)
     for rows in _chunks(weight):
         part = np.asarray(weight[rows], np.float32)
-        scale = np.maximum(np.abs(part).max(axis=1) / np.float32(127), np.finfo(np.float32).tiny)
-        out[rows] = np.clip(np.rint(part / scale[:, None]), -127, 127)
+        scale = np.maximum(np.abs(part).max(axis=1) / np.float32(largest), np.finfo(np.float32).tiny)
+        out[rows] = np.clip(np.rint(part / scale[:, None]), -largest, largest)
         scales[rows] = scale
     return out, scales
 

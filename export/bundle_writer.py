@@ -37,7 +37,7 @@ from streamspec.bundle import (
 )
 from streamspec.errors import ConfigError
 from streamspec.export import smooth
-from streamspec.export.builder import IR_VERSION, WeightStore
+from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
 from streamspec.export.card import write_card
 from streamspec.export.decoder import Source
 from streamspec.export.drafting import DraftSpec
@@ -64,7 +64,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """Everything that goes into the graph and the manifest."""
 
     base: Base
@@ -106,7 +106,7 @@ def export_bundle(
         tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
         say("asking PyTorch")
         expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
-        manifest = _manifest(parts, precision, tokenizer, (folder / TEMPLATE).is_file())
+        manifest = describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file())
         asked = held_out.rows(found, manifest.prompt_format, parts.spec.context_length) if held_out else []
         perplexity = {"pytorch": perplexity_of_model(parts.model, asked)} if asked else {}
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
@@ -143,23 +143,23 @@ def asked_for(base: str | Path, adapter: str | Path | None, say: Progress) -> tu
     return found, described
 
 
-def _load(base: Base, adapter: Adapter | None) -> _Parts:
+def _load(base: Base, adapter: Adapter | None) -> Parts:
     grown = adapter is not None and adapter.method in DRAFT_LAYERS  # compared as they were trained, beside the whole model
     model = load_model(base, adapter, whole=grown)
     spec = describe(model)
     candidates = min(DRAFT_CANDIDATES, spec.vocab)
     if adapter is None or adapter.streams is None:
-        return _Parts(base, adapter, model, spec, None, None, candidates)
+        return Parts(base, adapter, model, spec, None, None, candidates)
     streams = read_drafter(adapter, spec)
     if streams.bigram is not None:
         candidates = min(BIGRAM_CANDIDATES, spec.vocab)
     if streams.draft_vocab is not None:
         candidates = min(candidates, len(streams.draft_vocab))
     nodes = read_nodes(adapter, streams.gamma, candidates)
-    return _Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+    return Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
-def _fixed(parts: _Parts, rows: int, context: int | None, say: Progress) -> _Parts:
+def _fixed(parts: Parts, rows: int, context: int | None, say: Progress) -> Parts:
     """As a static graph can have them: `rows` in every call, a context of its own. Raises ConfigError for sizes that make no sense."""
     spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
     slots = min(SLOTS, spec.context_length) if context is None else context
@@ -173,7 +173,7 @@ def _fixed(parts: _Parts, rows: int, context: int | None, say: Progress) -> _Par
     return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))
 
 
-def _graph(parts: _Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph | StaticGraph:
+def _graph(parts: Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph | StaticGraph:
     source = weights(parts.model, parts.spec, kind, tokenizer, say)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
@@ -194,8 +194,8 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
     return smooth.smooth(model, spec, source, tokens, precision.simulation)
 
 
-def _manifest(parts: _Parts, precision: str, tokenizer: Tokenizer, templated: bool) -> Manifest:
-    """`templated`: an untouched base is used through its chat template where it has one."""
+def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, templated: bool) -> Manifest:
+    """The manifest, but for what is measured. `templated`: an untouched base is used through its chat template where it has one."""
     base, adapter, spec = parts.base, parts.adapter, parts.spec
     method = adapter.method if adapter else "lora"
     return Manifest(
@@ -203,7 +203,7 @@ def _manifest(parts: _Parts, precision: str, tokenizer: Tokenizer, templated: bo
         method=method,
         recipe=adapter.recipe if adapter else None,
         drafter=method if parts.streams else None,
-        precision=precision, ir_version=IR_VERSION,
+        precision=precision, opset=OPSET, ir_version=IR_VERSION,
         model=ModelInfo(
             layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab_size=spec.vocab, hidden_size=spec.hidden,
             context_length=spec.context_length, bos_token_id=spec.bos_token_id,
@@ -215,7 +215,7 @@ def _manifest(parts: _Parts, precision: str, tokenizer: Tokenizer, templated: bo
     )
 
 
-def _drafter(parts: _Parts) -> StreamsInfo | None:
+def _drafter(parts: Parts) -> StreamsInfo | None:
     spec = parts.streams
     if spec is None:
         return None

@@ -26,6 +26,7 @@ def card(manifest: Manifest) -> str:
         ("method", manifest.method + (f", {manifest.recipe} recipe" if manifest.recipe else "")),
         ("drafter", drafter),
         ("precision", f"{manifest.precision}, {manifest.weights_bytes / 1e6:.0f} MB of weights"),
+        *([("adapters", f"none in the weights; room for {manifest.swappable}")] if manifest.swappable else []),
         ("prompt format", manifest.prompt_format.kind),
         ("context", f"{model.context_length} tokens"),
     ]

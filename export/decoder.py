@@ -112,11 +112,10 @@ class Decoder:
         """Weight of `modules` stacked along the output."""
         chosen = source or self.source
         names = [self.spec.weight_name(layer, module) for module in modules]
-        label = self.spec.fused_name(layer, modules) + suffix
         out = sum(self.spec.out_width(module) for module in modules)
         return Weight(
-            label, out, self.spec.in_width(modules[0]), lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
-            sensitive=modules == self.spec.family.out,
+            self.spec.fused_name(layer, modules) + suffix, out, self.spec.in_width(modules[0]),
+            lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]), sensitive=modules == self.spec.family.out,
         )
 
     def add_bias(self, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ accepted nor how a drafter comes to its states.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +61,7 @@ class Accepted:
     node: str
     number: str  # int64 [1]: of the node among all rows, pruned ones too
     root: str
-    entry: str  # [1, n, H]: residual stream of the rows at the input of the drafter's first layer
+    entries: Mapping[int, str]  # by layer: [1, n, H], residual stream of the rows at its input, of those that the drafter taps
     final: str  # [1, H]: the node's finished state, as the head sees it
     positions: str  # int64 [n]
     tree_mask: str
@@ -163,13 +163,12 @@ class PlacePass(DraftPass):
         """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to candidate v."""
         before = g.store.add("streams.bigram.in", bigram[0].astype(np.float32))
         after = g.store.add("streams.bigram.out", bigram[1].astype(np.float32))
-        rank = bigram[0].shape[1]
         if self.spec.draft_vocab is None:
             first = g.op("Gather", before, root, axis=0)
         else:  # zero where the root is no draft token
             same = g.op("Equal", g.op("Unsqueeze", VOCABULARY, g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
             first = g.op("MatMul", g.op("Cast", same, to=TensorProto.FLOAT), before)
-        spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, rank))
+        spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, 1))
         earlier = g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0))
         parents = g.op("Concat", spread, g.op("Gather", before, earlier, axis=0), axis=0)
         return g.contrib("FusedMatMul", parents, g.op("Gather", after, numbers, axis=0), transB=1)

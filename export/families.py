@@ -80,6 +80,11 @@ class DecoderSpec:
         return (*self.family.qkv, *self.family.out, *self.family.up, *self.family.down)
 
     @property
+    def fused(self) -> tuple[tuple[str, ...], ...]:
+        """The same, in the groups that are computed as one map."""
+        return self.family.qkv, self.family.out, self.family.up, self.family.down
+
+    @property
     def rotated(self) -> int:
         """Leading numbers of each head that are rotated."""
         return 2 * len(self.rotaries[0].inv_freq) if self.rotaries else 0
@@ -89,7 +94,7 @@ class DecoderSpec:
         return f"{self.stacked(self.family.layers)}.{layer}.{module}"
 
     def fused_name(self, layer: int, modules: tuple[str, ...]) -> str:
-        """Of linear maps that are one in the graph."""
+        """Of linear maps of a layer fused to one."""
         return self.weight_name(layer, "+".join([modules[0], *(module.split(".")[-1] for module in modules[1:])]))
 
     def stacked(self, module: str) -> str:

@@ -8,11 +8,13 @@ and follow true positions: a tree uses more slots than positions. Knows nothing 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto
 
+from streamspec.bundle import Room
 from streamspec.export.acceptance import deepest_standing, unless_forced
 from streamspec.export.attention import RowExactAttention
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
@@ -25,6 +27,7 @@ from streamspec.export.pruning import EarlyExit
 from streamspec.export.quantise import Precision, Rows
 from streamspec.export.sampling import Chooser
 from streamspec.export.streams import StreamPass, StreamSpec, window_out
+from streamspec.export.swappable import SwappableDecoder, SwappableStore, SwappableStreams
 from streamspec.trees import DraftTree
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
@@ -32,7 +35,8 @@ FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 
 @dataclass
 class StepGraph:
-    """What the step graph is made of. `tree`: the exported default for `tree_mask` and `parents`."""
+    """What the step graph is made of. `tree`: the exported default for `tree_mask` and `parents`. `room`: the graph is of the base alone, with room
+    for adapters; `streams` are then empty ones, and `build` writes through a `SwappableStore`."""
 
     spec: DecoderSpec
     source: Source
@@ -41,6 +45,7 @@ class StepGraph:
     tree: DraftTree | None = None
     candidates: int = 10
     stream_weights: str = "merged"
+    room: Room | None = None
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph."""
@@ -70,7 +75,7 @@ class _Batch:
 class _Builder:
     def __init__(self, parts: StepGraph, store: WeightStore) -> None:
         self.parts, self.spec, self.store = parts, parts.spec, store
-        self.decoder = Decoder(parts.spec, parts.source, parts.precision)
+        self.decoder = (SwappableDecoder if parts.room else Decoder)(parts.spec, parts.source, parts.precision)
         self.chooser = Chooser(parts.spec.vocab)
         self.g = Scope(store)
         pruning = parts.streams.pruning if parts.streams is not None else None
@@ -105,6 +110,9 @@ class _Builder:
 
     def _drafter(self, spec: DraftSpec) -> DraftPass:
         if isinstance(spec, StreamSpec):
+            if isinstance(self.decoder, SwappableDecoder):
+                assert self.parts.room is not None
+                return SwappableStreams(self.decoder, spec, self.parts.candidates, self.parts.room)
             return StreamPass(self.decoder, spec, self.parts.candidates, self.parts.stream_weights)
         if isinstance(spec, JakiroSpec):
             return JakiroPass(self.decoder, spec, self.parts.candidates)
@@ -128,6 +136,8 @@ class _Builder:
                 inputs.append(tensor("forced_root", INT64, [1]))
             if isinstance(streams, JakiroSpec):
                 inputs.append(tensor("next_ids", INT64, ["n"]))
+        if isinstance(self.store, SwappableStore):
+            inputs += self.store.inputs()
         return inputs + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
@@ -143,8 +153,15 @@ class _Builder:
         return [(i, kind) for i in range(self.spec.layers + self.own_layers) for kind in ("key", "value")]
 
     def _defaults(self) -> None:
-        """The exported tree as overridable initializers (graph inputs of the same name)."""
+        """The exported tree as overridable initializers (graph inputs of the same name), or a row alone that nothing is drafted behind."""
         tree = self.parts.tree
+        if self.parts.room is not None:
+            alone: dict[str, Any] = {"tree_mask": np.zeros((1, 1), np.float32)}
+            if self.parts.streams is not None:
+                alone |= {"parents": [0], "stream_ids": [], "forced_node": [-1]} | ({"forced_root": [-1]} if self.parts.streams.uses_root else {})
+            for name, value in alone.items():
+                self.store.add_inline(name, np.asarray(value, np.float32 if name == "tree_mask" else np.int64))
+            return
         if self.parts.streams is None or tree is None:
             return
         self.store.add_inline("tree_mask", tree.mask())
@@ -264,7 +281,7 @@ class _Builder:
             number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
             at = g.op("ArgMax", g.op("Cast", g.op("Equal", batch.logit_rows, node), to=INT32), axis=0, keepdims=1)
             return Accepted(
-                node=node, number=number, root=self._root(g, at, choices), entry=next(iter(self.entries.values()), ""),
+                node=node, number=number, root=self._root(g, at, choices), entries=self.entries,
                 final=g.op("Gather", self.final, at, axis=0), positions=batch.positions, tree_mask=batch.tree_mask,
                 visible=batch.visible,
             )

@@ -6,7 +6,7 @@ are built.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,10 +103,10 @@ def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TRE
     return Expected(context, drafted, tree, streams, oracle.logits(truth), drafts, layer)
 
 
-def check_parity(session: Any, expected: Expected, precision: str) -> dict[str, Any]:
-    """The manifest's parity report. Raises StreamspecError where a float32 graph differs or any graph gives no numbers."""
+def check_parity(session: Any, expected: Expected, precision: str, adapter: Mapping[str, Array] | None = None) -> dict[str, Any]:
+    """The manifest's parity report, with `adapter`'s tensors where the graph is swappable. Raises StreamspecError where a float32 graph differs or any graph gives no numbers."""
     context, drafted, tree = expected.context, expected.drafted, expected.tree
-    steps = stepper(session, len(context) + len(drafted))
+    steps = stepper(session, len(context) + len(drafted), adapter)
     prompt = steps.prefill(context, forced_node=len(context) - 1)
     verified = steps.step(drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))
     report: dict[str, Any] = {

@@ -20,7 +20,7 @@ from streamspec.errors import DataError
 from streamspec.examples import read_examples
 from streamspec.export.builder import Array
 from streamspec.export.oracle import Oracle
-from streamspec.export.session import Stepper
+from streamspec.export.session import stepper
 from streamspec.prompt_format import PromptFormat
 
 LIMIT = 20  # rows
@@ -58,10 +58,10 @@ def perplexity_of_model(model: Any, rows: Sequence[TokenRow]) -> float:
 
 def perplexity_of_graph(session: Any, rows: Sequence[TokenRow]) -> float:
     """The graph's over the same answers."""
-    stepper, total = Stepper(session, max(len(row.input_ids) for row in rows)), 0.0
+    steps, total = stepper(session, max(len(row.input_ids) for row in rows)), 0.0
     for row in rows:
-        stepper.length = 0
-        logits = stepper.prefill(np.asarray(row.input_ids), forced_node=len(row.input_ids) - 1)["logits"]
+        steps.length = 0
+        logits = steps.prefill(np.asarray(row.input_ids), forced_node=len(row.input_ids) - 1)["logits"]
         total += _loss(row, logits.__getitem__)
     return float(np.exp(total / answer_tokens(rows)))
 

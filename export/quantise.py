@@ -23,7 +23,7 @@ there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -33,6 +33,7 @@ from onnx import TensorProto
 from streamspec.errors import ConfigError
 from streamspec.export.arrays import Array, Simulation, dequantise_rows, quantise_blocks, quantise_rows, round_blocks
 from streamspec.export.builder import CONTRIB, Scope, WeightStore
+from streamspec.export.lowrank import LowRank
 from streamspec.export.resting import LazyRows
 
 BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
@@ -67,8 +68,9 @@ class Precision(Protocol):
 
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
+    coded: bool  # whether rows are quantised before they are multiplied
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str: ...
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str: ...
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
 
@@ -78,12 +80,13 @@ class Fp32:
 
     name = "fp32"
     simulation: Simulation | None = None
+    coded = False
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         name = f"{weight.name}.transposed"
         if name not in g.store:
             g.store.add(name, np.asarray(weight.load()).T)
-        return g.op("MatMul", x, name)
+        return updated(g, g.op("MatMul", x, name), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         return g.op("Gemm", x, _plain(g.store, weight), out=out, transB=1), ""
@@ -97,12 +100,13 @@ class Fp16:
 
     name = "fp16"
     simulation: Simulation | None = None
+    coded = False
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         name = f"{weight.name}.transposed"
         if name not in g.store:
             g.store.add(name, np.asarray(weight.load()).T.astype(np.float16))
-        return g.op("Cast", g.op("MatMul", g.op("Cast", x, to=HALF), name), to=FLOAT)
+        return updated(g, g.op("Cast", g.op("MatMul", g.op("Cast", x, to=HALF), name), to=FLOAT), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         return g.op("Cast", g.op("Gemm", g.op("Cast", x, to=HALF), _plain(g.store, weight, np.float16), transB=1), out=out, to=FLOAT), ""
@@ -119,12 +123,15 @@ class Int8:
         weight=lambda weight: dequantise_rows(*quantise_rows(weight)), rows=lambda x: dequantise_rows(*quantise_rows(x)),
         powers=SMOOTH_INT8, peaks=True,
     )
+    coded = True
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         quantised, scales = self._columns(g.store, weight)
         activations, row_scale = self._quantise(g, x, rows, rank=3, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         product = g.contrib("MatMulIntegerToFloat", activations, quantised, one, scales, middle)
+        for update in updates:
+            product = update.added(g, product, update.of_codes(g, activations))
         return g.op("Mul", product, row_scale)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
@@ -173,13 +180,14 @@ class Int4:
     """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/decisions.md), for the LM head and for the embedding it may share."""
 
     name = "int4"
+    coded = False
 
     def __init__(self, block: int = BLOCKS[0]) -> None:
         self.block = block
         self.simulation: Simulation | None = Simulation(weight=lambda weight: round_blocks(weight, block), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
-        return self._product(g, x, weight, 8 if weight.sensitive else 4, self.block)
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        return updated(g, self._product(g, x, weight, 8 if weight.sensitive else 4, self.block), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         return self._product(g, x, weight, 8, BLOCKS[0], out), ""
@@ -219,6 +227,12 @@ def chosen(precisions: Mapping[str, Callable[..., P]], name: str, block: int | N
     if name != "int4" or block not in BLOCKS:
         raise ConfigError(f"blocks of {block} in {name}", f"{' or '.join(map(str, BLOCKS))}, in int4", "correct --block-size")
     return precisions[name](block)
+
+
+def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:
+    for update in updates:
+        product = update.added(g, product, update.of_rows(g, x))
+    return product
 
 
 def _plain(store: WeightStore, weight: Weight, dtype: Any = np.float32) -> str:

@@ -6,6 +6,7 @@ Knows the graph's inputs, not what it computes.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ def open_session(model: Path, threads: int = 0, **entries: str) -> Any:
 
 
 class Stepper:
-    """A step graph with its cache, in place. `length` is the number of tokens the cache holds."""
+    """A step graph with its cache, in place. `length` is the number of tokens the cache holds; `adapter`: further inputs of a swappable graph."""
 
-    def __init__(self, session: Any, capacity: int) -> None:
-        self.session, self.length = session, 0
+    def __init__(self, session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> None:
+        self.session, self.length, self.adapter = session, 0, adapter or {}
         inputs = session.get_inputs() + session.get_overridable_initializers()
         self.names = {value.name for value in inputs}
         layers = sum(1 for name in self.names if name.endswith(".key"))
@@ -52,7 +53,7 @@ class Stepper:
 
         n = len(tokens)
         rows = np.arange(n) if rows is None else np.asarray(rows)
-        feed = {
+        feed: dict[str, Array] = {
             "input_ids": np.asarray(tokens, np.int64)[None], "position_ids": (self.length + np.asarray(offsets, np.int64))[None],
             "tree_mask": np.asarray(mask, np.float32), "parents": np.zeros(len(rows), np.int64) if parents is None else np.asarray(parents, np.int64),
             "past_length": np.array([self.length]), "logit_rows": rows.astype(np.int64), "stream_ids": np.arange(streams),
@@ -61,7 +62,7 @@ class Stepper:
         }
         binding = self.session.io_binding()
         held = []  # the binding does not keep the arrays alive
-        for name, value in feed.items():
+        for name, value in {**feed, **self.adapter}.items():
             if name in self.names:
                 # bind_cpu_input knows no overridable initializers
                 held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))
@@ -130,7 +131,7 @@ class StaticStepper:
         return parts[-1] | {name: np.concatenate([part[name] for part in parts]) for name in ("choices", "logits")}
 
 
-def stepper(session: Any, capacity: int) -> Stepper | StaticStepper:
+def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> Stepper | StaticStepper:
     """The stepper of a session's kind of graph."""
     static = any(value.name == "new.0.key" for value in session.get_outputs())
-    return StaticStepper(session) if static else Stepper(session, capacity)
+    return StaticStepper(session) if static else Stepper(session, capacity, adapter)

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
+from streamspec.errors import BundleError
 from streamspec.export.arrays import Array, Simulation
 from streamspec.export.decoder import Source
 from streamspec.export.families import DecoderSpec
 from streamspec.export.oracle import Oracle
 from streamspec.export.resting import LazyRows
-from streamspec.export.streams import StreamSpec
+from streamspec.export.streams import Lora, StreamSpec
 
 TINY = np.float32(1e-6)
 TEXT = (
@@ -57,13 +61,45 @@ def groups(spec: DecoderSpec) -> list[Group]:
     return found
 
 
+@dataclass
+class Scales:
+    """By name of a module: `columns` [in] that its weight is multiplied by over inputs, `rows` [out] over outputs."""
+
+    rows: dict[str, Array] = field(default_factory=dict)
+    columns: dict[str, Array] = field(default_factory=dict)
+
+    def save(self, file: Path) -> None:
+        """As safetensors."""
+        save_file({f"{side}.{name}": array for side, scales in (("rows", self.rows), ("columns", self.columns)) for name, array in scales.items()}, file)
+
+    @classmethod
+    def load(cls, file: Path) -> Scales:
+        """Raises BundleError."""
+        found: dict[str, dict[str, Array]] = {"rows": {}, "columns": {}}
+        try:
+            for name, array in load_file(file).items():
+                side, _, module = name.partition(".")
+                found[side][module] = array
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise BundleError(f"{file.name}: {error}", "scales of a smoothed base", "export the bundle again") from None
+        return cls(**found)
+
+    def lora(self, lora: Lora, spec: DecoderSpec) -> Lora:
+        """A LoRA in the scaled coordinates: A reads scaled inputs, B writes scaled outputs."""
+        pairs = {}
+        for (layer, module), (a, b) in lora.items():
+            name = spec.weight_name(layer, module)
+            rows, columns = self.rows.get(name), self.columns.get(name)
+            pairs[layer, module] = (a if columns is None else a * columns, b if rows is None else b * rows[:, None])
+        return pairs
+
+
 class SmoothedSource:
-    """A source whose weights are scaled: `columns[name]` over inputs, `rows[name]` over outputs, norms elementwise."""
+    """A source whose weights are scaled, norms elementwise."""
 
     def __init__(self, source: Source) -> None:
-        self.source = source
-        self.rows: dict[str, Array] = {}
-        self.columns: dict[str, Array] = {}
+        self.source, self.scales = source, Scales()
+        self.rows, self.columns = self.scales.rows, self.scales.columns
 
     def weight(self, name: str) -> Array:
         weight = self.source.weight(name)
@@ -81,13 +117,8 @@ class SmoothedSource:
         return bias if bias is None or scale is None else bias * scale
 
     def streams(self, streams: StreamSpec, spec: DecoderSpec) -> StreamSpec:
-        """The streams' LoRA in the scaled coordinates: A reads scaled inputs, B writes scaled outputs."""
-        pairs = {}
-        for (layer, module), (a, b) in streams.lora.items():
-            name = spec.weight_name(layer, module)
-            rows, columns = self.rows.get(name), self.columns.get(name)
-            pairs[layer, module] = (a if columns is None else a * columns, b if rows is None else b * rows[:, None])
-        return replace(streams, lora=pairs)
+        """With their LoRA in the scaled coordinates."""
+        return replace(streams, lora=self.scales.lora(streams.lora, spec))
 
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:

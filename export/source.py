@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.acceptance import MAX_GAMMA, MISSED, Acceptance, node_order
-from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter, odd_draft_layer
+from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, TASK_CONFIG, Adapter, odd_draft_layer, read_json
 from streamspec.adapters.base import Base
 from streamspec.bundle import DRAFT_LAYERS, POSITIONS
 from streamspec.errors import AdapterError
@@ -28,7 +30,7 @@ from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.medusa import MedusaSpec
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.resting import FloatDecoder, LazyRows
-from streamspec.export.streams import StreamSpec
+from streamspec.export.streams import Lora, StreamSpec
 
 
 class ModelSource:
@@ -95,6 +97,30 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     return model.eval().requires_grad_(False)
 
 
+def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
+    """The task LoRA of a model that `load_model` left at rest. Raises AdapterError for one that is more than low-rank updates of the layers' linear maps."""
+    if adapter.has_task_lora and read_json(adapter.path / TASK_CONFIG).get("bias", "none") != "none":
+        raise _no_plain_lora(adapter, "it changes biases of the base")
+    layers, found = FloatDecoder(model).layers, {}
+    for layer in range(spec.layers):
+        for module in spec.modules:
+            one = layers[layer].get_submodule(module)
+            if isinstance(one, LoraLayer):
+                (name,) = one.active_adapters
+                if one.lora_variant.get(name) is not None or one.lora_bias.get(name):
+                    raise _no_plain_lora(adapter, f"{module} of layer {layer} has a variant of LoRA or a bias")
+                a, b = (side[name].weight.detach().float().numpy() for side in (one.lora_A, one.lora_B))
+                order = spec.row_order(module)
+                found[layer, module] = a, (b if order is None else b[order]) * np.float32(one.scaling[name])
+    if adapter.has_task_lora and not 0 < len(found) == sum(isinstance(one, BaseTunerLayer) for one in model.modules()):
+        raise _no_plain_lora(adapter, "it changes more than linear maps of the layers")
+    return found
+
+
+def _no_plain_lora(adapter: Adapter, why: str) -> AdapterError:
+    return AdapterError(f"task LoRA of {adapter.path}: {why}", "low-rank updates of the layers' linear maps alone", "export it merged, without --swappable")
+
+
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     """The drafter's tensors, checked against its configuration. All wrong or missing tensors are named in one error."""
     config = adapter.streams or {}
@@ -151,9 +177,7 @@ def read_nodes(adapter: Adapter, gamma: int, candidates: int) -> tuple[tuple[int
     return tuple(node_order(offered, gamma))
 
 
-def _lora(
-    tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.float32
-) -> dict[tuple[int, str], tuple[Array, Array]]:
+def _lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.float32) -> Lora:
     out = {}
     for layer in range(spec.layers - ns, spec.layers):
         for module in spec.modules:

@@ -211,6 +211,6 @@ class _Builder:
             node = unless_forced(g, "forced_node", found)
             root = unless_forced(g, "forced_root", g.op("Gather", choices, node, axis=0)) if streams.uses_root else ""
             return _AcceptedApart(
-                node=node, number=node, root=root, entry=self.entry, final=g.op("Gather", final, node, axis=0), positions=self.positions,
+                node=node, number=node, root=root, entries={streams.first_layer(self.spec.layers): self.entry}, final=g.op("Gather", final, node, axis=0), positions=self.positions,
                 tree_mask="tree_mask", visible=g.ints(self.parts.slots + self.parts.rows), past_bias=self.past_bias,
             )

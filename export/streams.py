@@ -24,10 +24,12 @@ from streamspec.trees import MASKED
 STREAM_WEIGHTS = ("merged", "delta")
 DEFAULT_STREAM_WEIGHTS = "merged"
 
+Lora = Mapping[tuple[int, str], tuple[Array, Array]]  # by layer and module: A [r, in], B [out, r] with alpha/r folded in
+
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec(DraftSpec):
-    """Streams of one adapter. `lora`: (A [r, in], B [out, r] with alpha/r folded in) per (layer, module)."""
+    """Streams of one adapter."""
 
     ns: int
     scale: float
@@ -35,7 +37,7 @@ class StreamSpec(DraftSpec):
     embeddings: Array  # P [gamma, hidden]
     root_map: Array | None = None  # W [hidden, hidden]
     shares: Array | None = None  # c, a [gamma, 2]; None: ones
-    lora: Mapping[tuple[int, str], tuple[Array, Array]] = field(default_factory=dict)
+    lora: Lora = field(default_factory=dict)
 
     @property
     def uses_root(self) -> bool:
@@ -45,13 +47,13 @@ class StreamSpec(DraftSpec):
         return layers - self.ns
 
     def tapped(self, layers: int) -> tuple[int, ...]:
-        return (self.first_layer(layers),)
+        return tuple(range(self.first_layer(layers), layers))
 
 
 class MergedSource:
     """The base's weights plus the streams' LoRA."""
 
-    def __init__(self, source: Source, lora: Mapping[tuple[int, str], tuple[Array, Array]], decoder: Decoder) -> None:
+    def __init__(self, source: Source, lora: Lora, decoder: Decoder) -> None:
         self.source = source
         self.updates = {f"{decoder.spec.weight_name(i, m)}.weight": pair for (i, m), pair in lora.items()}
 
@@ -89,7 +91,7 @@ def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
 
 def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
     """x A^T B^T of the fused modules: the A stacked, the B on the diagonal of one matrix."""
-    label = decoder.fused(layer, modules).name + ".streams"
+    label = decoder.spec.fused_name(layer, modules) + ".streams"
     if f"{label}.A" not in g.store:
         pairs = [spec.lora.get((layer, module)) for module in modules]
         rank = sum(pair[0].shape[0] for pair in pairs if pair)
@@ -121,14 +123,21 @@ class StreamPass(PlacePass):
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         rows = Rows(g.op("Shape", stream_ids))
-        residual = Residual(self._start(g, accepted, stream_ids))
+        residual = self._through(g, Residual(self._start(g, accepted, stream_ids)), rows, range(self.first, self.decoder.spec.layers), accepted, presents, stream_ids)
+        return self._states_to_logits(g, residual, rows)
+
+    def _through(
+        self, g: Scope, residual: Residual, rows: Rows, layers: range, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str
+    ) -> Residual:
         positions = self._positions(g, accepted, stream_ids)
         rotary = self.decoder.rotary(g, positions)
         masks = _StreamMasks(self.decoder.spec.group, accepted, stream_ids, positions, rows)
-        for offset, present in enumerate(presents):
-            layer = self.first + offset
+        for layer in layers:
             with g.named(f"layers.{layer}"):
-                residual = self._layer(g, residual, rows, layer, rotary, present, masks, accepted)
+                residual = self._layer(g, residual, rows, layer, rotary, presents[layer - self.first], masks, accepted)
+        return residual
+
+    def _states_to_logits(self, g: Scope, residual: Residual, rows: Rows) -> str:
         with g.named("head"):
             return self.head(g, g.op("Squeeze", self.decoder.finish(g, residual), g.ints(0)), rows)
 
@@ -136,7 +145,7 @@ class StreamPass(PlacePass):
         """S [1, m, H]"""
         spec, store = self.spec, g.store
         table = store.add("streams.embeddings", (spec.embeddings * spec.scale).astype(np.float32)[None])
-        shift, state = g.op("Gather", table, stream_ids, axis=1), g.op("Gather", accepted.entry, accepted.node, axis=1)
+        shift, state = g.op("Gather", table, stream_ids, axis=1), self._state(g, accepted)
         start = g.op("Add", self._share(g, state, stream_ids, 0), shift)
         if spec.root_map is None:
             return start
@@ -144,6 +153,10 @@ class StreamPass(PlacePass):
         unit = self.decoder.unit_rms(g, root)
         mapping = store.add("streams.root_map", (spec.root_map * spec.scale).astype(np.float32).T)
         return g.op("Add", start, self._share(g, g.op("MatMul", unit, mapping), stream_ids, 1))
+
+    def _state(self, g: Scope, accepted: Accepted) -> str:
+        """M of the accepted node [1, 1, H]"""
+        return g.op("Gather", accepted.entries[self.first], accepted.node, axis=1)
 
     def _share(self, g: Scope, x: str, stream_ids: str, which: int) -> str:
         """x [1, 1, H] times c (0) or a (1) of each stream: [1, m, H], or x itself where all are 1."""

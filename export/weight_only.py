@@ -7,13 +7,14 @@ the LM head and the embedding, which share one tensor. Knows nothing about decod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from streamspec.errors import ConfigError
 from streamspec.export.arrays import Simulation, quantise_blocks, unpack
 from streamspec.export.builder import Scope, WeightStore
-from streamspec.export.quantise import BLOCKS, Fp16, Fp32, Int4, Int8, Precision, Rows, Weight, chosen
+from streamspec.export.lowrank import LowRank
+from streamspec.export.quantise import BLOCKS, Fp16, Fp32, Int4, Int8, Precision, Rows, Weight, chosen, updated
 
 
 class StaticPrecision(Precision, Protocol):
@@ -35,9 +36,10 @@ class StaticInt8(Int8):
 
     opset = 19
     simulation: Simulation | None = None
+    coded = False
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
-        return g.op("MatMul", x, g.op("DequantizeLinear", *self._columns(g.store, weight), axis=1))
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        return updated(g, g.op("MatMul", x, g.op("DequantizeLinear", *self._columns(g.store, weight), axis=1)), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         return g.op("Gemm", x, g.op("DequantizeLinear", *self._table(g.store, weight), axis=0), out=out, transB=1), ""
@@ -50,10 +52,10 @@ class StaticInt4(StaticInt8):
     def __init__(self, block: int = BLOCKS[0]) -> None:
         self.block, self.simulation = block, Int4(block).simulation
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         if weight.sensitive:
-            return super().linear(g, x, rows, weight)
-        return g.op("MatMul", x, g.op("DequantizeLinear", *self._blocked(g.store, weight), axis=0, block_size=self.block))
+            return super().linear(g, x, rows, weight, updates)
+        return updated(g, g.op("MatMul", x, g.op("DequantizeLinear", *self._blocked(g.store, weight), axis=0, block_size=self.block)), x, updates)
 
     def _blocked(self, store: WeightStore, weight: Weight) -> tuple[str, str, str]:
         """uint4 [in, out], scales and uint4 zero points [in / block, out]."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from streamspec.bundle import Manifest
+from streamspec.acceptance import MAX_GAMMA
+from streamspec.bundle import Manifest, Room
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.drafting import GrownGuesses, PlaceGuesses
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
@@ -62,21 +63,18 @@ class OrtEngine:
         self.threads = threads if threads is not None else physical_cores()
         self.provider = provider
         self.context_length = manifest.model.context_length
-        self.gamma = manifest.streams.gamma if manifest.streams else 0
-        self._bigram = bool(manifest.streams and manifest.streams.bigram)
-        self._levels = manifest.streams.levels if manifest.streams else ()
-        self._candidates = manifest.streams.candidates if manifest.streams else 0
+        self._describe(manifest)
         self.vocab_size = manifest.model.vocab_size
         self.graph_seconds = 0.0
         self._ort = import_onnxruntime()
         self.version = str(self._ort.__version__)
         self._session = self._open(model, flavour(manifest), spin, profile)
         self.on_cpu = check_placement(self._session, named(provider))  # small nodes that the provider left there
-        shape = manifest.model
-        self._exit = shape.layers - manifest.streams.ns if manifest.streams and manifest.streams.pruning else None
         dtype = self._check_interface(manifest)
+        self.adapter_inputs = self._adapter_inputs() if manifest.swappable else {}
+        self._adapter: Mapping[str, Any] = {}
         self.cache = self._empty_cache(manifest, dtype)
-        self._binding = _Binding(self._ort, self._session, self.cache)
+        self._binding = self._bind()
         self._scoring: _Binding | None = None
         self._options = self._ort.RunOptions()
         self._options.add_run_config_entry("gpu_graph_id", "-1")  # no capture, as by default; asked for in every call, and 80 us where it is not set
@@ -86,6 +84,30 @@ class OrtEngine:
         self._seen = np.zeros(self.vocab_size, np.bool_)  # tokens of the text so far, kept where they are penalised
         self._verified = np.empty(0, np.int64)  # tokens of the last `verify`
         self._kept: np.ndarray | None = None  # rows of the last `verify` that went on, None for all
+
+    def use(self, manifest: Manifest, adapter: Mapping[str, Any]) -> None:
+        """From now on computes with the tensors of `adapter`, OrtValues by name of an input, as `manifest` describes it, from an empty cache. Where
+        they cannot be bound nothing changes: raises BundleError."""
+        try:
+            binding = self._bind(adapter)
+        except Exception as error:
+            raise BundleError(f"an adapter that cannot be bound: {error}", "one for this graph", "make it again") from error
+        self._binding, self._scoring, self._adapter = binding, None, adapter
+        self._describe(manifest)
+        self.rewind(0)
+        self._kept = None
+
+    def _bind(self, adapter: Mapping[str, Any] | None = None) -> _Binding:
+        return _Binding(self._ort, self._session, self.cache, self._adapter if adapter is None else adapter)
+
+    def _describe(self, manifest: Manifest) -> None:
+        """What the drafter is."""
+        streams = manifest.streams
+        self.gamma = streams.gamma if streams else 0
+        self._bigram = bool(streams and streams.bigram)
+        self._levels = streams.levels if streams else ()
+        self._candidates = streams.candidates if streams else 0
+        self._exit = manifest.model.layers - streams.ns if streams and streams.pruning else None
 
     @property
     def length(self) -> int:
@@ -156,7 +178,7 @@ class OrtEngine:
         logits = np.empty((n, self.vocab_size), np.float32)
         self._make_room(n)
         if self._scoring is None:
-            self._scoring = _Binding(self._ort, self._session, self.cache)
+            self._scoring = self._bind()
         binding = self._scoring
         binding.follow(self.cache)
         self._bind_inputs(binding, inputs, draft=False, forced_node=0 if self.gamma else -1)
@@ -189,7 +211,7 @@ class OrtEngine:
     def _empty_cache(self, manifest: Manifest, dtype: np.dtype) -> KeyValueCache:
         shape = manifest.model
         # Room beyond the context for rows that are verified but never committed.
-        limit = self.context_length + CHUNK + self.gamma
+        limit = self.context_length + CHUNK + (MAX_GAMMA if manifest.swappable else self.gamma)
         return KeyValueCache(shape.layers + bool(self._levels), shape.kv_heads, shape.head_dim, limit, dtype)
 
     def _make_room(self, rows: int) -> None:
@@ -312,14 +334,15 @@ class OrtEngine:
 
     def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
         """Names of the inputs that the graph must have and of its outputs."""
-        streams, layers = manifest.streams is not None, range(manifest.model.layers + bool(self._levels))
+        room, layers = manifest.swappable or Room(), range(manifest.model.layers + bool(self._levels))
+        streams = manifest.streams is not None or bool(room.ns)
         wanted = set(_NEEDED) | set(_CHOICE_INPUTS) | (set(_STREAM_INPUTS) if streams else set())
         wanted |= {"next_ids"} if self._levels else set()
-        wanted |= set(_PRUNING_INPUTS) if self._exit is not None else set()
+        wanted |= set(_PRUNING_INPUTS) if self._exit is not None or room.pruning else set()
         wanted |= {f"past_key_values.{i}.{kind}" for i in layers for kind in ("key", "value")}
         produced = {"choices", "raw_logits", "logit_scale"} | (set(_STREAM_OUTPUTS) if streams else set())
         produced |= {"origins"} if self._levels else set()
-        produced |= {"pair_logits"} if self._bigram else set()
+        produced |= {"pair_logits"} if self._bigram or room.bigram else set()
         produced |= {f"present.{i}.{kind}" for i in layers for kind in ("key", "value")}
         return wanted, produced
 
@@ -349,10 +372,16 @@ class OrtEngine:
         return np.dtype(_TYPES[cache.type])
 
 
-class _Binding:
-    """One IOBinding and the numpy buffers behind it."""
+    def _adapter_inputs(self) -> dict[str, Any]:
+        """By name, the inputs of a swappable graph that belong to adapters."""
+        own = {*_NEEDED, *_CHOICE_INPUTS, *_STREAM_INPUTS, *_PRUNING_INPUTS, "forced_root"}
+        return {value.name: value for value in self._session.get_overridable_initializers() if value.name not in own}
 
-    def __init__(self, ort: Any, session: Any, cache: KeyValueCache) -> None:
+
+class _Binding:
+    """One IOBinding and the numpy buffers behind it. `adapter`: further inputs, which stay as they are."""
+
+    def __init__(self, ort: Any, session: Any, cache: KeyValueCache, adapter: Mapping[str, Any]) -> None:
         self.io = session.io_binding()
         self._value = ort.OrtValue.ortvalue_from_numpy
         every = session.get_inputs() + session.get_overridable_initializers()
@@ -362,6 +391,9 @@ class _Binding:
         self._buffers: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}
         self._large: dict[str, tuple[np.ndarray, Any]] = {}  # keeps what is bound alive
         self._cache: np.ndarray | None = None
+        self._adapter = adapter  # the binding does not keep it alive
+        for name, value in adapter.items():
+            self.io.bind_ortvalue_input(name, value)
         self.follow(cache)
 
     def follow(self, cache: KeyValueCache) -> None:

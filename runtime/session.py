@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamspec import swappable
 from streamspec.bundle import TEMPLATE, TOKENIZER, Manifest, verify_files
 from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataError
 from streamspec.runtime.detokenize import TextStream
-from streamspec.runtime.drafting import Experience
-from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Engine, Pruning
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.runtime.providers import CPU, Chosen
 from streamspec.runtime.sampling import GREEDY, Sampling
+from streamspec.runtime.setting import Asked, Learnt, settle
 from streamspec.runtime.stats import Stats
-from streamspec.runtime.worth import StreamsWorth
 
 if TYPE_CHECKING:
     from streamspec.runtime.calibrate import Calibration
+    from streamspec.runtime.swapping import Swapper
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 
@@ -58,14 +58,6 @@ class Completion:
     drafted: list[bool] = field(default_factory=list)
 
 
-class Learnt:
-    """What a session learns of its drafts while it runs, from answer to answer."""
-
-    def __init__(self, calibration: Calibration | None) -> None:
-        self.governor, self.experience = Governor(), Experience()
-        self.worth = StreamsWorth(calibration.curve) if calibration and len(calibration.curve) > 1 else None
-
-
 class Session:
     """A loaded bundle. One generation at a time; `cancel` may be called from any thread."""
 
@@ -80,14 +72,38 @@ class Session:
         ngram: bool = True,
         pruning: Pruning | None = None,
         provider: Chosen | None = None,
+        swapper: Swapper | None = None,
     ) -> None:
-        """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay."""
+        """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay. `swapper`: of a swappable bundle."""
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
         self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
         self.provider = provider or Chosen(CPU.name)
         self._busy = threading.Lock()
         self._generating = self._cancelled = False
         self.learnt = Learnt(calibration)
+        self.adapter: str | None = None  # the one at work, by the name or path it was asked for
+        self._swapper, self._swaps = swapper, 0
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the adapters that lie in the bundle."""
+        return self._swapper.names() if self._swapper else []
+
+    def swap(self, adapter: str | Path | None) -> None:
+        """From the next generation on answers with another adapter: one of `adapters`, the folder of one, or None, the base alone.
+
+        Prompt format, draft trees and what was learnt of drafts are the adapter's own; the first time on a machine the cost of its steps is
+        measured. All or nothing: raises AdapterError for an adapter that is damaged, of another base or of another bundle, ConfigError for a
+        bundle that is not swappable and while a generation runs, and the adapter of before goes on.
+        """
+        if self._swapper is None:
+            swappable.check_swappable(self.manifest)
+        assert self._swapper is not None
+        with self._exclusive():
+            new = self._swapper.to(adapter)
+            self.manifest, self.rows, self.calibration, self.pruning = new.manifest, new.rows, new.calibration, new.pruning
+            self.learnt, self.adapter = new.learnt, new.adapter
+            self._swaps += 1
 
     @property
     def speculation(self) -> str:
@@ -155,7 +171,7 @@ class Session:
             ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning, in_place=fixed is None,
             plain=self.speculation if speculate else "off (asked for plain decoding)", **calibrated,
         )  # fmt: skip
-        return self._chunks(ids, plan, stops)
+        return self._chunks(ids, plan, stops, self._swaps)
 
     def cancel(self) -> None:
         """Ends the generation under way, from any thread; its last chunk says "cancelled". Without one, does nothing."""
@@ -202,8 +218,10 @@ class Session:
         with self._exclusive():
             return np.asarray(self.engine.score(ids, start))  # type: ignore[attr-defined]
 
-    def _chunks(self, ids: list[int], plan: Plan, stops: list[str]) -> Iterator[Chunk]:
+    def _chunks(self, ids: list[int], plan: Plan, stops: list[str], swaps: int) -> Iterator[Chunk]:
         with self._exclusive():
+            if swaps != self._swaps:
+                raise ConfigError("a prompt given before the adapter was swapped", "one for the adapter that answers", "ask again")
             self._cancelled, self._generating = False, True  # in this order: a cancel in between counts
             decoder, text = Decoder(self.engine, plan), TextStream(self.tokenizer, stops)
             decoder.stats.call_rows = self.manifest.static.rows if self.manifest.static else None
@@ -284,8 +302,9 @@ def load(
     cache_dir: str | Path | None = None,
     ngram: bool = True,
     pruning: Pruning | None = None,
+    adapter: str | Path | None = None,
 ) -> Session:
-    """Opens the bundle in folder `bundle`.
+    """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base alone).
 
     `provider`: "auto" takes, of those in docs/providers.md that are installed, run such a bundle and compute it rightly, the one that
     promises most tokens per second; a name takes that one or raises. `Session.provider` says which runs, and why others do not.
@@ -296,27 +315,30 @@ def load(
     all, or what `tune` found to pay here; no output depends on it). Raises BundleError for anything wrong with the bundle, and where
     this machine computes it wrongly; ConfigError and ProviderError for a provider that does not exist or cannot be used.
     """
-    from streamspec.runtime.calibrate import calibrated
     from streamspec.runtime.choice import open_engine
 
     folder = Path(bundle)
     if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
         raise ConfigError(f"tree {tree!r}", '"auto", "plain" or a number of rows', "correct it")
     manifest = verify_files(folder, hashes=verify)
-    if pruning is not None:
+    if adapter is not None:
+        swappable.check_swappable(manifest)
+    if pruning is not None and adapter is None:
         manifest.check_prunes()
     tokenizer, template = _tokenizer(folder), _template(folder, manifest)
     engine, chosen = open_engine(folder, manifest, provider, threads, spin, cache_dir)
-    rows, calibration = 1, None
-    if (manifest.trees is not None or ngram) and tree not in ("plain", 1):
-        if isinstance(tree, int):
-            rows = tree
-        else:
-            calibration = calibrated(engine, manifest, cache_dir)
-            rows = max(calibration.costs) if calibration.rows > 1 else 1
-            if calibration.least and pruning is None:
-                pruning = Pruning(least=calibration.least)
-    return Session(engine, manifest, tokenizer, template, rows, calibration, ngram, pruning, chosen)
+    asked = Asked(tree, ngram, pruning, cache_dir)
+    if manifest.swappable is None:
+        found = settle(engine, manifest, asked)
+        return Session(engine, manifest, tokenizer, template, found.rows, found.calibration, ngram, found.pruning, chosen)
+    from streamspec.runtime.swapping import Swapper
+
+    swapper = Swapper(folder, manifest, engine, asked, verify)
+    session = Session(engine, manifest, tokenizer, template, ngram=ngram, provider=chosen, swapper=swapper)
+    session.swap(adapter)
+    if pruning is not None:
+        session.manifest.check_prunes()
+    return session
 
 
 def _tokenizer(folder: Path) -> Any:

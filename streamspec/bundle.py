@@ -89,6 +89,23 @@ class StaticInfo:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What the adapters of a swappable bundle may have: streams over as many layers as one of `ns` (falling; empty: none), `candidates` guesses
+    each; see `StreamsInfo`. An early exit goes with the first of `ns`. `draft_vocab`: they propose from a list of their own."""
+
+    ns: tuple[int, ...] = ()
+    candidates: int = DRAFT_CANDIDATES
+    root_token: bool = False
+    bigram: bool = False
+    pruning: bool = False
+    draft_vocab: bool = False
+
+    def __str__(self) -> str:
+        parts = [name.replace("_", " ") for name in ("root_token", "bigram", "pruning", "draft_vocab") if getattr(self, name)]
+        return ", ".join([f"streams over {' or '.join(map(str, self.ns))} layers", *parts]) if self.ns else "a task LoRA alone"
+
+
+@dataclass(frozen=True)
 class TreesInfo:
     """`nodes`: (parent, rank, probability) in order of falling probability; the tree of n rows is the first n."""
 
@@ -117,7 +134,8 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json`. `files` is filled in when the bundle is written."""
+    """`manifest.json`. `files` is filled in when the bundle is written. `swappable`: the graph is of the base alone and takes adapters
+    (`streamspec.swappable`)."""
 
     base: BaseInfo
     method: str
@@ -130,6 +148,7 @@ class Manifest:
     probe: ProbeInfo | None = None
     recipe: str | None = None
     drafter: str | None = None
+    swappable: Room | None = None
     opset: int = 21
     ir_version: int = 10
     provider: str = "cpu"
@@ -159,8 +178,7 @@ class Manifest:
             raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION}", "export it again")
         method = raw.choice("method", METHODS)
         model = _model(raw.nested("model"))
-        streams = _streams(raw.nested("streams"), model) if raw.optional("streams") else None
-        trees = _trees(raw.nested("trees"), streams) if raw.optional("trees") else None
+        streams, trees = read_drafts(raw, model)
         if (method == "lora") != (streams is None) or (streams is None) != (trees is None):
             raise BundleError(
                 f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
@@ -174,22 +192,25 @@ class Manifest:
         if streams is not None and ((streams.ns == 0) != (method != "streaming") or (streams.pruning and not streams.ns)):
             raise BundleError(f"method {method} with streams over {streams.ns} layers", "layers for streaming, and only there", "export the bundle again")
         static = _static(raw.nested("static"), model, streams) if raw.optional("static") else None
+        room = _room(raw.nested("swappable"), model) if raw.optional("swappable") else None
+        if room is not None and (streams is not None or static is not None):
+            raise BundleError("a swappable bundle with streams of its own or fixed shapes", "streams in its adapters, shapes that change", "export the bundle again")
         files = _files(raw)
         if static is not None and CHOICE not in files:
             raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", "export the bundle again")
-        prompt = raw.nested("prompt_format")
         return cls(
-            base=_base(raw.nested("base")),
+            base=read_base(raw),
             method=method,
             precision=raw.choice("precision", PRECISIONS),
             model=model,
-            prompt_format=PromptFormat(prompt.choice("kind", KINDS), prompt.text("separator")),
+            prompt_format=read_prompt_format(raw),
             streams=streams,
             trees=trees,
             static=static,
             probe=_probe(raw.nested("probe"), model) if raw.optional("probe") else None,
             recipe=raw.text("recipe", 64) if raw.optional("recipe") else None,
             drafter=raw.text("drafter", 64) if raw.optional("drafter") else None,
+            swappable=room,
             opset=raw.integer("opset", 1, 100),
             ir_version=raw.integer("ir_version", 1, 100),
             provider=raw.text("provider", 64),
@@ -201,9 +222,33 @@ class Manifest:
         )
 
 
-def _base(raw: Fields) -> BaseInfo:
+def read_base(manifest: Fields) -> BaseInfo:
+    """The section `base` of a manifest."""
+    raw = manifest.nested("base")
     revision = raw.text("revision", 256) if raw.optional("revision") else None
     return BaseInfo(raw.text("id", 1024), raw.digest("sha256"), raw.text("model_type", 64), revision)
+
+
+def read_prompt_format(manifest: Fields) -> PromptFormat:
+    """The section `prompt_format` of a manifest."""
+    raw = manifest.nested("prompt_format")
+    return PromptFormat(raw.choice("kind", KINDS), raw.text("separator"))
+
+
+def read_drafts(manifest: Fields, model: ModelInfo) -> tuple[StreamsInfo | None, TreesInfo | None]:
+    """The sections `streams` and `trees` of a manifest."""
+    streams = _streams(manifest.nested("streams"), model) if manifest.optional("streams") else None
+    return streams, _trees(manifest.nested("trees"), streams) if manifest.optional("trees") else None
+
+
+def _room(raw: Fields, model: ModelInfo) -> Room:
+    ns = raw.integers("ns", 1, model.layers, MAX_LAYERS)
+    if list(ns) != sorted(set(ns), reverse=True):
+        raise raw.fail("ns", list(ns), "falling numbers of layers")
+    return Room(
+        ns=ns, candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
+        **{name: raw.flag(name) for name in ("root_token", "bigram", "pruning", "draft_vocab")},
+    )  # fmt: skip
 
 
 def _model(raw: Fields) -> ModelInfo:
@@ -292,8 +337,13 @@ def _files(raw: Fields) -> dict[str, FileInfo]:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name == MANIFEST:
+    if not plain_name(name) or name == MANIFEST:
         raise BundleError(f"a file named {name[:100]!r}", "a plain file name", "do not use this bundle")
+
+
+def plain_name(name: str) -> bool:
+    """Whether a file or folder may be called so: no path leads out of where it lies."""
+    return _NAME.fullmatch(name) is not None
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -301,12 +351,15 @@ def read_manifest(path: str | Path) -> Manifest:
     folder = Path(path)
     if not folder.is_dir():
         raise BundleError(f"{folder} is no folder", "a bundle folder", "check the path")
-    file = _regular(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes")
+    return Manifest.from_json(read_small(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes"))
+
+
+def read_small(folder: Path, name: str, fix: str) -> bytes:
+    """The JSON file `name` of `folder`, if it is one by its kind and size. Raises BundleError."""
+    file = regular_file(folder, name, fix)
     if file.stat().st_size > MAX_JSON:
-        raise BundleError(
-            f"{MANIFEST} has {file.stat().st_size} bytes", f"at most {MAX_JSON}", "do not use this bundle"
-        )
-    return Manifest.from_json(file.read_bytes())
+        raise BundleError(f"{name} has {file.stat().st_size} bytes", f"at most {MAX_JSON}", "do not use this bundle")
+    return file.read_bytes()
 
 
 def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: bool = True) -> Manifest:
@@ -317,19 +370,24 @@ def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: boo
     folder = Path(path)
     manifest = manifest or read_manifest(folder)
     fix = "copy the bundle again or export it again"
-    files = {name: _regular(folder, name, fix) for name in manifest.files}
-    for name, info in manifest.files.items():
-        size = files[name].stat().st_size
-        if size != info.bytes:
-            raise BundleError(f"{name} has {size} bytes", f"{info.bytes} bytes as the manifest says", fix)
-    for name, info in manifest.files.items() if hashes else ():
-        found = sha256_file(files[name])
-        if found != info.sha256:
-            raise BundleError(f"{name} has sha256 {found[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
+    files = {name: regular_file(folder, name, fix) for name in manifest.files}
+    check_files(files, manifest.files, hashes, fix)
     return manifest
 
 
-def _regular(folder: Path, name: str, fix: str) -> Path:
+def check_files(files: Mapping[str, Path], expected: Mapping[str, FileInfo], hashes: bool, fix: str) -> None:
+    """All sizes, then, where wanted, all hashes. Raises BundleError."""
+    for name, info in expected.items():
+        size = files[name].stat().st_size
+        if size != info.bytes:
+            raise BundleError(f"{name} has {size} bytes", f"{info.bytes} bytes as the manifest says", fix)
+    for name, info in expected.items() if hashes else ():
+        found = sha256_file(files[name])
+        if found != info.sha256:
+            raise BundleError(f"{name} has sha256 {found[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
+
+
+def regular_file(folder: Path, name: str, fix: str) -> Path:
     """The file `name`, if it is a regular file that really lies in `folder`."""
     path = folder / name
     try:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 
 import typer
 
-from streamspec.cli import bench, demo, doctor, export, generate, inspect, shrink, train, tune
+from streamspec.cli import adapt, bench, demo, doctor, export, generate, inspect, shrink, train, tune
 from streamspec.cli.guard import guarded
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.command,
     "shrink": shrink.command,
     "export": export.command,
+    "adapt": adapt.command,
     "generate": generate.command,
     "bench": bench.command,
     "tune": tune.command,

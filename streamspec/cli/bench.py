@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.options import MinP, NoNgram, Provider, RepetitionPenalty, Seed, Temperature, Threads, TopK, TopP
+from streamspec.cli.options import (
+    MinP,
+    NoNgram,
+    Provider,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    Use,
+)
 from streamspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +48,7 @@ def command(
         str | None, typer.Option(help="Also prune drafts below these chances at the early exit, such as 0.01,0.1.", show_default=False)
     ] = None,
     tree: Annotated[str, typer.Option(help="Tree of the speculative side: auto, plain or a number of rows.")] = "auto",
+    use: Use = None,
     threads: Threads = None,
     provider: Provider = "auto",
     no_ngram: NoNgram = False,
@@ -63,7 +75,7 @@ def command(
     report = bench(
         bundle, prompts, limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, also=also or (),
         rows=parse_rows(rows), prune=parse_chances(prune), tree=int(tree) if tree.isdecimal() else tree, threads=threads, provider=provider, save_outputs=save_outputs,
-        ngram=not no_ngram, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
+        ngram=not no_ngram, use=use, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
     )  # fmt: skip
     if as_json:
         print(json.dumps(report.to_json()))

@@ -18,7 +18,8 @@ def command(
     ],
     out: Annotated[Path, typer.Option(help="Bundle folder to write.", show_default=False)],
     adapter: Annotated[
-        Path | None, typer.Option(help="Adapter folder; without it the untouched base.", show_default=False)
+        list[Path] | None,
+        typer.Option(help="Adapter folder; without it the untouched base. With --swappable it may be given again.", show_default=False),
     ] = None,
     precision: Annotated[str, typer.Option(help="Precision of the weights: fp32, fp16, int8 or int4.")] = "int8",
     block_size: Annotated[int | None, typer.Option(help="Weights that share a scale in int4: 32 or 128.", show_default="32")] = None,
@@ -40,23 +41,38 @@ def command(
         Path | None, typer.Option(help="Held-out rows (JSONL): measures what the precision costs, before the bundle appears.", show_default=False)
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Rows of --val.")] = 20,
+    swappable: Annotated[
+        bool, typer.Option("--swappable", help="Keep adapters beside the base's weights, to be swapped while the bundle runs.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
-    from streamspec.export import HeldOut, export_bundle, export_genai
+    from streamspec.export import HeldOut, export_bundle, export_genai, export_swappable
 
+    adapters = adapter or []
+    if len(adapters) > 1 and not swappable:
+        raise ConfigError(f"{len(adapters)} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
+    kinds = [name for name, asked in (("--swappable", swappable), ("--static", static), ("--plain-genai", plain_genai)) if asked]
+    if len(kinds) > 1:
+        raise ConfigError(" and ".join(kinds), "one of them", "leave the others out")
+    if kinds and (val or block_size) and not static:
+        raise ConfigError(f"{kinds[0]} and {'--val' if val else '--block-size'}", "one of them", "leave one out")
+    if swappable and stream_weights != "merged":
+        raise ConfigError(f"--swappable and --stream-weights {stream_weights}", "one of them: LoRA that are swapped are products of their own", "leave one out")
+    one = adapters[0] if adapters else None
     if plain_genai:
-        if static:
-            raise ConfigError("--static with --plain-genai", "one of them", "leave one out")
-        report = export_genai(base, adapter, out, precision=precision, force=force)
+        report = export_genai(base, one, out, precision=precision, force=force)
         print(json.dumps({"out": str(out), **report}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
-    export_bundle(
-        base, adapter, out, precision=precision, force=force, stream_weights=stream_weights, held_out=HeldOut(val, limit) if val else None,
-        block_size=block_size, static=static, rows=rows, context=context,
-    )
+    if swappable:
+        export_swappable(base, adapters, out, precision=precision, force=force)
+    else:
+        export_bundle(
+            base, one, out, precision=precision, force=force, stream_weights=stream_weights, held_out=HeldOut(val, limit) if val else None,
+            block_size=block_size, static=static, rows=rows, context=context,
+        )
 
     from streamspec.cli.inspect import describe
 

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from streamspec.cli.options import MinP, NoNgram, Provider, RepetitionPenalty, Seed, Temperature, Threads, TopK, TopP
+from streamspec.cli.options import (
+    MinP,
+    NoNgram,
+    Provider,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+    Use,
+)
 from streamspec.errors import ConfigError
 
 
@@ -24,6 +35,7 @@ def command(
         int | None,
         typer.Option(min=1, help="Rows of the draft tree; default: as many as pay, step by step.", show_default=False),
     ] = None,
+    use: Use = None,
     threads: Threads = None,
     provider: Provider = "auto",
     no_ngram: NoNgram = False,
@@ -42,7 +54,7 @@ def command(
     from streamspec.runtime import Sampling, load
 
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    session = load(bundle, threads=threads, provider=provider, tree=rows or "auto", ngram=not no_ngram)
+    session = load(bundle, threads=threads, provider=provider, tree=rows or "auto", ngram=not no_ngram, adapter=use)
     last = None
     for chunk in session.stream(
         text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation, sampling=sampling

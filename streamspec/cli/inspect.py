@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from streamspec import swappable
 from streamspec.adapter import ACCEPTANCE, STREAM_CONFIG, TASK_CONFIG, TASK_WEIGHTS, read_adapter, read_json
 from streamspec.bundle import DRAFT_LAYERS, StreamsInfo
 from streamspec.errors import StreamspecError, one_line
+from streamspec.swappable import SwappableAdapter
 
 Rows = list[tuple[str, str]]
 
@@ -75,6 +77,9 @@ def _bundle(path: Path) -> Rows:
         ]
     if manifest.static:
         rows.append(("static", f"{manifest.static.rows} rows in every call, a cache of {manifest.static.slots} tokens"))
+    if manifest.swappable is not None:
+        rows.append(("adapters", f"to be swapped in; room for {manifest.swappable}"))
+        rows += [("adapter: " + name, _swappable(swappable.read(swappable.find(path, name), manifest))) for name in swappable.names(path)]
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
@@ -83,6 +88,13 @@ def _bundle(path: Path) -> Rows:
         for name, info in manifest.files.items()
     ]
     return rows
+
+
+def _swappable(adapter: SwappableAdapter) -> str:
+    assert adapter.file is not None
+    drafter = f"{adapter.streams.gamma} streams over the last {adapter.streams.ns} layers" if adapter.streams else "no drafter"
+    ranks = ", ".join(f"{part} rank {rank}" for part, rank in adapter.ranks.items())
+    return f"{drafter}, {ranks}, {_megabytes(adapter.file.bytes)}, sha256 {adapter.file.sha256[:12]} (checked)"
 
 
 def _adapter(path: Path) -> Rows:

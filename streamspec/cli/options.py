@@ -12,6 +12,9 @@ Threads = Annotated[
 Provider = Annotated[
     str, typer.Option(help="What computes: auto (the fastest that computes rightly), cpu, or a name that `doctor` lists.")
 ]
+Use = Annotated[
+    str | None, typer.Option(help="Of a swappable bundle: the adapter, by its name or folder; default: the base alone.", show_default=False)
+]
 NoNgram = Annotated[bool, typer.Option("--no-ngram", help="Draft without looking the text up.")]
 Temperature = Annotated[float, typer.Option(help="Above 0: sample. 0: greedy.")]
 TopK = Annotated[int, typer.Option(help="Sample from the k likeliest tokens only; 0: all.")]

@@ -121,7 +121,8 @@ class Rounded(ModelSource):
         weight = super().weight(name)
         if weight.ndim == 1:
             return weight
-        if self.kind == "int8":
+        sensitive = any(name == f"{self.spec.weight_name(i, module)}.weight" for i in range(self.spec.layers) for module in self.spec.family.out)
+        if self.kind == "int8" or sensitive:
             return dequantise_rows(*quantise_rows(weight))
         return dequantise_blocks(*quantise_blocks(weight, 4, BLOCKS[0]), weight.shape[1])
 

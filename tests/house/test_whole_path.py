@@ -24,7 +24,7 @@ from streamspec.adapters.train import train
 from streamspec.bundle import verify_files
 from streamspec.cli.inspect import describe
 from streamspec.errors import ConfigError
-from streamspec.export import export_bundle
+from streamspec.export import export_bundle, export_swappable
 from streamspec.families import FAMILIES
 from streamspec.runtime import Session
 from tests.adapters.tiny import options, tiny_model, tiny_tokenizer
@@ -124,24 +124,37 @@ def test_answers_end_where_training_ended_them_whatever_the_generation_config_sa
     assert manifest.model.eos_token_ids == (2, 7, 9)  # </s>, the tokenizer's own, comes first
 
 
-@pytest.mark.base
-@pytest.mark.parametrize("task", ["wikisql", "e2e"])
-def test_on_the_reference_base_too(task: str, tmp_path: Path) -> None:
-    base = resolve_base("smollm2-135m")
-    prompts = {
-        "wikisql": "CREATE TABLE t (Player TEXT, Goals INT) -- How many goals did Smith score?",
-        "e2e": "name[The Punter], food[Italian], area[riverside]",
-    }
-    export_bundle("smollm2-135m", SHIPPED / task, tmp_path / "bundle", "fp32", progress=lambda line: None)
-    session = load(tmp_path / "bundle", cache_dir=tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32)
+PROMPTS = {
+    "wikisql": "CREATE TABLE t (Player TEXT, Goals INT) -- How many goals did Smith score?",
+    "e2e": "name[The Punter], food[Italian], area[riverside]",
+}
+
+
+def check_shipped(session: Session, task: str) -> None:
+    """A greedy answer token by token, with many a draft that came true."""
+    model = AutoModelForCausalLM.from_pretrained(resolve_base("smollm2-135m").path, dtype=torch.float32)
     model = PeftModel.from_pretrained(model, SHIPPED / task).merge_and_unload().eval()
-    ids = session.encode(prompts[task])
-    expected = greedy(model, ids, 48)
+    expected = greedy(model, session.encode(PROMPTS[task]), 48)
     for speculate in (False, True):
-        answer = session.generate(prompts[task], max_new_tokens=48, speculate=speculate)
+        answer = session.generate(PROMPTS[task], max_new_tokens=48, speculate=speculate)
         assert answer.token_ids == expected
     assert answer.stats.step_tokens > 1.5 * answer.stats.steps
+
+
+@pytest.mark.base
+@pytest.mark.parametrize("task", PROMPTS)
+def test_on_the_reference_base_too(task: str, tmp_path: Path) -> None:
+    export_bundle("smollm2-135m", SHIPPED / task, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    check_shipped(load(tmp_path / "bundle", cache_dir=tmp_path), task)
+
+
+@pytest.mark.base
+def test_adapters_of_the_reference_base_are_swapped(tmp_path: Path) -> None:
+    export_swappable("smollm2-135m", [SHIPPED / task for task in PROMPTS], tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", tree=8)
+    for task in (*PROMPTS, "wikisql"):
+        session.swap(task)
+        check_shipped(session, task)
 
 
 EXPORT = "import sys; from streamspec.export import export_bundle; export_bundle(*sys.argv[1:4], sys.argv[4], force=True)"

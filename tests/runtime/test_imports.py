@@ -23,7 +23,7 @@ def run(code: str) -> str:
 
 def test_runtime_imports_without_torch_transformers_peft_onnx() -> None:
     run(
-        "import streamspec.runtime, streamspec.runtime.engine, streamspec.runtime.calibrate\nfrom streamspec import load"
+        "import streamspec.runtime, streamspec.runtime.engine, streamspec.runtime.calibrate, streamspec.runtime.swapping\nfrom streamspec import load"
     )
 
 
