@@ -49,7 +49,7 @@ PROVIDERS = {
         "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less MatMul Mul Not ReduceMean ReduceSum "
         "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
     ), 20),
-    # supported_op_mode for CPU and GPU in onnxruntime/core/providers/openvino/ov_versions/data_ops.cc (2024.4); graphs of all three precisions were
+    # supported_op_mode for CPU and GPU in onnxruntime/core/providers/openvino/ov_versions/data_ops.cc (2024.4); graphs in fp32 and int8 were
     # also taken whole by onnxruntime-openvino 1.24.1 with the fallback to the CPU forbidden.
     "openvino": Provider(names(
         "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less MatMul Mul Not ReduceMean ReduceSum "
