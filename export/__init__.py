@@ -2,7 +2,7 @@
 
 `export` writes a bundle. The pieces: `families` (what a decoder is), `builder` (nodes and weights to disk), `quantise`
 (precisions), `decoder` and `graph` (main rows, acceptance), `drafting`, `streams` and `medusa` (drafters), `oracle` and `parity` (PyTorch's word
-on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out); `static`, `lowering` and `weight_only` (the graph of fixed shapes);
+on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out); `target` (what for), `static`, `lowering` and `weight_only` (the graph of fixed shapes), `compact` (a cache on a device);
 `lowrank`, `swappable` and `swappable_writer` (adapters beside the base, swapped while it runs); `genai` (a plain model for onnxruntime-genai).
 """
 
@@ -12,7 +12,8 @@ from streamspec.export.bundle_writer import export_bundle
 from streamspec.export.genai import export_genai
 from streamspec.export.quality import HeldOut
 from streamspec.export.swappable_writer import adapt, export_swappable
+from streamspec.export.target import Target
 
 export = export_bundle
 
-__all__ = ["HeldOut", "adapt", "export", "export_bundle", "export_genai", "export_swappable"]
+__all__ = ["HeldOut", "Target", "adapt", "export", "export_bundle", "export_genai", "export_swappable"]

@@ -21,9 +21,9 @@ from streamspec.adapters.base import Base, resolve_base
 from streamspec.bundle import (
     BIGRAM_CANDIDATES,
     CHOICE,
+    COMPACT,
     DRAFT_CANDIDATES,
     DRAFT_LAYERS,
-    MAX_STATIC_ROWS,
     MODEL,
     TEMPLATE,
     BaseInfo,
@@ -39,6 +39,7 @@ from streamspec.errors import ConfigError
 from streamspec.export import smooth
 from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
 from streamspec.export.card import write_card
+from streamspec.export.compact import compact_graph
 from streamspec.export.decoder import Source
 from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
@@ -47,14 +48,14 @@ from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.parity import TREE_ROWS, check_parity, expect, make_probe, page, passage
 from streamspec.export.quality import HeldOut, answer_tokens, answers, perplexity_of_graph, perplexity_of_model
 from streamspec.export.quantise import Precision
-from streamspec.export.quantise import precision as precision_named
 from streamspec.export.sampling import choice_graph
 from streamspec.export.session import open_session
 from streamspec.export.source import ModelSource, load_model, read_drafter, read_nodes
-from streamspec.export.static import ROWS, SLOTS, StaticGraph, fitting
+from streamspec.export.static import StaticGraph, fitting
 from streamspec.export.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
+from streamspec.export.target import PLAIN_CPU, ROWS, SLOTS, Target
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
-from streamspec.export.weight_only import StaticPrecision, static_precision
+from streamspec.export.weight_only import StaticPrecision
 from streamspec.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
@@ -80,33 +81,30 @@ class Parts:
 def export_bundle(
     base: str | Path, adapter: str | Path | None, out: str | Path, precision: str = "int8", force: bool = False,
     progress: Progress | None = None, stream_weights: str = DEFAULT_STREAM_WEIGHTS, held_out: HeldOut | None = None,
-    block_size: int | None = None, static: bool = False, rows: int | None = None, context: int | None = None,
+    block_size: int | None = None, target: Target = PLAIN_CPU,
 ) -> Manifest:
     """Writes the bundle `out` and returns its manifest.
 
     `precision`: fp32, fp16, int8 or int4, the last in blocks of `block_size` 32 (default) or 128 weights. `stream_weights`: how a staged
     recipe's stream LoRA is carried, `merged` (a second copy of the last layers) or `delta` (low-rank products beside the shared weights).
-    `held_out`: what the precision costs is measured on these rows and kept in `manifest.parity`. `static`: a graph of fixed shapes and standard
-    operators (docs/static.md), with `rows` in every call (16) and a cache of `context` tokens (2048, or the base's context where that is less).
+    `held_out`: what the precision costs is measured on these rows and kept in `manifest.parity`. `target`: what the graph is shaped for.
     `progress` gets one line per step (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
     """
     say = progress or to_stderr
-    kind = static_precision(precision, block_size) if static else precision_named(precision, block_size)
-    if not static and (rows or context):
-        raise ConfigError(f"{'rows' if rows else 'a context'} for a graph whose shapes are not fixed", "--static beside --rows and --context", "add it, or leave them out")
+    kind = target.precision(precision, block_size)
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
     found, described = asked_for(base, adapter, say)
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(found, described)
-        if static:
-            parts = _fixed(parts, ROWS if rows is None else rows, context, say)
+        if target.static:
+            parts = _fixed(parts, target, say)
         tokenizer = copy_tokenizer(found, folder)
         tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
         say("asking PyTorch")
         expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
-        manifest = describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file())
+        manifest = replace(describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file()), provider=target.name)
         asked = held_out.rows(found, manifest.prompt_format, parts.spec.context_length) if held_out else []
         perplexity = {"pytorch": perplexity_of_model(parts.model, asked)} if asked else {}
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
@@ -116,6 +114,8 @@ def export_bundle(
         opset = written.opset_import[0].version
         if parts.static:
             onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
+        if target.device:
+            onnx.save(_compact_graph(parts), folder / COMPACT)
         del graph, written
         parts = replace(parts, model=None)  # the session and the model need not be in memory together
         say("comparing with what PyTorch said")
@@ -159,18 +159,23 @@ def _load(base: Base, adapter: Adapter | None) -> Parts:
     return Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
-def _fixed(parts: Parts, rows: int, context: int | None, say: Progress) -> Parts:
-    """As a static graph can have them: `rows` in every call, a context of its own. Raises ConfigError for sizes that make no sense."""
+def _fixed(parts: Parts, target: Target, say: Progress) -> Parts:
+    """As a static graph can have them, with a context of its own. Raises ConfigError for one that makes no sense."""
     spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
-    slots = min(SLOTS, spec.context_length) if context is None else context
-    if not 2 <= rows <= MAX_STATIC_ROWS:
-        raise ConfigError(f"calls of {rows} rows", f"2 to {MAX_STATIC_ROWS}", "correct --rows")
+    rows = target.rows or ROWS
+    slots = target.context or min(SLOTS, spec.context_length)
     if not rows + gamma < slots <= spec.context_length:
         raise ConfigError(f"a context of {slots} tokens", f"{rows + gamma + 1} to {spec.context_length}, which the base has", "correct --context")
     streams = fitting(parts.streams) if parts.streams else None
     if parts.streams and parts.streams.pruning:
         say("leaving the early exit out: a static graph cannot prune")
     return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))
+
+
+def _compact_graph(parts: Parts) -> onnx.ModelProto:
+    spec, streams = parts.spec, parts.streams
+    exit_layer = streams.first_layer(spec.layers) if streams is not None and streams.pruning is not None else None
+    return compact_graph(spec.layers + isinstance(streams, JakiroSpec), spec.kv_heads, spec.head_dim, exit_layer)
 
 
 def _graph(parts: Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph | StaticGraph:

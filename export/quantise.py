@@ -24,7 +24,7 @@ there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -208,6 +208,19 @@ class Int4:
             "MatMulNBits", x, *inputs, out=out, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=block,
             accuracy_level=ACCURACY_INT8,
         )
+
+
+class Int8Blocks(Int4):
+    """8 bits in MatMulNBits throughout: for devices, whose MatMulInteger has no uint8 rows. Nothing to gain by smoothing."""
+
+    name = "int8"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.simulation = None
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        return super().linear(g, x, rows, replace(weight, sensitive=True), updates)
 
 
 PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}

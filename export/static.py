@@ -28,7 +28,6 @@ from streamspec.export.weight_only import StaticPrecision
 from streamspec.trees import MASKED
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-ROWS, SLOTS = 16, 2048  # by default: rows of a call, and the most tokens in the cache
 
 
 @dataclass

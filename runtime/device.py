@@ -1,7 +1,7 @@
 """The key/value cache in a device's own memory, with the interface of `kv.KeyValueCache`.
 
-Nothing of it crosses the bus between steps: the step graph writes new rows where they lie, and the bundle's second graph (`export/compact.py`)
-moves those of an accepted path. Only growing, which doubles the room, goes through the machine's memory. Knows nothing about trees.
+Between steps nothing of it crosses the bus: the step graph writes new rows where they lie, and the bundle's `compact.onnx` moves those of an
+accepted path. Only growing, which doubles the room, goes through the machine's memory. Knows nothing about trees.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ Pair = tuple[Any, Any]
 
 
 class DeviceCache:
-    """`data`: key and value of each layer as OrtValues [1, kv_heads, capacity, head_dim] float32 on `device`; rows `[0, length)` are committed.
+    """`data`: key and value of each layer, OrtValues [1, kv_heads, capacity, head_dim] float32 on `device`; rows `[0, length)` are committed.
 
     `mover`: a session of the compacting graph. `limit` bounds the capacity; growing makes a new list.
     """
 
     def __init__(self, ort: Any, mover: Any, device: str, layers: int, kv_heads: int, head_dim: int, limit: int) -> None:
         self._value, self._mover, self._device, self._limit = ort.OrtValue.ortvalue_from_numpy, mover, device, limit
+        self._pruned = any(value.name == "rows_above" for value in mover.get_inputs())
         self.length, self.capacity = 0, min(FIRST_CAPACITY, limit)
         empty = np.zeros((1, kv_heads, self.capacity, head_dim), np.float32)
         self.data: list[Pair] = [(self._place(empty), self._place(empty)) for _ in range(layers)]
@@ -42,16 +43,21 @@ class DeviceCache:
         return True
 
     def keep(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
-        """Commits the rows of an accepted path (nodes of the last call, root first) and forgets its other rows."""
-        if above is not None:
-            raise ValueError("an early exit on a device")  # refused at export
-        moves = keep_rows(path, self.length)
-        if moves is not None:
-            sources, targets = moves
-            # Once a node lies behind its slot, all later ones do: the targets are a run.
-            rows, start = self._value(sources), self._value(targets[:1].copy())
-            self._binding.bind_ortvalue_input("rows", rows)
-            self._binding.bind_ortvalue_input("start", start)
+        """Commits the rows of an accepted path (nodes of the last call, root first) and forgets its other rows.
+
+        `above`: the first layer that saw fewer rows, which the compacting graph knows, and the path among those.
+        """
+        paths = {"": path} | ({"_above": above[1] if above else path} if self._pruned else {})
+        moves = {suffix: keep_rows(nodes, self.length) for suffix, nodes in paths.items()}
+        if any(move is not None for move in moves.values()):
+            here = np.array([self.length])
+            held = []  # the binding does not keep them alive
+            for suffix, move in moves.items():
+                # Once a node lies behind its slot, all later ones do: the targets are a run.
+                sources, targets = move or (here, here)
+                for name, array in ((f"rows{suffix}", sources), (f"start{suffix}", targets[:1])):
+                    held.append(self._value(np.ascontiguousarray(array)))
+                    self._binding.bind_ortvalue_input(name, held[-1])
             self._mover.run_with_iobinding(self._binding)
         self.length += len(path)
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from streamspec.acceptance import MAX_GAMMA
-from streamspec.bundle import Manifest, Room
+from streamspec.bundle import COMPACT, Manifest, Room
 from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime.device import DeviceCache
 from streamspec.runtime.drafting import GrownGuesses, PlaceGuesses
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.kv import KeyValueCache
@@ -73,7 +74,7 @@ class OrtEngine:
         dtype = self._check_interface(manifest)
         self.adapter_inputs = self._adapter_inputs() if manifest.swappable else {}
         self._adapter: Mapping[str, Any] = {}
-        self.cache = self._empty_cache(manifest, dtype)
+        self.cache = self._empty_cache(manifest, dtype, model)
         self._binding = self._bind()
         self._scoring: _Binding | None = None
         self._options = self._ort.RunOptions()
@@ -208,11 +209,16 @@ class OrtEngine:
         """Rows of the last call become part of the text (`KeyValueCache.keep`)."""
         self.cache.keep(path, above)
 
-    def _empty_cache(self, manifest: Manifest, dtype: np.dtype) -> KeyValueCache:
+    def _empty_cache(self, manifest: Manifest, dtype: np.dtype, model: Path) -> KeyValueCache | DeviceCache:
         shape = manifest.model
         # Room beyond the context for rows that are verified but never committed.
         limit = self.context_length + CHUNK + (MAX_GAMMA if manifest.swappable else self.gamma)
-        return KeyValueCache(shape.layers + bool(self._levels), shape.kv_heads, shape.head_dim, limit, dtype)
+        layers, provider = shape.layers + bool(self._levels), named(self.provider)
+        if not provider.memory:
+            return KeyValueCache(layers, shape.kv_heads, shape.head_dim, limit, dtype)
+        mover = self._open(model.parent / COMPACT, flavour(manifest), spin=False, profile=None)
+        check_placement(mover, provider)
+        return DeviceCache(self._ort, mover, provider.memory, layers, shape.kv_heads, shape.head_dim, limit)
 
     def _make_room(self, rows: int) -> None:
         """Makes room for `rows` rows and the streams', and tells the bindings where the cache lies."""
@@ -381,7 +387,7 @@ class OrtEngine:
 class _Binding:
     """One IOBinding and the numpy buffers behind it. `adapter`: further inputs, which stay as they are."""
 
-    def __init__(self, ort: Any, session: Any, cache: KeyValueCache, adapter: Mapping[str, Any]) -> None:
+    def __init__(self, ort: Any, session: Any, cache: KeyValueCache | DeviceCache, adapter: Mapping[str, Any]) -> None:
         self.io = session.io_binding()
         self._value = ort.OrtValue.ortvalue_from_numpy
         every = session.get_inputs() + session.get_overridable_initializers()
@@ -390,19 +396,19 @@ class _Binding:
         self._bound: dict[str, tuple[int, ...]] = {}
         self._buffers: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}
         self._large: dict[str, tuple[np.ndarray, Any]] = {}  # keeps what is bound alive
-        self._cache: np.ndarray | None = None
+        self._cache: Any = None
         self._adapter = adapter  # the binding does not keep it alive
         for name, value in adapter.items():
             self.io.bind_ortvalue_input(name, value)
         self.follow(cache)
 
-    def follow(self, cache: KeyValueCache) -> None:
+    def follow(self, cache: KeyValueCache | DeviceCache) -> None:
         """Binds the cache as past, and as present in graphs that write it, where it is not bound yet."""
         if self._cache is cache.data:
             return
         for i, pair in enumerate(cache.views()):
             for kind, view in zip(("key", "value"), pair, strict=True):
-                value = self._value(view)
+                value = self._value(view) if isinstance(view, np.ndarray) else view
                 self.io.bind_ortvalue_input(f"past_key_values.{i}.{kind}", value)
                 if f"present.{i}.{kind}" in self._types:
                     self.io.bind_ortvalue_output(f"present.{i}.{kind}", value)

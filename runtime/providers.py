@@ -21,10 +21,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from streamspec import cache
-from streamspec.bundle import Manifest
+from streamspec.bundle import COMPACT, Manifest
 from streamspec.errors import ConfigError, ProviderError, one_line
 
-DYNAMIC, STATIC = "dynamic", "static"
+DYNAMIC, STATIC, DEVICE = "dynamic", "static", "device"
 RECORD = "session.record_ep_graph_assignment_info"
 HEAVY = frozenset((  # operators whose place decides the speed: products, convolutions, attention, and what writes the cache
     "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits",
@@ -69,7 +69,8 @@ class Provider:
 
     `brings`: what pip is to install, `system`: where alone that helps. `plugin`: the Python module of a plug-in package, '' where
     only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device` is taken. `options`: the
-    provider's settings, from the number of threads, `built_in`: those besides where it is no plug-in.
+    provider's settings, from the number of threads, `built_in`: those besides where it is no plug-in. `memory`: where
+    its cache lies, ONNX Runtime's name of a device, '' for the machine's.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Provider:
     options: Callable[[int], Options] = _none
     system: str = ""
     built_in: Options = field(default_factory=dict)
+    memory: str = ""
 
     @property
     def missing(self) -> str:
@@ -89,11 +91,11 @@ class Provider:
         return "not installed: pip install " + (f'"{self.brings}"' if "[" in self.brings else self.brings)
 
 
-CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, STATIC))
+CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, STATIC, DEVICE))
 PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
     one.name: one
     for one in (
-        Provider("cuda", "CUDAExecutionProvider", "streamspec[cuda]", (DYNAMIC,), options=_exact),
+        Provider("cuda", "CUDAExecutionProvider", "streamspec[cuda]", (DEVICE,), options=_exact, memory="cuda"),
         Provider("migraphx", "MIGraphXExecutionProvider", "streamspec[migraphx]", (STATIC,), options=_compiled),
         Provider("rocm", "ROCMExecutionProvider", "streamspec[rocm]", (STATIC,)),
         Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
@@ -150,8 +152,9 @@ def named(name: str) -> Provider:
 
 
 def flavour(manifest: Manifest) -> str:
-    """Static: one shape and primitive operators, for providers that compile; else dynamic."""
-    return STATIC if manifest.static else DYNAMIC
+    """Static: one shape and primitive operators, for providers that compile; device: operators and a cache for a device with memory of its
+    own; else dynamic."""
+    return STATIC if manifest.static else DEVICE if COMPACT in manifest.files else DYNAMIC
 
 
 def find(provider: Provider, wanted: str = "") -> Found:

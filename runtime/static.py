@@ -40,7 +40,8 @@ class StaticEngine(OrtEngine):
         self.rows = manifest.static.rows
         super().__init__(model, manifest, threads, provider, spin, profile)
         self._choice = self._open_choice(model.parent / CHOICE)
-        self._new = np.zeros((*self.cache.data.shape[:4], self.rows, self.cache.data.shape[5]), self.cache.data.dtype)  # K/V of the last call's rows
+        kept = self._kept_rows.data
+        self._new = np.zeros((*kept.shape[:4], self.rows, kept.shape[5]), kept.dtype)  # K/V of the last call's rows
         for i, pair in enumerate(views(self._new)):
             for kind, rows in zip(("key", "value"), pair, strict=True):
                 self._binding.output(f"new.{i}.{kind}", rows)
@@ -117,9 +118,14 @@ class StaticEngine(OrtEngine):
         return self.rows
 
     def _commit(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
-        self.cache.place(self._new, path)
+        self._kept_rows.place(self._new, path)
 
-    def _empty_cache(self, manifest: Manifest, dtype: np.dtype) -> KeyValueCache:
+    @property
+    def _kept_rows(self) -> KeyValueCache:
+        assert isinstance(self.cache, KeyValueCache)  # see `_empty_cache`
+        return self.cache
+
+    def _empty_cache(self, manifest: Manifest, dtype: np.dtype, model: Path) -> KeyValueCache:
         shape = manifest.model
         return KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, self.context_length, dtype, first=self.context_length)
 

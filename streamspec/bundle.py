@@ -27,6 +27,7 @@ from streamspec.trees import DraftTree
 FORMAT_VERSION = 3  # 2: the graph samples; 3: its logits come with their scale beside them
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
 CHOICE = "choose.onnx"  # of a static bundle: the choice of tokens where it is not greedy
+COMPACT = "compact.onnx"  # of a bundle for a device: moves rows of the cache where it lies
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down
 

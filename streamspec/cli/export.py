@@ -26,6 +26,9 @@ def command(
     stream_weights: Annotated[
         str, typer.Option(help="How the streams' own LoRA is carried: merged or delta.")
     ] = "merged",
+    target: Annotated[
+        str, typer.Option(help="What computes the bundle: cpu, cuda, or a compiler of static graphs: openvino, migraphx, directml, coreml.")
+    ] = "cpu",
     static: Annotated[
         bool, typer.Option("--static", help="Fixed shapes and standard operators alone, for providers that compile one shape.")
     ] = False,
@@ -49,12 +52,12 @@ def command(
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
-    from streamspec.export import HeldOut, export_bundle, export_genai, export_swappable
+    from streamspec.export import HeldOut, Target, export_bundle, export_genai, export_swappable
 
     adapters = adapter or []
     if len(adapters) > 1 and not swappable:
         raise ConfigError(f"{len(adapters)} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
-    kinds = [name for name, asked in (("--swappable", swappable), ("--static", static), ("--plain-genai", plain_genai)) if asked]
+    kinds = [name for name, asked in (("--swappable", swappable), ("--static", static or target != "cpu"), ("--plain-genai", plain_genai)) if asked]
     if len(kinds) > 1:
         raise ConfigError(" and ".join(kinds), "one of them", "leave the others out")
     if kinds and (val or block_size) and not static:
@@ -71,7 +74,7 @@ def command(
     else:
         export_bundle(
             base, one, out, precision=precision, force=force, stream_weights=stream_weights, held_out=HeldOut(val, limit) if val else None,
-            block_size=block_size, static=static, rows=rows, context=context,
+            block_size=block_size, target=Target(target, static, rows, context),
         )
 
     from streamspec.cli.inspect import describe

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from streamspec.adapters.base import Base
 from streamspec.bundle import CHOICE, StaticInfo, verify_files
 from streamspec.errors import ConfigError
-from streamspec.export import export_bundle
+from streamspec.export import Target, export_bundle
 from streamspec.export.arrays import dequantise_blocks, dequantise_rows, quantise_blocks, quantise_rows
 from streamspec.export.builder import Array, WeightStore, tensor
 from streamspec.export.families import describe
@@ -228,7 +228,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
 def test_writes_a_complete_bundle(kind: str, base: Base, tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "adapter", base, tiny_streams(describe(tiny_model()), pruning=4))
     lines: list[str] = []
-    export_bundle(str(base.path), adapter, tmp_path / "bundle", kind, progress=lines.append, static=True, rows=6, context=60)
+    export_bundle(str(base.path), adapter, tmp_path / "bundle", kind, progress=lines.append, target=Target(static=True, rows=6, context=60))
     manifest = verify_files(tmp_path / "bundle")
     assert manifest.static == StaticInfo(6, 60) and manifest.model.context_length == 60 and manifest.opset == (21 if kind == "int4" else 19)
     assert CHOICE in manifest.files and manifest.parity["streams"]["rows"] > 0
@@ -242,8 +242,23 @@ def test_writes_a_complete_bundle(kind: str, base: Base, tmp_path: Path) -> None
 ])  # fmt: skip
 def test_sizes_that_make_no_sense_are_refused(options: dict[str, Any], found: str, base: Base, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=found):
-        export_bundle(str(base.path), None, tmp_path / "bundle", "fp32", progress=lambda line: None, **options)
+        export_bundle(str(base.path), None, tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(**options))
     assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(("options", "found"), [
+    ({"name": "tpu"}, "target 'tpu'.*cpu, cuda, openvino"), ({"name": "cuda", "static": True}, "a static graph for cuda"),
+])  # fmt: skip
+def test_targets_that_do_not_exist_are_refused(options: dict[str, Any], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        Target(**options)
+
+
+def test_compilers_get_static_graphs_in_types_that_they_know() -> None:
+    assert Target("openvino").static and not Target("cuda").static
+    assert Target("openvino").precision("int4", 32).name == Target("cuda").precision("int4", None).name == "int4"
+    with pytest.raises(ConfigError, match="int4 for migraphx.*fp32, fp16 or int8"):
+        Target("migraphx").precision("int4", None)
 
 
 def test_int4_needs_whole_blocks(tmp_path: Path) -> None:

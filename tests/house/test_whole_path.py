@@ -24,7 +24,7 @@ from streamspec.adapters.train import train
 from streamspec.bundle import verify_files
 from streamspec.cli.inspect import describe
 from streamspec.errors import ConfigError
-from streamspec.export import export_bundle, export_swappable
+from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.families import FAMILIES
 from streamspec.runtime import Session
 from tests.adapters.tiny import options, tiny_model, tiny_tokenizer
@@ -67,7 +67,7 @@ def test_the_logits_are_those_of_the_folder_as_peft_loads_it(base: Path, adapter
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max() < 1e-2 * np.abs(untuned - theirs).max()
 def test_heads_in_a_static_graph_write_what_transformers_writes(base: Path, data: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "adapter", method="medusa", recipe="staged", epochs=6.0))
-    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, static=True)
+    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(static=True))
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
     check(session, model, base)
@@ -76,7 +76,7 @@ def test_heads_in_a_static_graph_write_what_transformers_writes(base: Path, data
 def test_draft_layers_in_a_static_graph_are_refused(base: Path, data: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "adapter", method="eagle", recipe="staged", epochs=1.0))
     with pytest.raises(ConfigError, match="a draft layer in a static graph"):
-        export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, static=True)
+        export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(static=True))
 
 
 @pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra"])

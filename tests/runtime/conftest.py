@@ -10,18 +10,20 @@ import pytest
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle; `("static full")`: as `("full")`, of fixed shapes."""
+    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle; `("static full")`: as `("full")`, of fixed shapes, 8 rows; `("device full")`: for a device."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
         if name not in made:
+            from streamspec.export import Target
             from tests.runtime.tiny_bundles import tiny_bundle
 
-            *static, kept = name.split()
-            precision = {"int8": "int8", "lists": "int8", "int4": "int4"}.get(kept, "fp32")
+            *shape, kept = name.split()
+            target = {"": Target(), "static": Target(static=True, rows=8), "device": Target("cuda")}["".join(shape)]
+            precision = {"int8": "int8", "lists": "int8", "int4": "int4", "fp16": "fp16"}.get(kept, "fp32")
             kind = "chat" if kept == "chat" else "raw"
             method = kept if kept in ("jakiro", "eagle", "lists") else ""
-            made[name] = tiny_bundle(tmp_path_factory.mktemp(name.replace(" ", "-")), precision, kept != "lora", kind, kept == "full", method, bool(static))
+            made[name] = tiny_bundle(tmp_path_factory.mktemp(name.replace(" ", "-")), precision, kept != "lora", kind, kept == "full", method, target)
         return made[name]
 
     return make

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from streamspec.acceptance import Acceptance
 from streamspec.adapters.base import resolve_base
 from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
-from streamspec.export import export_bundle
+from streamspec.export import Target, export_bundle
+from streamspec.export.target import PLAIN_CPU
 from tests.adapters.tiny import tiny_model, tiny_tokenizer
 
 HIDDEN, GAMMA, VOCAB = 32, 3, 64
@@ -92,10 +92,9 @@ def draft_layer(folder: Path, base: Path, method: str) -> Path:
     return adapter
 
 
-def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False, method: str = "", static: bool = False) -> Path:
-    """A bundle of a tiny base and a random adapter; `static`: of 8 rows."""
+def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False, method: str = "", target: Target = PLAIN_CPU) -> Path:
+    """A bundle of a tiny base and a random adapter."""
     base = tiny_base(folder / "base", chat=kind == "chat")
     adapter = draft_layer(folder / "adapter", base, method) if method else tiny_adapter(folder / "adapter", base, streams, kind, full)
-    fixed: dict[str, Any] = {"static": True, "rows": 8} if static else {}
-    export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, **fixed)
+    export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, target=target)
     return folder / "bundle"
