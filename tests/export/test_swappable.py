@@ -86,7 +86,7 @@ def test_the_graph_alone_is_the_base(bundles: dict[str, Path], base: Base, tmp_p
     tokens = np.arange(24) * 7 % VOCAB
     logits = [Stepper(open_session(folder / "model.onnx", 1), 64).prefill(tokens, rows=np.arange(24))["logits"] for folder in (bundles[kind], tmp_path / "plain")]
     if kind == "int4":  # ONNX Runtime adds a bias within the product, where nothing stands between them
-        np.testing.assert_allclose(*logits, atol=0.05)  # and rounds rows to 8 bits, so that a last bit can become a step
+        assert np.sqrt(np.square(logits[0] - logits[1]).mean()) < 0.01 * logits[1].std()  # and rounds rows to 8 bits, so that a last bit can become a step
     else:
         assert np.array_equal(*logits)
     assert verify_files(bundles[kind]).probe == plain.probe or kind == "int4"
