@@ -19,10 +19,8 @@ from streamspec import __version__
 from streamspec.adapter import Adapter, read_adapter
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.bundle import (
-    BIGRAM_CANDIDATES,
     CHOICE,
     COMPACT,
-    DRAFT_CANDIDATES,
     DRAFT_LAYERS,
     MODEL,
     TEMPLATE,
@@ -41,12 +39,12 @@ from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
 from streamspec.export.card import write_card
 from streamspec.export.compact import compact_graph
 from streamspec.export.decoder import Source
-from streamspec.export.drafting import DraftSpec
+from streamspec.export.drafting import DraftSpec, most_candidates
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
 from streamspec.export.jakiro import JakiroSpec
 from streamspec.export.parity import TREE_ROWS, check_parity, expect, make_probe, page, passage
-from streamspec.export.quality import HeldOut, answer_tokens, answers, perplexity_of_graph, perplexity_of_model
+from streamspec.export.quality import HeldOut, answer_tokens, perplexity_of_graph, perplexity_of_model
 from streamspec.export.quantise import Precision
 from streamspec.export.sampling import choice_graph
 from streamspec.export.session import open_session
@@ -87,7 +85,7 @@ def export_bundle(
 
     `precision`: fp32, fp16, int8 or int4, the last in blocks of `block_size` 32 (default) or 128 weights. `stream_weights`: how a staged
     recipe's stream LoRA is carried, `merged` (a second copy of the last layers) or `delta` (low-rank products beside the shared weights).
-    `held_out`: what the precision costs is measured on these rows and kept in `manifest.parity`. `target`: what the graph is shaped for.
+    `held_out`: the perplexity of these rows' answers here and in PyTorch is kept in `manifest.parity`. `target`: what the graph is shaped for.
     `progress` gets one line per step (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
     """
     say = progress or to_stderr
@@ -95,6 +93,8 @@ def export_bundle(
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
     found, described = asked_for(base, adapter, say)
+    if held_out is not None:
+        held_out.read()  # what is wrong with it should be said at once
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(found, described)
@@ -104,7 +104,7 @@ def export_bundle(
         tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
         say("asking PyTorch")
         expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
-        manifest = replace(describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file()), provider=target.name)
+        manifest = replace(describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file()), provider=target.name, block_size=block_size)
         asked = held_out.rows(found, manifest.prompt_format, parts.spec.context_length) if held_out else []
         perplexity = {"pytorch": perplexity_of_model(parts.model, asked)} if asked else {}
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
@@ -119,18 +119,14 @@ def export_bundle(
         del graph, written
         parts = replace(parts, model=None)  # the session and the model need not be in memory together
         say("comparing with what PyTorch said")
-        session = open_session(folder / MODEL)
+        session = open_session(folder / MODEL, static=parts.static is not None)
         parity = check_parity(session, expected, precision)
         if asked:
-            parity["perplexity"] = {"tokens": answer_tokens(asked), "here": perplexity_of_graph(session, asked)} | perplexity
+            parity["perplexity"] = {"tokens": answer_tokens(asked), "bundle": perplexity_of_graph(session, asked)} | perplexity
         manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens), opset=opset, weights_bytes=(folder / DATA).stat().st_size)
         del session
-        say("hashing the files")
-        if held_out is not None:
-            finish(folder, manifest)
-            say("answering held-out prompts")
-            parity["answers"] = answers(folder, held_out, parts.trees.default_rows if parts.trees else 0)
         write_card(folder, manifest)
+        say("hashing the files")
         return finish(folder, manifest)
 
 
@@ -147,14 +143,10 @@ def _load(base: Base, adapter: Adapter | None) -> Parts:
     grown = adapter is not None and adapter.method in DRAFT_LAYERS  # compared as they were trained, beside the whole model
     model = load_model(base, adapter, whole=grown)
     spec = describe(model)
-    candidates = min(DRAFT_CANDIDATES, spec.vocab)
     if adapter is None or adapter.streams is None:
-        return Parts(base, adapter, model, spec, None, None, candidates)
+        return Parts(base, adapter, model, spec, None, None, most_candidates(None, spec.vocab))
     streams = read_drafter(adapter, spec)
-    if streams.bigram is not None:
-        candidates = min(BIGRAM_CANDIDATES, spec.vocab)
-    if streams.draft_vocab is not None:
-        candidates = min(candidates, len(streams.draft_vocab))
+    candidates = most_candidates(streams, spec.vocab)
     nodes = read_nodes(adapter, streams.gamma, candidates)
     return Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 

@@ -25,7 +25,7 @@ def card(manifest: Manifest) -> str:
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
         ("method", manifest.method + (f", {manifest.recipe} recipe" if manifest.recipe else "")),
         ("drafter", drafter),
-        ("precision", f"{manifest.precision}, {manifest.weights_bytes / 1e6:.0f} MB of weights"),
+        ("precision", f"{manifest.rounding}, {manifest.weights_bytes / 1e6:.0f} MB of weights"),
         *([("adapters", f"none in the weights; room for {manifest.swappable}")] if manifest.swappable else []),
         ("prompt format", manifest.prompt_format.kind),
         ("context", f"{model.context_length} tokens"),
@@ -51,7 +51,5 @@ def _parity_table(parity: dict[str, Any]) -> str:
             lines.append(f"| {part} | {p['rows']} | {p['max_abs']:.3g} | {p['relative']:.2g} | {100 * p['argmax']:.0f} % |")
     text = "\n".join(lines) + "\n"
     if perplexity := parity.get("perplexity"):
-        text += f"\nPerplexity of {perplexity['tokens']} tokens of held-out answers: {perplexity['here']:.3f}, PyTorch's {perplexity['pytorch']:.3f}.\n"
-    if answers := parity.get("answers"):
-        text += "\nIts own answers to held-out prompts: " + ", ".join(f"{name} {value:.3g}" for name, value in answers.items()) + ".\n"
+        text += f"\nPerplexity of {perplexity['tokens']} tokens of held-out answers: {perplexity['bundle']:.3f}, PyTorch's {perplexity['pytorch']:.3f}.\n"
     return text

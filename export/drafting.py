@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from streamspec.bundle import BIGRAM_CANDIDATES, DRAFT_CANDIDATES
 from streamspec.export.builder import Array, Scope, tensor
 from streamspec.export.decoder import Decoder
 from streamspec.export.pruning import PruningSpec
@@ -78,6 +79,12 @@ class Accepted:
         """A layer's K/V [1, Hkv, slots, D] of the columns of `past_mask`, in one part or several."""
         key, value = (g.op("Slice", cache, g.ints(0), self.visible, g.ints(2)) for cache in present)
         return [(key, value)]
+
+
+def most_candidates(spec: DraftSpec | None, vocab: int) -> int:
+    """Guesses for each place: with a bigram more, as it brings some up that stood further down."""
+    most = BIGRAM_CANDIDATES if spec is not None and spec.bigram is not None else DRAFT_CANDIDATES
+    return min(most, vocab if spec is None or spec.draft_vocab is None else len(spec.draft_vocab))
 
 
 class DraftPass(ABC):

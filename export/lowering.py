@@ -37,12 +37,13 @@ class StaticScope(Scope):
         return self.store.constant(value, np.float32)
 
     def ops(self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any) -> tuple[str, ...]:
+        assert kind not in LOWERED or not any(out), f"{kind} is replaced: it cannot give names"
         if kind in LOWERED:
             return LOWERED[kind](self, *inputs, **attributes)
         if kind == "Shape":
             sizes = self.shape(inputs[0])[attributes.get("start", 0) : attributes.get("end")]
             return (self.ints(*sizes),)
-        if known := self._computed(kind, inputs, attributes):
+        if not any(out) and (known := self._computed(kind, inputs, attributes)):
             return known
         names = super().ops(kind, *inputs, out=out, domain=domain, **attributes)
         self._infer(self.nodes[-1])

@@ -1,6 +1,6 @@
 """How far an exported graph is from PyTorch: plain rows, a draft tree, streams; and the probe kept in the manifest.
 
-float32 graphs must agree to `FP32_LIMIT`, quantised ones are reported. Knows the oracle and the session, not how graphs
+Graphs in floating point must agree to `LIMITS`, quantised ones are reported. Knows the oracle and the session, not how graphs
 are built.
 """
 
@@ -21,7 +21,7 @@ from streamspec.export.oracle import LayerOracle, Oracle, tree_rows
 from streamspec.export.session import StaticStepper, Stepper, stepper
 from streamspec.trees import DraftTree
 
-FP32_LIMIT = 1e-3  # of the logits' standard deviation, root mean square
+LIMITS = {"fp32": 1e-3, "fp16": 0.02}  # of the logits' standard deviation, root mean square
 CONTEXT_ROWS, TREE_ROWS, PROBE_ROWS, STREAM_NODES = 96, 12, 16, 4
 PASSAGE = (
     "The lighthouse keeper wrote down the weather every morning, even when nobody asked for it. On the third of March the wind "
@@ -182,10 +182,12 @@ def _grown(session: Any, oracle: LayerOracle, truth: Expected) -> dict[str, floa
 def _judge(report: dict[str, Any], precision: str) -> None:
     for part in ("plain", "tree", "streams"):
         relative = report.get(part, {}).get("relative", 0.0)
-        if not np.isfinite(relative) or (precision == "fp32" and relative > FP32_LIMIT):
+        if precision == "fp16" and not np.isfinite(relative):
+            raise StreamspecError(f"the exported graph's {part} logits are not finite", "numbers that half precision can hold", "use --precision int8 or fp32")
+        if not np.isfinite(relative) or relative > LIMITS.get(precision, np.inf):
             raise StreamspecError(
                 f"the exported graph's {part} logits differ from PyTorch by {relative:.2g} of their spread",
-                f"at most {FP32_LIMIT:g}", "report this base: its graph is not computed correctly",
+                f"at most {LIMITS.get(precision, 1):g}", "report this base: its graph is not computed correctly",
             )
 
 

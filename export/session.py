@@ -12,21 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from streamspec.bundle import FLOAT_ROWS
 from streamspec.export.builder import Array
 from streamspec.trees import MASKED
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
-def open_session(model: Path, threads: int = 0, **entries: str) -> Any:
-    """A CPU session as the runtime opens it. `entries`: session configuration."""
+def open_session(model: Path, threads: int = 0, static: bool = False, **entries: str) -> Any:
+    """A CPU session as the runtime opens it for a graph of changing or of fixed shapes. `entries`: further session configuration."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.enable_mem_pattern = False
     options.intra_op_num_threads = threads
-    for key, value in entries.items():
+    for key, value in ((FLOAT_ROWS if static else {}) | entries).items():
         options.add_session_config_entry(key, value)
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
@@ -120,15 +121,17 @@ class StaticStepper:
         logits = out.pop("raw_logits")[:n]
         return out | {"choices": out["choices"][:n], "logits": logits}
 
-    def prefill(self, tokens: Array, *, forced_node: int = -1, **options: Any) -> dict[str, Array]:
-        """Causal chunks; `length` grows by all. `forced_node` counts from the first of `tokens` and lies in the last chunk."""
+    def prefill(self, tokens: Array, *, forced_node: int = -1, rows: Array | None = None, **options: Any) -> dict[str, Array]:
+        """Causal chunks; `length` grows by all. `forced_node` counts from the first of `tokens` and lies in the last chunk; so do `rows`, whose
+        choices and logits are given (default: all)."""
         parts: list[dict[str, Array]] = []
         for start in range(0, len(tokens), self.rows):
             chunk = tokens[start : start + self.rows]
             mask = np.where(np.tri(len(chunk), dtype=bool), 0, MASKED)
             parts.append(self.step(chunk, np.arange(len(chunk)), mask, forced_node=min(max(0, forced_node - start), len(chunk) - 1), **options))
             self.length += len(chunk)
-        return parts[-1] | {name: np.concatenate([part[name] for part in parts]) for name in ("choices", "logits")}
+        asked = slice(None) if rows is None else rows
+        return parts[-1] | {name: np.concatenate([part[name] for part in parts])[asked] for name in ("choices", "logits")}
 
 
 def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> Stepper | StaticStepper:

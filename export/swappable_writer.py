@@ -18,7 +18,7 @@ import onnx
 from tokenizers import Tokenizer
 
 from streamspec import __version__
-from streamspec.adapter import Adapter, read_adapter
+from streamspec.adapter import TASK_CONFIG, Adapter, read_adapter, read_json
 from streamspec.adapters.base import Base, resolve_base
 from streamspec.atomic import new_folder
 from streamspec.bundle import (
@@ -37,7 +37,7 @@ from streamspec.bundle import (
     plain_name,
     verify_files,
 )
-from streamspec.errors import AdapterError, ConfigError
+from streamspec.errors import AdapterError, BundleError, ConfigError
 from streamspec.export.arrays import NO_SATURATION, Array, quantise_rows
 from streamspec.export.bundle_writer import DATA, DEFAULT_ROWS, Parts, Progress, describe_bundle, to_stderr, weights
 from streamspec.export.card import write_card
@@ -75,6 +75,8 @@ def export_swappable(
     The graph has room for the drafters of these adapters, and for any that has no more (`adapt`). `precision`, `progress` and errors as for
     `export_bundle`; AdapterError also for drafters other than streams and for a LoRA that is more than low-rank updates of linear maps.
     """
+    if precision == "fp16":
+        raise ConfigError("a swappable bundle in fp16", "fp32, int8 or int4: it runs on CPUs", "choose one of them")
     say, kind = progress or to_stderr, precision_named(precision)
     found = resolve_base(base, say)
     described = {_name(Path(path).resolve().name): read_adapter(Path(path)) for path in adapters}
@@ -137,8 +139,12 @@ def adapt(
     found = resolve_base(base or manifest.base.id, say)
     if found.sha256 != manifest.base.sha256:
         raise AdapterError(f"{found.id} (weights {found.sha256[:12]})", f"the bundle's base, {manifest.base.id} (weights {manifest.base.sha256[:12]})", "name it with --base")
-    tokens = passage(Tokenizer.from_file(str(folder / TOKENIZER)), manifest.model.vocab_size, manifest.model.context_length)
-    opened = _Bundle(manifest, open_session(folder / MODEL), tokens, Scales.load(folder / SCALES) if SCALES in manifest.files else Scales())
+    try:
+        tokenizer, session = Tokenizer.from_file(str(folder / TOKENIZER)), open_session(folder / MODEL)
+    except Exception as error:  # neither library has a class of its own for this
+        raise BundleError(f"{folder}: {error}", "a tokenizer and a graph that load", "export the bundle again") from None
+    tokens = passage(tokenizer, manifest.model.vocab_size, manifest.model.context_length)
+    opened = _Bundle(manifest, session, tokens, Scales.load(folder / SCALES) if SCALES in manifest.files else Scales())
     with new_folder(target) as staging:
         say("loading the base with the adapter, asking PyTorch")
         _write(staging, opened, found, described)
@@ -172,8 +178,6 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     parity = check_parity(bundle.session, expect(model, streams, bundle.tokens), manifest.precision, brought)
     nodes = read_nodes(adapter, streams.gamma, room.candidates) if streams else ()
     ranks = {"task": max((len(a) for a, _ in task.values()), default=0), "streams": max((len(a) for a, _ in streams.lora.values()), default=0) if streams else 0}
-    if ranks["task"] > PIECE:
-        raise AdapterError(f"{adapter.path}: a task LoRA of rank {ranks['task']}", f"at most {PIECE}: longer sums depend on a row's siblings", "cut it with `streamspec shrink`")
     packed = ort.AdapterFormat()
     packed.set_adapter_version(1)
     packed.set_model_version(1)
@@ -257,6 +261,18 @@ def _check(adapter: Adapter, base: str, sha256: str) -> None:
     adapter.check_base(base, sha256)
     if adapter.method not in METHODS:
         raise AdapterError(f"{adapter.path}: a drafter of method {adapter.method}", " or ".join(METHODS), "export it merged, without --swappable")
+    rank = _rank(adapter)
+    if rank > PIECE:
+        raise AdapterError(f"{adapter.path}: a task LoRA of rank {rank}", f"at most {PIECE}: longer sums depend on a row's siblings", "cut it with `streamspec shrink`")
+
+
+def _rank(adapter: Adapter) -> int:
+    """The largest of the task LoRA, as PEFT's configuration says."""
+    if not adapter.has_task_lora:
+        return 0
+    config = read_json(adapter.path / TASK_CONFIG)
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    return max((rank for rank in ranks if isinstance(rank, int)), default=0)
 
 
 def _name(name: str) -> str:

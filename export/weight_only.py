@@ -60,7 +60,7 @@ class StaticInt4(StaticInt8):
     def _blocked(self, store: WeightStore, weight: Weight) -> tuple[str, str, str]:
         """uint4 [in, out], scales and uint4 zero points [in / block, out]."""
         if weight.columns % self.block:
-            raise ConfigError(f"{weight.name} with {weight.columns} inputs", f"a multiple of {self.block} for int4 in such blocks", "use --precision int8")
+            raise ConfigError(f"{weight.name} with {weight.columns} inputs", f"a multiple of {self.block} for int4 in such blocks", f"use --block-size {BLOCKS[0]}" if self.block > BLOCKS[0] else "use --precision int8")
         names = (f"{weight.name}.uint4", f"{weight.name}.scale", f"{weight.name}.zero")
         if names[0] not in store:
             packed, scale, zeros = quantise_blocks(weight.load(), 4, self.block)

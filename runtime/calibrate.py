@@ -182,7 +182,7 @@ def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
 
 def _most_context(engine: OrtEngine) -> int:
     """Tokens in the cache that leave room for the largest tree measured."""
-    return engine.context_length - max(ROWS) - engine.gamma - 1
+    return engine.context_length - (engine.rows or max(ROWS)) - engine.gamma - 1
 
 
 def _row_counts(fixed: int | None, available: int) -> list[int]:

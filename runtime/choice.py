@@ -13,7 +13,7 @@ from streamspec.runtime.calibrate import Calibration, calibrated, remembered
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.machine import physical_cores
 from streamspec.runtime.probe import check_probe
-from streamspec.runtime.providers import CPU, PROVIDERS, Chosen, find, flavour, named
+from streamspec.runtime.providers import CPU, Chosen, fitting, flavour, named
 from streamspec.runtime.static import StaticEngine
 
 AUTO = "auto"
@@ -56,19 +56,22 @@ class _Search:
     def __init__(self, folder: Path, manifest: Manifest, threads: int | None, spin: bool, cache_dir: str | Path | None) -> None:
         self.folder, self.manifest, self.spin, self.cache_dir = folder, manifest, spin, cache_dir
         self.threads = threads if threads is not None else physical_cores()
-        self.passed_over: dict[str, str] = {}  # installed, with the reason
+        self.fitting, self.passed_over = fitting(flavour(manifest))  # the latter installed, each with the reason
 
     def best(self) -> OrtEngine:
-        fitting = self._fitting()
-        if fitting == [CPU.name]:
+        if self.fitting == [CPU.name]:
             return self._open(CPU.name)
         speeds: dict[str, float] = {}
         held: OrtEngine | None = None  # the fastest of those that had to be opened
-        for name in fitting:
+        for name in self.fitting:
             known = remembered(name, self.threads, self.manifest, self.cache_dir)
             engine = self._tried(name) if known is None else None
             if engine is not None:
-                known = calibrated(engine, self.manifest, self.cache_dir)
+                try:
+                    known = calibrated(engine, self.manifest, self.cache_dir)
+                except StreamspecError as error:  # right for the probe, and then not
+                    self.passed_over[name] = one_line(error.found, 200)
+                    continue
             if known is not None:
                 speeds[name] = speed(known)
             if engine is not None and (held is None or speeds[name] > speeds[held.provider]):
@@ -81,17 +84,6 @@ class _Search:
                         self.passed_over[other] = f"{speeds[other]:.0f} tokens/s expected, {name} {speeds[name]:.0f}"
                 return engine
         return self._open(CPU.name)  # says what is wrong
-
-    def _fitting(self) -> list[str]:
-        """Names of those that can be used and have the operators; the others' reasons are noted."""
-        out = []
-        for name, provider in PROVIDERS.items():
-            found = find(provider, flavour(self.manifest))
-            if not found.why_not:
-                out.append(name)
-            elif found.installed:
-                self.passed_over[name] = found.why_not
-        return out
 
     def _tried(self, name: str) -> OrtEngine | None:
         try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from streamspec.errors import BundleError
 from streamspec.runtime.kv import FIRST_CAPACITY, keep_rows
 
 Pair = tuple[Any, Any]
@@ -58,7 +59,10 @@ class DeviceCache:
                 for name, array in ((f"rows{suffix}", sources), (f"start{suffix}", targets[:1])):
                     held.append(self._value(np.ascontiguousarray(array)))
                     self._binding.bind_ortvalue_input(name, held[-1])
-            self._mover.run_with_iobinding(self._binding)
+            try:
+                self._mover.run_with_iobinding(self._binding)
+            except Exception as error:
+                raise BundleError(f"rows of the cache cannot be moved: {error}", "a graph that moves them", "export the bundle again") from error
         self.length += len(path)
 
     def views(self) -> list[Pair]:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from streamspec import __version__, cache
-from streamspec.bundle import Manifest, verify_files
+from streamspec.bundle import Manifest
 from streamspec.errors import StreamspecError
 from streamspec.runtime import pages
 from streamspec.runtime.calibrate import measure
 from streamspec.runtime.choice import open_on
 from streamspec.runtime.machine import cpu_model, instruction_sets, logical_cores, memory, physical_cores
-from streamspec.runtime.providers import PROVIDERS, find, flavour, import_onnxruntime
+from streamspec.runtime.providers import PROVIDERS, find, import_onnxruntime
 from streamspec.runtime.saturation import products_saturate
 
 PLAIN = ((0, 0, 1.0),)  # the tree of one row
@@ -53,11 +53,6 @@ def providers() -> list[dict[str, Any]]:
     ]
 
 
-def fitting(manifest: Manifest) -> list[str]:
-    """The providers that can be used here and have the operators of such a bundle."""
-    return [name for name, provider in PROVIDERS.items() if not find(provider, flavour(manifest)).why_not]
-
-
 def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None = None) -> dict[str, Any]:
     """Opens the bundle on this provider, runs its probe and times a plain step.
 
@@ -69,11 +64,6 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
     except StreamspecError as error:
         return {"name": provider, "right": False, "verdict": error.found, "plain_ms": None, "on_cpu": None}
     return {"name": provider, "right": True, "verdict": "right", "plain_ms": round(1000 * costs[1], 3), "on_cpu": engine.on_cpu}
-
-
-def read_bundle(folder: Path) -> Manifest:
-    """Its files checked against their hashes. Raises BundleError."""
-    return verify_files(folder)
 
 
 def _onnxruntime() -> dict[str, Any]:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from streamspec.acceptance import MAX_GAMMA
-from streamspec.bundle import COMPACT, Manifest, Room
-from streamspec.errors import BundleError, ConfigError
+from streamspec.bundle import COMPACT, FLOAT_ROWS, Manifest, Room
+from streamspec.errors import BundleError, ConfigError, ProviderError
+from streamspec.runtime.binding import TYPES, Binding
 from streamspec.runtime.device import DeviceCache
 from streamspec.runtime.drafting import GrownGuesses, PlaceGuesses
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
@@ -32,8 +33,6 @@ from streamspec.trees import MASKED, DraftTree
 CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
 NO_LIMIT = np.array([-np.inf], np.float32)
-SMALL = 64  # input buffers of up to this many rows are kept for reuse
-_TYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_}
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
 _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
@@ -76,7 +75,7 @@ class OrtEngine:
         self._adapter: Mapping[str, Any] = {}
         self.cache = self._empty_cache(manifest, dtype, model)
         self._binding = self._bind()
-        self._scoring: _Binding | None = None
+        self._scoring: Binding | None = None
         self._options = self._ort.RunOptions()
         self._options.add_run_config_entry("gpu_graph_id", "-1")  # no capture, as by default; asked for in every call, and 80 us where it is not set
         self._options.log_severity_level = 4
@@ -98,8 +97,8 @@ class OrtEngine:
         self.rewind(0)
         self._kept = None
 
-    def _bind(self, adapter: Mapping[str, Any] | None = None) -> _Binding:
-        return _Binding(self._ort, self._session, self.cache, self._adapter if adapter is None else adapter)
+    def _bind(self, adapter: Mapping[str, Any] | None = None) -> Binding:
+        return Binding(self._ort, self._session, self.cache, self._adapter if adapter is None else adapter, in_place=named(self.provider).ort == CPU.ort)
 
     def _describe(self, manifest: Manifest) -> None:
         """What the drafter is."""
@@ -218,7 +217,10 @@ class OrtEngine:
             return KeyValueCache(layers, shape.kv_heads, shape.head_dim, limit, dtype)
         mover = self._open(model.parent / COMPACT, flavour(manifest), spin=False, profile=None)
         check_placement(mover, provider)
-        return DeviceCache(self._ort, mover, provider.memory, layers, shape.kv_heads, shape.head_dim, limit)
+        try:
+            return DeviceCache(self._ort, mover, provider.memory, layers, shape.kv_heads, shape.head_dim, limit)
+        except Exception as error:  # no memory, or a graph that moves something else
+            raise ProviderError(f"provider {provider.name} cannot hold the cache: {error}", "room for it on the device", "choose provider cpu") from None
 
     def _make_room(self, rows: int) -> None:
         """Makes room for `rows` rows and the streams', and tells the bindings where the cache lies."""
@@ -246,7 +248,7 @@ class OrtEngine:
             "keep_above": NO_LIMIT,
         }
 
-    def _bind_inputs(self, binding: _Binding, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> None:
+    def _bind_inputs(self, binding: Binding, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> None:
         for name, value in inputs.items():
             binding.input(name, value)
         if self.gamma:
@@ -254,7 +256,7 @@ class OrtEngine:
             binding.input("forced_node", np.array([forced_node]))
             binding.input("forced_root", np.array([-1]))
 
-    def _bind_choice(self, binding: _Binding, positions: np.ndarray) -> None:
+    def _bind_choice(self, binding: Binding, positions: np.ndarray) -> None:
         """What the rows at `positions` need for choosing the token behind them."""
         sampling = self._sampling
         if sampling.random:
@@ -295,7 +297,7 @@ class OrtEngine:
             raise BundleError(f"a graph that chose {choices.tolist()}", f"tokens 0..{self.vocab_size - 1}", "export the bundle again")
         return choices.copy()
 
-    def _run(self, binding: _Binding) -> None:
+    def _run(self, binding: Binding) -> None:
         if self._cancelled.is_set():
             raise Cancelled
         started = time.perf_counter()
@@ -314,19 +316,10 @@ class OrtEngine:
         found = usable(named(self.provider), wanted)
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
-        options = self._ort.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.inter_op_num_threads = 1
+        options = self._options_for(spin)
         if profile is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(profile)
-        options.enable_mem_pattern = False  # changing shapes would grow a pattern each
-        options.enable_cpu_mem_arena = False  # no slower, and 23 MB smaller (docs/decisions.md)
-        options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
-        options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
-        if self.rows is not None:  # fixed shapes: else 8-bit kernels that round rows, and with them the small differences of plain and drafted rows
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
             with huge_pages():
                 return self._ort.InferenceSession(str(model), options, providers=prepare(self._ort, found, options, self.threads))
@@ -337,6 +330,20 @@ class OrtEngine:
                 "a graph it can run",
                 "export the bundle again or update onnxruntime",
             ) from None
+
+    def _options_for(self, spin: bool) -> Any:
+        """Session options, whatever computes."""
+        options = self._ort.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.enable_mem_pattern = False  # changing shapes would grow a pattern each
+        options.enable_cpu_mem_arena = False  # no slower, and 23 MB smaller (docs/decisions.md)
+        options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+        options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
+        for key, value in FLOAT_ROWS.items() if self.rows is not None else ():
+            options.add_session_config_entry(key, value)
+        return options
 
     def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
         """Names of the inputs that the graph must have and of its outputs."""
@@ -355,7 +362,7 @@ class OrtEngine:
     def _check_interface(self, manifest: Manifest) -> np.dtype:
         """The graph's names and cache shape against the manifest; returns the cache's type."""
         inputs, outputs = (
-            {value.name: value for value in side if value.type in _TYPES}
+            {value.name: value for value in side if value.type in TYPES}
             for side in (self._session.get_inputs() + self._session.get_overridable_initializers(), self._session.get_outputs())
         )
         wanted, produced = self._interface(manifest)
@@ -375,80 +382,12 @@ class OrtEngine:
             raise BundleError(f"a cache of shape {cache.shape}", f"{model.kv_heads} heads of {model.head_dim}", "export the bundle again")
         if cache.type not in ("tensor(float)", "tensor(float16)"):
             raise BundleError(f"a cache of type {cache.type}", "float or float16", "export the bundle again")
-        return np.dtype(_TYPES[cache.type])
-
+        return np.dtype(TYPES[cache.type])
 
     def _adapter_inputs(self) -> dict[str, Any]:
         """By name, the inputs of a swappable graph that belong to adapters."""
         own = {*_NEEDED, *_CHOICE_INPUTS, *_STREAM_INPUTS, *_PRUNING_INPUTS, "forced_root"}
         return {value.name: value for value in self._session.get_overridable_initializers() if value.name not in own}
-
-
-class _Binding:
-    """One IOBinding and the numpy buffers behind it. `adapter`: further inputs, which stay as they are."""
-
-    def __init__(self, ort: Any, session: Any, cache: KeyValueCache | DeviceCache, adapter: Mapping[str, Any]) -> None:
-        self.io = session.io_binding()
-        self._value = ort.OrtValue.ortvalue_from_numpy
-        every = session.get_inputs() + session.get_overridable_initializers()
-        self._types = {i.name: _TYPES[i.type] for i in [*every, *session.get_outputs()] if i.type in _TYPES}
-        self._names = {i.name for i in every}
-        self._bound: dict[str, tuple[int, ...]] = {}
-        self._buffers: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}
-        self._large: dict[str, tuple[np.ndarray, Any]] = {}  # keeps what is bound alive
-        self._cache: Any = None
-        self._adapter = adapter  # the binding does not keep it alive
-        for name, value in adapter.items():
-            self.io.bind_ortvalue_input(name, value)
-        self.follow(cache)
-
-    def follow(self, cache: KeyValueCache | DeviceCache) -> None:
-        """Binds the cache as past, and as present in graphs that write it, where it is not bound yet."""
-        if self._cache is cache.data:
-            return
-        for i, pair in enumerate(cache.views()):
-            for kind, view in zip(("key", "value"), pair, strict=True):
-                value = self._value(view) if isinstance(view, np.ndarray) else view
-                self.io.bind_ortvalue_input(f"past_key_values.{i}.{kind}", value)
-                if f"present.{i}.{kind}" in self._types:
-                    self.io.bind_ortvalue_output(f"present.{i}.{kind}", value)
-        self._cache = cache.data
-
-    def has(self, name: str) -> bool:
-        """Whether the graph has an input of this name."""
-        return name in self._names
-
-    def input(self, name: str, value: np.ndarray) -> None:
-        """Sets an input the graph has; other names are ignored (plain graphs know no `parents`)."""
-        if name in self._names:
-            buffer = self._buffer(name, value.shape, self.io.bind_ortvalue_input)
-            buffer[...] = value
-
-    def output(self, name: str, target: tuple[int, ...] | np.ndarray) -> np.ndarray:
-        """Binds an output to a reused buffer of this shape, or to the given array; returns the array."""
-        if isinstance(target, np.ndarray):
-            value = self._value(target)
-            self.io.bind_ortvalue_output(name, value)
-            self._large[name] = (target, value)
-            return target
-        return self._buffer(name, target, self.io.bind_ortvalue_output)
-
-    def _buffer(self, name: str, shape: tuple[int, ...], bind: Any) -> np.ndarray:
-        held = self._buffers.get((name, shape))
-        if held is None and self._bound.get(name) == shape:
-            held = self._large[name]
-        if held is None:
-            array = np.zeros(shape, dtype=self._types[name])
-            held = (array, self._value(array))
-            if max(shape, default=0) <= SMALL:
-                self._buffers[name, shape] = held
-            else:
-                self._large[name] = held
-            self._bound.pop(name, None)
-        if self._bound.get(name) != shape:
-            bind(name, held[1])
-            self._bound[name] = shape
-        return held[0]
 
 
 def causal_mask(n: int) -> np.ndarray:

@@ -56,7 +56,7 @@ def _check_tree(engine: OrtEngine, manifest: Manifest, ids: list[int], chain: np
 
     `chain` [n, V]: the prompt's logits. The prompt's rows are in the engine's cache.
     """
-    rows = getattr(getattr(manifest, "static", None), "rows", 2 * DEPTH)  # all that a graph of one shape has
+    rows = engine.rows or 2 * DEPTH  # all that a graph of one shape has
     tree, vocab = two_branches(min(DEPTH, len(ids), (rows + 1) // 2)), manifest.model.vocab_size
     right = tree.path(len(tree) - 1)
     past = len(ids) - len(right)

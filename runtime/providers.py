@@ -177,6 +177,12 @@ def find(provider: Provider, wanted: str = "") -> Found:
     return Found(provider, True, devices=devices)
 
 
+def fitting(wanted: str) -> tuple[list[str], dict[str, str]]:
+    """Names of the providers that can be used here and run this flavour; and of others that are installed, with the reason."""
+    found = {name: find(provider, wanted) for name, provider in PROVIDERS.items()}
+    return [name for name, one in found.items() if not one.why_not], {name: one.why_not for name, one in found.items() if one.installed and one.why_not}
+
+
 def usable(provider: Provider, wanted: str = "") -> Found:
     """The same. Raises ProviderError where it cannot be used."""
     found = find(provider, wanted)

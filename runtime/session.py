@@ -149,6 +149,7 @@ class Session:
         sampling: Sampling = GREEDY,
     ) -> Iterator[Chunk]:
         """As `generate`, one chunk per model call. The prompt is checked at once, not at the first chunk."""
+        swaps = self._swaps  # before anything of the adapter is read: another thread may swap it
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens {max_new_tokens!r}", "a whole number of at least 1", "correct it")
         stops = [stop] if isinstance(stop, str) else list(stop)
@@ -171,7 +172,7 @@ class Session:
             ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning, in_place=fixed is None,
             plain=self.speculation if speculate else "off (asked for plain decoding)", **calibrated,
         )  # fmt: skip
-        return self._chunks(ids, plan, stops, self._swaps)
+        return self._chunks(ids, plan, stops, swaps)
 
     def cancel(self) -> None:
         """Ends the generation under way, from any thread; its last chunk says "cancelled". Without one, does nothing."""

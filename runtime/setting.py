@@ -58,7 +58,7 @@ def settle(engine: OrtEngine, manifest: Manifest, asked: Asked, adapter: str | N
     pruning = asked.pruning if manifest.streams is not None and manifest.streams.pruning else None
     if (manifest.trees is not None or asked.ngram) and asked.tree not in ("plain", 1):
         if isinstance(asked.tree, int):
-            rows = asked.tree
+            rows = min(asked.tree, engine.rows or asked.tree)
         else:
             calibration = calibrated(engine, manifest, asked.cache_dir)
             rows = max(calibration.costs) if calibration.rows > 1 else 1

@@ -38,6 +38,7 @@ class StaticEngine(OrtEngine):
         """Raises as `OrtEngine`."""
         assert manifest.static is not None
         self.rows = manifest.static.rows
+        self._spin = spin
         super().__init__(model, manifest, threads, provider, spin, profile)
         self._choice = self._open_choice(model.parent / CHOICE)
         kept = self._kept_rows.data
@@ -97,6 +98,7 @@ class StaticEngine(OrtEngine):
         binding.input("parents", parents)
         binding.input("forced_node", np.array([forced_node]))
         binding.input("forced_root", np.array([-1]))
+        binding.follow(self.cache)
         self._run(binding)
 
     def _sample(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
@@ -110,6 +112,8 @@ class StaticEngine(OrtEngine):
             choices: np.ndarray = self._choice.run(["choices"], feed)[0]
         except Exception as error:
             raise BundleError(f"{CHOICE} failed: {error}", "a graph that chooses tokens", "export the bundle again") from None
+        if not isinstance(choices, np.ndarray) or choices.shape != rows.shape or choices.dtype != np.int64:
+            raise BundleError(f"a {CHOICE} that chose {str(choices)[:100]}", f"{len(rows)} tokens", "export the bundle again")
         return choices
 
     # ---- what is fixed
@@ -140,11 +144,8 @@ class StaticEngine(OrtEngine):
         return [self._binding.output(name, form) for name, form in forms]
 
     def _open_choice(self, file: Path) -> Any:
-        options = self._ort.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        options.log_severity_level = 4
         try:
-            return self._ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+            return self._ort.InferenceSession(str(file), self._options_for(self._spin), providers=["CPUExecutionProvider"])
         except Exception as error:
             raise BundleError(f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}", "a graph it can run", "export the bundle again") from None
 

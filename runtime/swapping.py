@@ -18,6 +18,7 @@ from streamspec import swappable
 from streamspec.bundle import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.providers import import_onnxruntime
 from streamspec.runtime.setting import Asked, Setting, settle
 
 
@@ -45,8 +46,8 @@ class Swapper:
         """From now on the engine computes with this adapter, None: the base alone. Raises AdapterError; all is then as before."""
         chosen, before, engine = self._read(adapter), self._now, self.engine
         key = chosen.manifest.to_json()
-        engine.use(chosen.manifest, chosen.tensors)
         try:
+            engine.use(chosen.manifest, chosen.tensors)
             engine.reset()
             engine.prefill([0], draft=0 < engine.gamma < engine.context_length)  # runs with sizes that fit, or not at all
             engine.reset()
@@ -74,10 +75,8 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> d
 
     Raises AdapterError where names, types, sizes or numbers are not what the graph and the manifest ask for.
     """
-    import onnxruntime
-
     try:
-        values = dict(onnxruntime.AdapterFormat.read_adapter(str(file)).get_parameters())
+        values = dict(import_onnxruntime().AdapterFormat.read_adapter(str(file)).get_parameters())
     except Exception as error:  # ONNX Runtime has no class of its own for this
         raise AdapterError(f"{file}: {error}", "an adapter of ONNX Runtime", swappable.AGAIN) from None
     streams = manifest.streams

@@ -27,6 +27,7 @@ from streamspec.trees import DraftTree
 FORMAT_VERSION = 3  # 2: the graph samples; 3: its logits come with their scale beside them
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
 CHOICE = "choose.onnx"  # of a static bundle: the choice of tokens where it is not greedy
+FLOAT_ROWS = {"session.disable_quant_qdq": "1"}  # session entries of a static graph on the CPU: else kernels that round rows to 8 bits
 COMPACT = "compact.onnx"  # of a bundle for a device: moves rows of the cache where it lies
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down
@@ -155,9 +156,15 @@ class Manifest:
     provider: str = "cpu"
     parity: dict[str, Any] = field(default_factory=dict)
     weights_bytes: int = 0
+    block_size: int | None = None  # of int4: weights that share a scale
     tools: dict[str, str] = field(default_factory=dict)
     files: dict[str, FileInfo] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
+
+    @property
+    def rounding(self) -> str:
+        """The precision in words."""
+        return self.precision + (f" in blocks of {self.block_size}" if self.block_size else "")
 
     def check_prunes(self) -> None:
         """Raises ConfigError for a bundle without an early exit."""
@@ -217,6 +224,7 @@ class Manifest:
             provider=raw.text("provider", 64),
             parity=dict(raw.items("parity", 1000)),
             weights_bytes=raw.integer("weights_bytes", 0, 1 << 50),
+            block_size=raw.integer("block_size", 1, 1 << 16) if raw.optional("block_size") else None,
             tools={k: str(v) for k, v in raw.items("tools", 100)},
             files=files,
             format_version=version,

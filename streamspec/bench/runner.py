@@ -40,14 +40,14 @@ def bench(
     provider: str = "auto",
     save_outputs: str | Path | None = None,
     ngram: bool = True,
-    use: str | Path | None = None,
+    adapter: str | Path | None = None,
     sampling: Sampling = GREEDY,
 ) -> Report:
     """Measures `bundle` on at most `limit` rows of the JSONL file `prompts`.
 
     `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree sizes
     to force one after the other. `prune`: chances below which rows of a draft stop at the early exit, one after the other. `provider`: of
-    all bundles. `use`: the adapter of a swappable bundle. `ngram`: also draft what followed earlier in the text. `sampling`, where random, needs a
+    all bundles. `adapter`: of a swappable bundle. `ngram`: also draft what followed earlier in the text. `sampling`, where random, needs a
     seed, so that all sides draw alike. `save_outputs`: JSONL file for the answers, for `compare`. Raises StreamspecError for
     prompts or bundles that cannot be read.
     """
@@ -60,7 +60,7 @@ def bench(
         raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")
     from streamspec.runtime import load
 
-    session = load(bundle, threads=threads, provider=provider, tree=tree, ngram=ngram, adapter=use)
+    session = load(bundle, threads=threads, provider=provider, tree=tree, ngram=ngram, adapter=adapter)
     if rows and session.manifest.trees is None:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     check_length(cases, session)

@@ -75,7 +75,7 @@ def command(
     report = bench(
         bundle, prompts, limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, also=also or (),
         rows=parse_rows(rows), prune=parse_chances(prune), tree=int(tree) if tree.isdecimal() else tree, threads=threads, provider=provider, save_outputs=save_outputs,
-        ngram=not no_ngram, use=use, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
+        ngram=not no_ngram, adapter=use, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
     )  # fmt: skip
     if as_json:
         print(json.dumps(report.to_json()))

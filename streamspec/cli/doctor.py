@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from streamspec.bundle import verify_files
 from streamspec.cli.options import Threads
 
 Rows = Sequence[Sequence[str]]
@@ -25,13 +26,14 @@ def command(
     """
     from streamspec.progress import track
     from streamspec.runtime import doctor
+    from streamspec.runtime.providers import fitting, flavour
 
     machine = doctor.machine()
     found = doctor.providers() if machine["onnxruntime"] else []
     tried: list[dict[str, Any]] | None = None
     if bundle is not None:
-        manifest = doctor.read_bundle(bundle)
-        names = doctor.fitting(manifest)
+        manifest = verify_files(bundle)
+        names, _ = fitting(flavour(manifest))
         tried = [doctor.examine(bundle, manifest, name, threads) for name in track(names, "providers", len(names))]
     if as_json:
         print(json.dumps({"machine": machine, "providers": found, "bundle": tried}))

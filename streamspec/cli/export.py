@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from streamspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamspec.export import HeldOut
+
+NEW_TOKENS = 128  # of an answer
 
 
 def command(
@@ -41,9 +46,9 @@ def command(
         bool, typer.Option("--plain-genai", help="Write a folder that onnxruntime-genai runs as an ordinary model, without a drafter.")
     ] = False,
     val: Annotated[
-        Path | None, typer.Option(help="Held-out rows (JSONL): measures what the precision costs, before the bundle appears.", show_default=False)
+        Path | None, typer.Option(help="Held-out rows (JSONL): also say what the precision costs, and how well the bundle answers.", show_default=False)
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows of --val.")] = 20,
+    limit: Annotated[int | None, typer.Option(min=1, help="Rows of --val; default: 20.", show_default=False)] = None,
     swappable: Annotated[
         bool, typer.Option("--swappable", help="Keep adapters beside the base's weights, to be swapped while the bundle runs.")
     ] = False,
@@ -52,38 +57,60 @@ def command(
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
-    from streamspec.export import HeldOut, Target, export_bundle, export_genai, export_swappable
 
-    adapters = adapter or []
+    from streamspec.export import Target, export_bundle, export_genai, export_swappable
+    from streamspec.export.quality import LIMIT, HeldOut
+
+    adapters, shape = adapter or [], Target(target, static, rows, context)
     if len(adapters) > 1 and not swappable:
         raise ConfigError(f"{len(adapters)} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
-    kinds = [name for name, asked in (("--swappable", swappable), ("--static", static or target != "cpu"), ("--plain-genai", plain_genai)) if asked]
-    if len(kinds) > 1:
-        raise ConfigError(" and ".join(kinds), "one of them", "leave the others out")
-    if kinds and (val or block_size) and not static:
-        raise ConfigError(f"{kinds[0]} and {'--val' if val else '--block-size'}", "one of them", "leave one out")
-    if swappable and stream_weights != "merged":
-        raise ConfigError(f"--swappable and --stream-weights {stream_weights}", "one of them: LoRA that are swapped are products of their own", "leave one out")
+    if limit is not None and val is None:
+        raise ConfigError("--limit without --val", "both", "add --val")
+    shaped = "--static" if static else f"--target {target}" if shape.name != "cpu" else ""
+    given = {
+        "--val": val, "--block-size": block_size, "--stream-weights": stream_weights if stream_weights != "merged" else None, shaped: shaped or None,
+        "--plain-genai": plain_genai or None if swappable else None,
+    }  # fmt: skip
+    for name in (name for name, value in given.items() if value is not None and (swappable or plain_genai)):
+        raise ConfigError(f"{'--swappable' if swappable else '--plain-genai'} and {name}", "one of them", "leave one out")
     one = adapters[0] if adapters else None
     if plain_genai:
         report = export_genai(base, one, out, precision=precision, force=force)
         print(json.dumps({"out": str(out), **report}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
+    answers: dict[str, float] = {}
     if swappable:
         export_swappable(base, adapters, out, precision=precision, force=force)
     else:
-        export_bundle(
-            base, one, out, precision=precision, force=force, stream_weights=stream_weights, held_out=HeldOut(val, limit) if val else None,
-            block_size=block_size, target=Target(target, static, rows, context),
+        held_out = HeldOut(val, limit or LIMIT) if val else None
+        if held_out is not None:
+            import rouge_score  # noqa: F401 - judges answers in the end, and may be missing
+
+        manifest = export_bundle(
+            base, one, out, precision=precision, force=force, stream_weights=stream_weights, held_out=held_out, block_size=block_size, target=shape
         )
+        if held_out is not None:
+            answers = answered(out, held_out, manifest.trees.default_rows if manifest.trees else 0)
 
     from streamspec.cli.inspect import describe
 
     _, facts = describe(out)
     if as_json:
-        print(json.dumps({"out": str(out), **dict(facts)}))
-    else:
-        for name, value in facts:
-            if name.startswith("parity: "):
-                print(f"{name.removeprefix('parity: ')}: {value}")
-        print(f"wrote {out}; look at it with: streamspec inspect {out}")
+        print(json.dumps({"out": str(out), **dict(facts), **({"answers": answers} if answers else {})}))
+        return
+    for name, value in facts:
+        if name.startswith("parity: "):
+            print(f"{name.removeprefix('parity: ')}: {value}")
+    if answers:
+        print("answers: " + ", ".join(f"{name} {value:.4g}" for name, value in answers.items()))
+    print(f"wrote {out}; look at it with: streamspec inspect {out}")
+
+
+def answered(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, float]:
+    """Of the bundle's own greedy answers on the CPU: `tokens_per_step` with a tree of so many rows (0: no drafter) and without n-grams, and `em`,
+    `rouge1`, `rouge2`, `rougeL` where the rows have references. Nothing of it depends on a clock."""
+    from streamspec.bench import bench
+
+    report = bench(bundle, held_out.path, held_out.limit, NEW_TOKENS, repeats=1, tree=tree_rows or "plain", provider="cpu", ngram=False)
+    drafted = {"tokens_per_step": report.speculative.tokens_per_step} if tree_rows else {}
+    return drafted | {name: float(value) for name, value in report.quality.get("plain", {}).items()}

@@ -10,9 +10,8 @@ import typer
 
 from streamspec import swappable
 from streamspec.adapter import ACCEPTANCE, STREAM_CONFIG, TASK_CONFIG, TASK_WEIGHTS, read_adapter, read_json
-from streamspec.bundle import DRAFT_LAYERS, StreamsInfo
+from streamspec.bundle import DRAFT_LAYERS, Manifest, StreamsInfo
 from streamspec.errors import StreamspecError, one_line
-from streamspec.swappable import SwappableAdapter
 
 Rows = list[tuple[str, str]]
 
@@ -59,7 +58,7 @@ def _bundle(path: Path) -> Rows:
     rows: Rows = [
         ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
         ("method", " / ".join(str(x) for x in (manifest.method, manifest.recipe) if x)),
-        ("precision", f"{manifest.precision}, opset {manifest.opset}, for {manifest.provider}"),
+        ("precision", f"{manifest.rounding}, opset {manifest.opset}, for {manifest.provider}"),
         (
             "model",
             f"{model.layers} layers, hidden {model.hidden_size}, vocabulary {model.vocab_size}, context {model.context_length}",
@@ -79,7 +78,7 @@ def _bundle(path: Path) -> Rows:
         rows.append(("static", f"{manifest.static.rows} rows in every call, a cache of {manifest.static.slots} tokens"))
     if manifest.swappable is not None:
         rows.append(("adapters", f"to be swapped in; room for {manifest.swappable}"))
-        rows += [("adapter: " + name, _swappable(swappable.read(swappable.find(path, name), manifest))) for name in swappable.names(path)]
+        rows += [("adapter: " + name, _swappable(path, name, manifest)) for name in swappable.names(path)]
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
@@ -90,7 +89,11 @@ def _bundle(path: Path) -> Rows:
     return rows
 
 
-def _swappable(adapter: SwappableAdapter) -> str:
+def _swappable(bundle: Path, name: str, manifest: Manifest) -> str:
+    try:
+        adapter = swappable.read(swappable.find(bundle, name), manifest)
+    except StreamspecError as error:  # the others are still worth a line
+        return f"damaged: {error.found}"
     assert adapter.file is not None
     drafter = f"{adapter.streams.gamma} streams over the last {adapter.streams.ns} layers" if adapter.streams else "no drafter"
     ranks = ", ".join(f"{part} rank {rank}" for part, rank in adapter.ranks.items())

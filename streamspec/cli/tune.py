@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamspec.cli.options import Provider, Threads
+from streamspec.cli.options import Provider, Threads, Use
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +27,7 @@ def command(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Take the first N rows of --prompts only.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer to --prompts.")] = 128,
+    use: Use = None,
     threads: Threads = None,
     provider: Provider = "auto",
     plot: Annotated[Path | None, typer.Option(help="PNG file to draw the curves into.", show_default=False)] = None,
@@ -40,7 +41,7 @@ def command(
     from streamspec.runtime import load
     from streamspec.runtime.calibrate import keep_least, tune
 
-    session: Any = load(bundle, threads=threads, provider=provider, tree="plain")
+    session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use)
     if prompts is not None:
         session.manifest.check_prunes()
     found = tune(session.engine, session.manifest, context)
@@ -58,7 +59,7 @@ def command(
         from streamspec.bench.pruning import find_least
         from streamspec.cli.bench import speeds
 
-        report, least = find_least(bundle, prompts, limit, max_new_tokens, threads, session.provider.name)
+        report, least = find_least(bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use)
         keep_least(session.engine, session.manifest, least)
         console.print(speeds(report))
         console.print(f"pruning: below a chance of {least:g}" if least else "pruning: none (it does not pay here)")

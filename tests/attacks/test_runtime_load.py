@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from streamspec.errors import BundleError
-from streamspec.runtime import load
+from streamspec.runtime import Sampling, load
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +112,10 @@ def test_a_bigram_the_graph_does_not_have(bundle: Path) -> None:
 
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from streamspec.export import Target
     from tests.runtime.tiny_bundles import tiny_bundle
 
-    return tiny_bundle(tmp_path_factory.mktemp("fixed"), static=True)
+    return tiny_bundle(tmp_path_factory.mktemp("fixed"), target=Target(static=True, rows=8))
 
 
 def test_a_static_bundle_with_another_bundles_graph(fixed: Path, original: Path, tmp_path: Path) -> None:
@@ -136,3 +140,18 @@ def test_fixed_shapes_that_the_graph_does_not_have(fixed: Path, tmp_path: Path) 
     refused(tmp_path / "bundle", r"input_ids of shape \[1, 8\].*\[1, 9\] as the manifest says")
     edit(tmp_path / "bundle", lambda manifest: (manifest["static"].update(rows=8, slots=64), manifest["model"].update(context_length=64)))
     refused(tmp_path / "bundle", "past_key_values.0.key of shape")
+
+
+@pytest.mark.parametrize("answer", [[[1]], [1.5], [1, 2, 3]])
+def test_a_graph_beside_a_static_one_that_chooses_no_tokens(answer: list[Any], fixed: Path, tmp_path: Path) -> None:
+    """It runs where tokens are sampled, behind the probe."""
+    bundle = Path(shutil.copytree(fixed, tmp_path / "bundle"))
+    graph = onnx.load(bundle / "choose.onnx")
+    value = numpy_helper.from_array(np.asarray(answer), "choices")
+    del graph.graph.node[:]
+    graph.graph.node.append(helper.make_node("Constant", [], ["choices"], value=value))
+    graph.graph.output[0].CopyFrom(helper.make_tensor_value_info("choices", value.data_type, list(value.dims)))
+    forge(bundle, "choose.onnx", graph.SerializeToString())
+    session = load(bundle, threads=1, tree="plain")
+    with pytest.raises(BundleError, match="choose.onnx that chose"):
+        session.generate("hello", max_new_tokens=4, sampling=Sampling(temperature=0.9, seed=1))

@@ -71,7 +71,7 @@ PROVIDERS = {
         "DequantizeLinear": "of constants: folded at load with session.disable_quant_qdq",
     }),
 }  # fmt: skip
-OPSETS = {"fp32": 19, "int8": 19, "int4": 21}
+OPSETS = {"fp32": 19, "fp16": 19, "int8": 19, "int4": 21}
 
 
 def graphs(folder: Path) -> dict[str, onnx.ModelProto]:

@@ -21,7 +21,7 @@ from streamspec.export.lowering import LOWERED, StaticScope
 from streamspec.export.quantise import BLOCKS
 from streamspec.export.source import ModelSource
 from streamspec.export.static import StaticGraph
-from streamspec.export.weight_only import static_precision
+from streamspec.export.weight_only import STATIC_PRECISIONS, static_precision
 from streamspec.trees import DraftTree
 from tests.export.test_graph import CLOSE, CONTEXT, DRAFT, TREE, check_against_oracle, off, run_tree
 from tests.export.tiny import (
@@ -99,7 +99,7 @@ def test_accepts_what_the_target_says(tmp_path: Path) -> None:
     assert out["choices"][3] != 8 and out["accepted_node"].tolist() == [3]
 
 
-@pytest.mark.parametrize("kind", ["fp32", *QUANTISED])
+@pytest.mark.parametrize("kind", STATIC_PRECISIONS)
 def test_rows_do_not_depend_on_their_siblings(kind: str, tmp_path: Path) -> None:
     steps = build_static(tmp_path, tiny_model(), kind=kind).stepper()
     steps.prefill(CONTEXT)
@@ -134,7 +134,7 @@ class Rounded(ModelSource):
 def test_nothing_but_the_weights_is_rounded(kind: str, tmp_path: Path) -> None:
     model = tiny_model()
     outs = []
-    for name, options in (("whole", {"source": Rounded(model, kind)}), ("quantised", {"kind": kind, "session.disable_quant_qdq": "1"})):
+    for name, options in (("whole", {"source": Rounded(model, kind)}), ("quantised", {"kind": kind})):
         (tmp_path / name).mkdir()
         steps = build_static(tmp_path / name, model, tiny_streams(describe(model), lora=False), **options).stepper()  # type: ignore[arg-type]
         outs.append(steps.prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1))
@@ -142,14 +142,14 @@ def test_nothing_but_the_weights_is_rounded(kind: str, tmp_path: Path) -> None:
     assert off(outs[0]["candidate_logits"], outs[1]["candidate_logits"]) < 10 * CLOSE
 
 
-@pytest.mark.parametrize("kind", ["fp32", *QUANTISED])
+@pytest.mark.parametrize("kind", STATIC_PRECISIONS)
 def test_a_tied_table_is_stored_once(kind: str, tmp_path: Path) -> None:
     sizes = []
     for tied in (True, False):
         (tmp_path / str(tied)).mkdir()
         built = build_static(tmp_path / str(tied), tiny_model(tied=tied), kind=kind)
         sizes.append((tmp_path / str(tied) / "model.onnx.data").stat().st_size)
-    table = VOCAB * built.spec.hidden * (4 if kind == "fp32" else 1)
+    table = VOCAB * built.spec.hidden * {"fp32": 4, "fp16": 2}.get(kind, 1)
     assert table <= sizes[1] - sizes[0] < 1.2 * table
 
 
@@ -157,7 +157,7 @@ def test_a_tied_table_is_stored_once(kind: str, tmp_path: Path) -> None:
 def test_standard_operators_and_fixed_shapes_alone(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     spec = describe(model)
-    for kind, opset in (("fp32", 19), ("int8", 19), ("int4", 21)):
+    for kind, opset in (("fp32", 19), ("fp16", 19), ("int8", 19), ("int4", 21)):
         graph = StaticGraph(spec, ModelSource(model, spec), static_precision(kind), 10, 64, tiny_streams(spec, bigram=4), 10)
         written = graph.build(WeightStore(tmp_path / "weights"))
         assert [(o.domain, o.version) for o in written.opset_import] == [("", opset)]
@@ -224,7 +224,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
     return save_base(tmp_path_factory.mktemp("tiny-base"))
 
 
-@pytest.mark.parametrize("kind", ["fp32", *QUANTISED])
+@pytest.mark.parametrize("kind", STATIC_PRECISIONS)
 def test_writes_a_complete_bundle(kind: str, base: Base, tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "adapter", base, tiny_streams(describe(tiny_model()), pruning=4))
     lines: list[str] = []

@@ -20,6 +20,7 @@ from streamspec.export.drafting import DraftSpec
 from streamspec.export.families import DecoderSpec, describe
 from streamspec.export.graph import StepGraph
 from streamspec.export.medusa import MedusaSpec
+from streamspec.export.parity import PASSAGE
 from streamspec.export.pruning import PruningSpec
 from streamspec.export.quantise import precision
 from streamspec.export.session import StaticStepper, Stepper, open_session, stepper
@@ -138,13 +139,15 @@ def build_static(
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
     graph = StaticGraph(spec, source or ModelSource(model, spec), static_precision(kind), 10, 64, drafter, candidates, mode)
     onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
-    return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", threads=1, **session))
+    return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", 1, True, **session))
 
 
 def save_base(folder: Path, model: Any | None = None) -> Base:
     """Writes a HF folder with a word tokenizer and returns it as a base."""
     (model or tiny_model()).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    words = [word for word, _ in pre_tokenizers.Whitespace().pre_tokenize_str(PASSAGE)]  # or all parity would be of one token
+    names = [*dict.fromkeys(words), *(f"w{i}" for i in range(VOCAB))][:VOCAB]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))

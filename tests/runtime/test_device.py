@@ -13,6 +13,7 @@ import pytest
 from streamspec.bundle import read_manifest
 from streamspec.errors import ProviderError
 from streamspec.runtime import Pruning, Sampling, Session, load
+from streamspec.runtime.binding import Binding
 from streamspec.runtime.device import DeviceCache
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.kv import KeyValueCache
@@ -84,6 +85,30 @@ def test_rows_lie_where_they_lie_in_the_machines_memory(caches: tuple[DeviceCach
 def test_more_rows_than_the_context_has_are_a_mistake(caches: tuple[DeviceCache, KeyValueCache]) -> None:
     with pytest.raises(ValueError, match="limit 4096"):
         caches[0].reserve(5000)
+
+
+def test_what_is_written_after_binding_is_bound_again_where_binding_copies(caches: tuple[DeviceCache, KeyValueCache], bundles: Bundles) -> None:
+    """Providers with memory of their own get a copy of an input at the moment of binding."""
+    class Copies:
+        def __init__(self) -> None:
+            self.seen: dict[str, np.ndarray] = {}
+
+        def bind_ortvalue_input(self, name: str, value: Any) -> None:
+            self.seen[name] = value.numpy().copy()
+
+        def bind_ortvalue_output(self, name: str, value: Any) -> None:
+            pass
+
+    session = onnxruntime.InferenceSession(str(bundles("device full") / "model.onnx"), providers=[CPU.ort])
+    made = Binding(onnxruntime, session, caches[1], {}, in_place=False)
+    made.io = copies = Copies()
+    for rows in (3, 3, 5, 100, 100):
+        ids = np.random.default_rng(rows).integers(0, 60, (1, rows))
+        made.input("input_ids", ids)
+        np.testing.assert_array_equal(copies.seen["input_ids"], ids)
+    caches[1].data[:] = 7
+    made.follow(caches[1])
+    assert copies.seen["past_key_values.0.key"].min() == 7
 
 
 def test_a_bundle_for_the_cpu_is_not_run_on_a_device(bundles: Bundles) -> None:

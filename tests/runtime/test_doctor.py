@@ -16,7 +16,7 @@ from streamspec.cli import app
 from streamspec.cli.doctor import about
 from streamspec.runtime import doctor, machine, pages
 from streamspec.runtime.kv import KeyValueCache
-from streamspec.runtime.providers import PROVIDERS
+from streamspec.runtime.providers import PROVIDERS, fitting, flavour
 
 Bundles = Callable[[str], Path]
 
@@ -45,7 +45,7 @@ def test_without_a_bundle_every_provider_has_a_line(monkeypatch: pytest.MonkeyPa
     done = run()
     assert done.exit_code == 0
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert lines["cpu"] == "usable; dynamic, static" and set(PROVIDERS) <= set(lines) and lines["telemetry"] == "off"
+    assert lines["cpu"] == "usable; dynamic, static, device" and set(PROVIDERS) <= set(lines) and lines["telemetry"] == "off"
 
 
 def test_a_folder_that_is_no_bundle_is_one_line(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_two_wheels_that_overwrite_each_other_are_named(monkeypatch: pytest.Monk
     assert "onnxruntime and onnxruntime-gpu overwrite each other" in dict(about(doctor.machine()))["ONNX Runtime"]
 
 
-def test_a_provider_of_another_flavour_is_not_tried(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "cpu" in doctor.fitting(read_manifest(bundles("fp32")))
-    monkeypatch.setattr(doctor, "flavour", lambda manifest: "neither")
-    assert doctor.fitting(read_manifest(bundles("fp32"))) == []
+def test_a_provider_of_another_flavour_is_not_tried(bundles: Bundles) -> None:
+    assert "cpu" in fitting(flavour(read_manifest(bundles("fp32"))))[0]
+    names, reasons = fitting("neither")
+    assert names == [] and "this one is neither" in reasons["cpu"]

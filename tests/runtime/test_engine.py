@@ -126,7 +126,7 @@ def test_small_chunks_and_a_growing_cache_change_nothing(bundles: Bundles, monke
     expected = [open_session(bundles("fp32")).generate(p, max_new_tokens=100).token_ids for p in PROMPTS]
     monkeypatch.setattr("streamspec.runtime.kv.FIRST_CAPACITY", 4)
     monkeypatch.setattr("streamspec.runtime.engine.CHUNK", 3)
-    monkeypatch.setattr("streamspec.runtime.engine.SMALL", 2)
+    monkeypatch.setattr("streamspec.runtime.binding.SMALL", 2)
     session = open_session(bundles("fp32"))
     assert [session.generate(p, max_new_tokens=100).token_ids for p in PROMPTS] == expected
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,10 +173,11 @@ def test_the_probe_keeps_to_the_rows_of_a_graph_of_one_shape(bundles: Bundles, m
     forward = OrtEngine.forward
     monkeypatch.setattr(OrtEngine, "forward", lambda self, tokens, *args: seen.append(len(tokens)) or forward(self, tokens, *args))
     session = load(bundles("fp32"), threads=1, tree="plain")
-    manifest: Any = SimpleNamespace(probe=session.manifest.probe, precision="fp32", model=session.manifest.model, static=SimpleNamespace(rows=8))
+    assert isinstance(session.engine, OrtEngine) and session.manifest.probe
+    session.engine.rows = 8
     seen.clear()
-    check_probe(session.engine, manifest)  # type: ignore[arg-type]
-    assert seen == [len(manifest.probe.input_ids), 7, 4, 1]
+    check_probe(session.engine, session.manifest)
+    assert seen == [len(session.manifest.probe.input_ids), 7, 4, 1]
 
 
 def test_the_probe_tree_has_two_branches_in_turns() -> None:

@@ -14,12 +14,14 @@ import pytest
 from onnx import helper, numpy_helper
 from typer.testing import CliRunner
 
+from streamspec.bundle import COMPACT
 from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.runtime import calibrate, choice, engine, load, providers
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.providers import (
     CPU,
+    DEVICE,
     DYNAMIC,
     PROVIDERS,
     STATIC,
@@ -73,6 +75,19 @@ def test_auto_takes_the_fastest_that_is_right(
     again = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     assert again.provider == session.provider and opened.names[2:] == [best]
     assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, provider=other).provider == Chosen(other)
+
+
+def test_a_provider_that_fails_while_it_is_measured_is_passed_over(
+    bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(engine: OrtEngine, *options: Any) -> Any:
+        if engine.provider == "mirror":
+            raise BundleError("rows that went astray")
+        return {1: 1.0}, True
+
+    monkeypatch.setattr(calibrate, "measure", fails)
+    found = load(bundles("fp32"), threads=1, cache_dir=tmp_path).provider
+    assert found.name == "cpu" and dict(found.passed_over)["mirror"] == "rows that went astray"
 
 
 def test_a_fastest_provider_that_fails_later_makes_way_for_the_next(
@@ -134,8 +149,8 @@ def test_a_provider_of_another_flavour_is_refused_and_not_started(bundles: Bundl
 
 
 def test_the_flavour_is_the_manifests() -> None:
-    assert flavour(SimpleNamespace(static=None)) == flavour(SimpleNamespace(static=None)) == DYNAMIC  # type: ignore[arg-type]
-    assert flavour(SimpleNamespace(static=object())) == STATIC  # type: ignore[arg-type]
+    kinds = [flavour(SimpleNamespace(static=static, files=files)) for static, files in ((None, {}), (object(), {}), (None, {COMPACT: None}))]  # type: ignore[arg-type]
+    assert kinds == [DYNAMIC, STATIC, DEVICE]
 
 
 def test_a_plug_in_that_cannot_be_loaded_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,9 +270,9 @@ def test_a_session_that_starts_elsewhere_than_asked_is_refused(bundles: Bundles,
     """ONNX Runtime itself starts on the CPU, with a warning, where a provider of its build fails."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU.ort])
     with pytest.raises(ProviderError, match="cuda did not start"), pytest.warns(UserWarning):
-        load(bundles("fp32"), threads=1, provider="cuda")
+        load(bundles("device fp32"), threads=1, provider="cuda")
     with pytest.warns(UserWarning):
-        session = load(bundles("fp32"), threads=1, tree="plain")
+        session = load(bundles("device fp32"), threads=1, tree="plain")
     assert "did not start" in dict(session.provider.passed_over)["cuda"]
 
 
