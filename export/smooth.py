@@ -28,6 +28,7 @@ from streamspec.export.resting import LazyRows
 from streamspec.export.streams import Lora, StreamSpec
 
 TINY = np.float32(1e-6)
+RARE = 0.25  # of the mean peak: less is not believed of an input that may have slept while we looked
 TEXT = (
     "In mathematics and computer science, an algorithm is a finite sequence of instructions used to solve a class of problems.\n"
     "User: What is the capital of France?\nAssistant: The capital of France is Paris, a city of about 2.1 million people.\n"
@@ -46,6 +47,7 @@ class Group:
     readers: tuple[str, ...]
     writer: str
     values: bool = False  # the input is a mix of values, which query heads share
+    sleeping: bool = False  # the input is zero for most rows: behind a ReLU
 
 
 def groups(spec: DecoderSpec) -> list[Group]:
@@ -57,7 +59,7 @@ def groups(spec: DecoderSpec) -> list[Group]:
     else:
         found += [Group((*family.qkv, *family.up), family.attention_norm)]
     if family.gated or spec.activation == "relu":
-        found += [Group(family.down, family.up[-1])]
+        found += [Group(family.down, family.up[-1], sleeping=not family.gated)]
     return found
 
 
@@ -140,7 +142,7 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
             heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
-            scale = _best_scale(inputs[group.readers[0]], weight, simulation, heads)
+            scale = _best_scale(inputs[group.readers[0]], weight, simulation, heads, RARE if group.sleeping else 0.0)
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)
@@ -153,16 +155,20 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
     return smoothed
 
 
-def _best_scale(x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None) -> Array | None:
+def _best_scale(
+    x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None, rare: float = 0.0
+) -> Array | None:
     """The scale [in] with the smallest relative error, or None where none beats leaving it alone.
 
-    `heads` (Hkv, group, D): query heads that read one value head must share their scale.
+    `heads` (Hkv, group, D): query heads that read one value head must share their scale. `rare`: the least share of the mean peak that an
+    input is taken to reach.
     """
     exact = x @ weight.T
     size = np.sqrt(np.square(exact).mean(axis=1, keepdims=True)) + TINY
     best, smallest = None, _error(x, weight, exact, size, simulation)
     high, low = np.maximum(np.abs(x).max(axis=0), TINY), np.maximum(np.abs(weight).max(axis=0), TINY)
     middle = np.maximum(np.abs(x).mean(axis=0), TINY)
+    high, middle = (np.maximum(v, np.float32(rare) * v.mean()) for v in (high, middle))
     if heads:
         high, low, middle = (_shared(v, heads) for v in (high, low, middle))
     for power in simulation.powers:

@@ -185,7 +185,7 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     """Whatever the scales: written in fp32, everything must come out as before, streams included."""
     rng = np.random.default_rng(0)
 
-    def any_scale(x: np.ndarray, weight: np.ndarray, simulation: Simulation, heads: tuple[int, int, int] | None) -> np.ndarray:
+    def any_scale(x: np.ndarray, weight: np.ndarray, simulation: Simulation, heads: tuple[int, int, int] | None, rare: float) -> np.ndarray:
         drawn = rng.uniform(0.3, 3, x.shape[1]).astype(np.float32)
         return smoothing._shared(drawn, heads) if heads else drawn
 

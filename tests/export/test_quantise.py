@@ -14,8 +14,9 @@ from streamspec.errors import ConfigError
 from streamspec.export.arrays import dequantise_blocks, dequantise_rows, quantise_blocks, quantise_rows
 from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.families import describe
-from streamspec.export.quantise import PRECISIONS, Int4, Rows, Weight, precision
+from streamspec.export.quantise import PRECISIONS, Int4, Int8, Rows, Weight, precision
 from streamspec.export.session import open_session
+from streamspec.export.smooth import RARE, _best_scale
 from tests.export.tiny import FAMILIES, build, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(3)
@@ -153,3 +154,27 @@ def test_larger_blocks_and_what_keeps_8_bits_are_computed_as_they_are_written(bi
     exact = x @ dequantise_blocks(*quantise_blocks(weight, bits, 128), 256).T
     found = run(open_session(tmp_path / "model.onnx", threads=1), x, False)
     assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_inputs_that_slept_while_scales_were_chosen_may_wake_up() -> None:
+    """Behind a ReLU a unit can be zero on a page of text and as large as any other on the next."""
+    kind = Int8.simulation
+    assert kind is not None
+    weight = RNG.standard_normal((64, 256)).astype(np.float32)
+    rows, rounded = kind.rows, kind.weight
+    page = np.maximum(RNG.standard_normal((160, 256)), 0).astype(np.float32)
+    page[:, :128] *= np.float32([0, 1e-3])[RNG.integers(0, 2, 128)]
+    page[:, 200] *= 50  # something to smooth
+    scale = _best_scale(page, weight, kind, None, RARE)
+    assert scale is not None
+    awake = np.maximum(RNG.standard_normal((32, 256)), 0).astype(np.float32)
+    awake[:, 200] *= 50
+    exact = awake @ weight.T
+
+    def off(scale: np.ndarray | float) -> float:
+        found = rows(awake / scale) @ rounded(weight * scale).T
+        return float(np.sqrt(np.square(found - exact).mean() / np.square(exact).mean()))
+
+    careless = _best_scale(page, weight, kind, None)
+    assert careless is not None
+    assert off(scale) < off(1.0) and 10 * off(scale) < off(careless)
