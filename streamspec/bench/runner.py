@@ -63,6 +63,9 @@ def bench(
     session = load(bundle, threads=threads, provider=provider, tree=tree, ngram=ngram, adapter=adapter)
     if rows and session.manifest.trees is None:
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
+    fixed = session.manifest.static
+    if fixed and max(rows, default=0) > fixed.rows:
+        raise ConfigError(f"--rows {max(rows)} for a graph of {fixed.rows} rows", f"at most {fixed.rows}", "ask for fewer, or export it with more --rows")
     check_length(cases, session)
     contenders = [Contender(PLAIN, session, False, sampling), Contender(SPECULATIVE, session, True, sampling)]
     if prune:

@@ -98,7 +98,7 @@ def test_every_family_writes_what_transformers_writes(family: str, data: Path, t
     train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=4.0, task_share=0.5))
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
     for static in (False, True):
-        export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", force=static, progress=lambda line: None, static=static)
+        export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", force=static, progress=lambda line: None, target=Target(static=static))
         check(load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path), model, base)
 
 
