@@ -1,7 +1,7 @@
 """Moving the rows of an accepted path inside a cache that lies on a device: a small graph beside the step graph.
 
 The caller binds each part of the cache as past and present, so that rows move where they lie; they are read before any is written.
-Source: docs/architecture.md, "The cache". Knows nothing about decoders.
+See docs/architecture.md, "The cache". Knows nothing about decoders.
 """
 
 from __future__ import annotations
