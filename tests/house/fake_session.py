@@ -55,7 +55,7 @@ class FakeSession:
     speculation: str = "on"
     provider: Chosen = field(default_factory=lambda: Chosen("cpu"))
     calls: list[bool] = field(default_factory=list)
-    manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object()))
+    manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object(), static=None))
 
     def __post_init__(self) -> None:
         self.engine = FakeEngine(self.logits)
