@@ -57,7 +57,6 @@ def command(
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
-
     from streamspec.export import Target, export_bundle, export_genai, export_swappable
     from streamspec.export.quality import LIMIT, HeldOut
 
@@ -66,13 +65,13 @@ def command(
         raise ConfigError(f"{len(adapters)} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
     if limit is not None and val is None:
         raise ConfigError("--limit without --val", "both", "add --val")
-    shaped = "--static" if static else f"--target {target}" if shape.name != "cpu" else ""
-    given = {
-        "--val": val, "--block-size": block_size, "--stream-weights": stream_weights if stream_weights != "merged" else None, shaped: shaped or None,
-        "--plain-genai": plain_genai or None if swappable else None,
-    }  # fmt: skip
-    for name in (name for name, value in given.items() if value is not None and (swappable or plain_genai)):
-        raise ConfigError(f"{'--swappable' if swappable else '--plain-genai'} and {name}", "one of them", "leave one out")
+    kind = "--swappable" if swappable else "--plain-genai" if plain_genai else ""
+    if kind:
+        shaped = "--static" if static else f"--target {target}"
+        refuse(kind, {
+            "--plain-genai": plain_genai and swappable, "--val": val, "--block-size": block_size, shaped: shape != Target(),
+            "--stream-weights": stream_weights != "merged",
+        })  # fmt: skip
     one = adapters[0] if adapters else None
     if plain_genai:
         report = export_genai(base, one, out, precision=precision, force=force)
@@ -104,6 +103,12 @@ def command(
     if answers:
         print("answers: " + ", ".join(f"{name} {value:.4g}" for name, value in answers.items()))
     print(f"wrote {out}; look at it with: streamspec inspect {out}")
+
+
+def refuse(kind: str, given: dict[str, object]) -> None:
+    """Raises ConfigError for the first option that is given beside `kind`, which has no use for it."""
+    for name in (name for name, value in given.items() if value):
+        raise ConfigError(f"{kind} and {name}", "one of them", "leave one out")
 
 
 def answered(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, float]:
