@@ -207,22 +207,20 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
         prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
-        streams=_drafter(parts), trees=parts.trees, static=parts.static,
+        streams=describe_drafter(parts.streams, parts.candidates) if parts.streams else None, trees=parts.trees, static=parts.static,
         tools={"streamspec": __version__} | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
     )
 
 
-def _drafter(parts: Parts) -> StreamsInfo | None:
-    spec = parts.streams
-    if spec is None:
-        return None
+def describe_drafter(spec: DraftSpec, candidates: int) -> StreamsInfo:
+    """The drafter as a manifest says it."""
     shared: dict[str, Any] = {"bigram": spec.bigram is not None, "pruning": spec.pruning is not None}
     if isinstance(spec, JakiroSpec):
-        return StreamsInfo(spec.gamma, 0, parts.candidates, "same", root_token=True, levels=spec.levels, **shared)
+        return StreamsInfo(spec.gamma, 0, candidates, "same", root_token=True, levels=spec.levels, **shared)
     if not isinstance(spec, StreamSpec):
-        return StreamsInfo(spec.gamma, 0, parts.candidates, "same", root_token=False, **shared)
+        return StreamsInfo(spec.gamma, 0, candidates, "same", root_token=False, **shared)
     positions = "shifted" if spec.shifted else "same"
-    return StreamsInfo(spec.gamma, spec.ns, parts.candidates, positions, root_token=spec.root_map is not None, **shared)
+    return StreamsInfo(spec.gamma, spec.ns, candidates, positions, root_token=spec.root_map is not None, **shared)
 
 
 def to_stderr(line: str) -> None:

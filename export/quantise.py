@@ -75,44 +75,45 @@ class Precision(Protocol):
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
 
 
-class Fp32:
-    """Plain float products. The head shares the embedding's initializer through Gemm(transB = 1)."""
+class _Float:
+    """Plain products of `dtype`; what goes in and comes out is float32. The head shares the embedding's initializer through Gemm(transB = 1)."""
 
-    name = "fp32"
+    dtype: Any
     simulation: Simulation | None = None
     coded = False
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         name = f"{weight.name}.transposed"
         if name not in g.store:
-            g.store.add(name, np.asarray(weight.load()).T)
-        return updated(g, g.op("MatMul", x, name), x, updates)
+            g.store.add(name, np.asarray(weight.load()).T.astype(self.dtype, copy=False))
+        return updated(g, self._float(g, g.op("MatMul", self._own(g, x), name)), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
-        return g.op("Gemm", x, _plain(g.store, weight), out=out, transB=1), ""
+        half = self.dtype == np.float16
+        product = g.op("Gemm", self._own(g, x), self._plain(g.store, weight), out=None if half else out, transB=1)
+        return self._float(g, product, out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
-        return g.op("Gather", _plain(g.store, weight), ids, axis=0)
+        return self._float(g, g.op("Gather", self._plain(g.store, weight), ids, axis=0))
+
+    def _plain(self, store: WeightStore, weight: Weight) -> str:
+        return weight.name if weight.name in store else store.add(weight.name, np.asarray(weight.load(), self.dtype))
+
+    def _own(self, g: Scope, x: str) -> str:
+        return g.op("Cast", x, to=HALF) if self.dtype == np.float16 else x
+
+    def _float(self, g: Scope, x: str, out: str | None = None) -> str:
+        return g.op("Cast", x, out=out, to=FLOAT) if self.dtype == np.float16 else x
 
 
-class Fp16:
-    """Products in half precision for GPUs; all that is added up, normed or kept (the residual stream, attention, the cache) stays float32."""
+class Fp32(_Float):
+    name, dtype = "fp32", np.float32
 
-    name = "fp16"
-    simulation: Simulation | None = None
-    coded = False
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
-        name = f"{weight.name}.transposed"
-        if name not in g.store:
-            g.store.add(name, np.asarray(weight.load()).T.astype(np.float16))
-        return updated(g, g.op("Cast", g.op("MatMul", g.op("Cast", x, to=HALF), name), to=FLOAT), x, updates)
+class Fp16(_Float):
+    """For GPUs; all that is added up, normed or kept (the residual stream, attention, the cache) stays float32."""
 
-    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
-        return g.op("Cast", g.op("Gemm", g.op("Cast", x, to=HALF), _plain(g.store, weight, np.float16), transB=1), out=out, to=FLOAT), ""
-
-    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
-        return g.op("Cast", g.op("Gather", _plain(g.store, weight, np.float16), ids, axis=0), to=FLOAT)
+    name, dtype = "fp16", np.float16
 
 
 class Int8:
@@ -246,10 +247,6 @@ def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:
     for update in updates:
         product = update.added(g, product, update.of_rows(g, x))
     return product
-
-
-def _plain(store: WeightStore, weight: Weight, dtype: Any = np.float32) -> str:
-    return weight.name if weight.name in store else store.add(weight.name, np.asarray(weight.load(), dtype))
 
 
 def _blocks(store: WeightStore, weight: Weight, bits: int, block: int) -> tuple[str, str, str]:

@@ -39,7 +39,16 @@ from streamspec.bundle import (
 )
 from streamspec.errors import AdapterError, BundleError, ConfigError
 from streamspec.export.arrays import NO_SATURATION, Array, quantise_rows
-from streamspec.export.bundle_writer import DATA, DEFAULT_ROWS, Parts, Progress, describe_bundle, to_stderr, weights
+from streamspec.export.bundle_writer import (
+    DATA,
+    DEFAULT_ROWS,
+    Parts,
+    Progress,
+    describe_bundle,
+    describe_drafter,
+    to_stderr,
+    weights,
+)
 from streamspec.export.card import write_card
 from streamspec.export.decoder import Decoder
 from streamspec.export.drafting import VOCABULARY, DraftSpec
@@ -253,8 +262,7 @@ def _described(adapter: Adapter, streams: StreamSpec | None, room: Room, spec: D
     if more:
         raise AdapterError(f"{adapter.path}: {', '.join(more)}", "a drafter that the bundle has room for", "export the bundle with this adapter among --adapter")
     pruning = streams.pruning is not None and room.pruning and streams.ns == room.ns[0]
-    positions = "shifted" if streams.shifted else "same"
-    return StreamsInfo(streams.gamma, streams.ns, room.candidates, positions, streams.root_map is not None, streams.bigram is not None, pruning)
+    return replace(describe_drafter(streams, room.candidates), pruning=pruning)
 
 
 def _check(adapter: Adapter, base: str, sha256: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from streamspec.errors import BundleError
-from streamspec.runtime.kv import FIRST_CAPACITY, keep_rows
+from streamspec.runtime.kv import FIRST_CAPACITY, enough, keep_rows
 
 Pair = tuple[Any, Any]
 
@@ -33,12 +33,10 @@ class DeviceCache:
 
     def reserve(self, rows: int) -> bool:
         """Makes room for `rows` rows behind the committed ones; true if `data` is a new list."""
-        needed = self.length + rows
-        if needed <= self.capacity:
+        capacity = enough(self.capacity, self.length + rows, self._limit)
+        if capacity == self.capacity:
             return False
-        if needed > self._limit:
-            raise ValueError(f"{needed} cache rows, limit {self._limit}")  # the caller's arithmetic is wrong
-        self.capacity = min(max(2 * self.capacity, needed), self._limit)
+        self.capacity = capacity
         self.data = [(self._grown(key), self._grown(value)) for key, value in self.data]
         self._binding = self._bind()
         return True

@@ -32,12 +32,10 @@ class KeyValueCache:
 
     def reserve(self, rows: int) -> bool:
         """Makes room for `rows` rows behind the committed ones; true if `data` is a new array."""
-        needed = self.length + rows
-        if needed <= self.capacity:
+        capacity = enough(self.capacity, self.length + rows, self._limit)
+        if capacity == self.capacity:
             return False
-        if needed > self._limit:
-            raise ValueError(f"{needed} cache rows, limit {self._limit}")  # the caller's arithmetic is wrong
-        grown = self._zeros(min(max(2 * self.capacity, needed), self._limit))
+        grown = self._zeros(capacity)
         grown[..., : self.length, :] = self.data[..., : self.length, :]
         self.data = grown
         return True
@@ -69,6 +67,15 @@ class KeyValueCache:
         layers, two, one, heads, dim = self._shape
         # Zeros cost no memory until written; uninitialised rows could hold NaN, which masking does not undo.
         return np.zeros((layers, two, one, heads, capacity, dim), dtype=self._dtype)
+
+
+def enough(capacity: int, needed: int, limit: int) -> int:
+    """The capacity to go on with: the same, or grown by doubling. Raises ValueError where more is needed than the limit."""
+    if needed <= capacity:
+        return capacity
+    if needed > limit:
+        raise ValueError(f"{needed} cache rows, limit {limit}")  # the caller's arithmetic is wrong
+    return min(max(2 * capacity, needed), limit)
 
 
 def views(data: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:

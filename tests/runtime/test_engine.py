@@ -194,8 +194,9 @@ def test_a_chat_bundle_takes_messages(bundles: Bundles) -> None:
     assert len(session.generate([{"role": "user", "content": "hi"}], max_new_tokens=4).token_ids) <= 4
 
 
-def test_a_cancelled_call_leaves_a_usable_engine(bundles: Bundles) -> None:
-    engine = engine_of(open_session(bundles("fp32")))
+@pytest.mark.parametrize("bundle", ["fp32", "static fp32"])
+def test_a_cancelled_call_leaves_a_usable_engine(bundle: str, bundles: Bundles) -> None:
+    engine = engine_of(open_session(bundles(bundle)))
     engine.reset()
     engine.prefill([5, 6, 7], draft=False)
     engine.cancel()

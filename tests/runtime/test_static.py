@@ -11,7 +11,7 @@ import pytest
 
 from streamspec.errors import ContextOverflow, ProviderError
 from streamspec.runtime import Sampling, Session, calibrate, load
-from streamspec.runtime.interface import ROOT_ONLY, Cancelled
+from streamspec.runtime.interface import ROOT_ONLY
 from streamspec.runtime.providers import PROVIDERS, STATIC, find
 from streamspec.runtime.static import StaticEngine
 from streamspec.trees import DraftTree, chain
@@ -140,18 +140,6 @@ def test_guesses_behind_another_token_are_dropped(bundles: Bundles, monkeypatch:
         engine.prefill([5, 6, 7], draft=False)
         result = engine.verify(np.array([greedy]), ROOT_ONLY, draft=True)
         assert (result.guesses is None) == (drawn is not None)
-
-
-def test_a_cancelled_call_leaves_a_usable_engine(bundles: Bundles) -> None:
-    engine = engine_of(open_session(bundles("static fp32")))
-    engine.reset()
-    engine.prefill([5, 6, 7], draft=False)
-    engine.cancel()
-    with pytest.raises(Cancelled):
-        engine.verify(np.array([9]), ROOT_ONLY, draft=False)
-    assert engine.length == 3
-    engine.reset()
-    assert engine.prefill([5, 6, 7], draft=True).guesses is not None
 
 
 def test_a_plain_bundle_drafts_from_its_text(bundles: Bundles) -> None:
