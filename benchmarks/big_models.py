@@ -108,8 +108,9 @@ def curve(bundle: Path, threads: int | None) -> dict[int, float]:
     from streamspec.bundle import read_manifest
     from streamspec.runtime.calibrate import CONTEXT, TUNING_ROUNDS, measure
     from streamspec.runtime.engine import OrtEngine
+    from streamspec.runtime.graph import Graph
 
-    engine = OrtEngine(bundle / "model.onnx", read_manifest(bundle), threads=threads)
+    engine = OrtEngine(Graph(bundle / "model.onnx", read_manifest(bundle), threads=threads))
     chain = [(max(0, node - 1), 0, 1.0) for node in range(32)]
     return {rows: 1e3 * seconds for rows, seconds in measure(engine, chain, SECONDS, CONTEXT, TUNING_ROUNDS)[0].items()}
 

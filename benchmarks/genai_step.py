@@ -19,6 +19,7 @@ import onnxruntime_genai as genai
 
 from streamspec.bundle import read_manifest
 from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.graph import Graph
 from streamspec.runtime.interface import ROOT_ONLY
 from streamspec.runtime.machine import physical_cores
 
@@ -68,7 +69,7 @@ def main() -> None:
     config = genai.Config(str(arguments.folder))
     config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": arguments.threads}}}}))
     model = genai.Model(config)
-    engine = OrtEngine(arguments.bundle / "model.onnx", manifest, threads=arguments.threads)
+    engine = OrtEngine(Graph(arguments.bundle / "model.onnx", manifest, threads=arguments.threads))
     sides = {"ours": lambda: ours(engine, prompt, arguments.tokens), "theirs": lambda: theirs(model, prompt, arguments.tokens)}
     found: dict[str, list[float]] = {name: [] for name in sides}
     texts: dict[str, list[int]] = {}

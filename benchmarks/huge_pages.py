@@ -20,6 +20,7 @@ from step_profile import prepare, step
 from streamspec.bundle import read_manifest
 from streamspec.runtime import pages
 from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.graph import Graph
 from streamspec.runtime.interface import ROOT_ONLY
 from streamspec.trees import DraftTree
 
@@ -32,7 +33,7 @@ def measure(bundle: Path, with_pages: bool, rows: int, threads: int | None) -> d
         pages.SWITCH = Path("/nowhere")
     manifest = read_manifest(bundle)
     started = time.perf_counter()
-    engine = OrtEngine(bundle / "model.onnx", manifest, threads=threads)
+    engine = OrtEngine(Graph(bundle / "model.onnx", manifest, threads=threads))
     found = {"open s": time.perf_counter() - started}
     trees = {"plain ms": ROOT_ONLY}
     if manifest.trees is not None:

@@ -35,17 +35,17 @@ def parts(bundle: Path) -> None:
     import tokenizers  # noqa: F401
 
     from streamspec.bundle import verify_files
-    from streamspec.runtime import engine, probe, session
+    from streamspec.runtime import engine, graph, loading, probe
     from streamspec.trees import chain
 
     say("imports")
     manifest = verify_files(bundle)
     say("files checked")
-    kept = session._tokenizer(bundle)
+    kept = loading.read_tokenizer(bundle)
     say("tokenizer")
-    engine.products_saturate()
+    graph.products_saturate()
     say("probe for saturating products")
-    opened = engine.OrtEngine(bundle / "model.onnx", manifest)
+    opened = engine.OrtEngine(graph.Graph(bundle / "model.onnx", manifest))
     say("graph")
     probe.check_probe(opened, manifest)
     say("numerical probe")

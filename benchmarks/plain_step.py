@@ -15,6 +15,7 @@ from step_profile import prepare, step
 
 from streamspec.bundle import read_manifest
 from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.graph import Graph
 from streamspec.runtime.interface import ROOT_ONLY
 
 BLOCK = 12  # steps of a bundle before the next one's turn; the first two bring its weights back into the caches
@@ -42,7 +43,7 @@ def main() -> None:
     ratios: dict[Path, list[float]] = {other: [] for other in others}
     for load in range(arguments.loads):
         order = arguments.bundles if load % 2 == 0 else arguments.bundles[::-1]
-        engines = {b: OrtEngine(b / "model.onnx", read_manifest(b), threads=arguments.threads) for b in order}
+        engines = {b: OrtEngine(Graph(b / "model.onnx", read_manifest(b), threads=arguments.threads)) for b in order}
         found = medians(engines, arguments.context, arguments.rounds)
         del engines
         print(f"load {load + 1}: " + ", ".join(f"{b.name} {found[b]:.2f}" for b in arguments.bundles), flush=True)

@@ -20,6 +20,7 @@ import numpy as np
 from streamspec.bundle import read_manifest
 from streamspec.runtime.decoding import accept
 from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.graph import Graph
 from streamspec.runtime.interface import ROOT_ONLY
 from streamspec.trees import DraftTree
 
@@ -73,11 +74,11 @@ def measure(engine: OrtEngine, trees: dict[int, DraftTree], context: int, steps:
 def shares(bundle: Path, tree: DraftTree, context: int, steps: int) -> dict[str, float]:
     """Share of each part in the nodes' time, from ONNX Runtime's profiler."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = OrtEngine(bundle / "model.onnx", read_manifest(bundle), profile=Path(folder) / "profile")
+        engine = OrtEngine(Graph(bundle / "model.onnx", read_manifest(bundle), profile=Path(folder) / "profile"))
         prepare(engine, context)
         for _ in range(steps):
             step(engine, tree, context)
-        events = json.loads(engine.end_profile().read_text())
+        events = json.loads(engine.graph.end_profile().read_text())
     runs = [e for e in events if e.get("name") == "model_run"]
     first = min(e["ts"] for e in runs[-steps:])
     totals: dict[str, float] = defaultdict(float)
@@ -99,7 +100,7 @@ def main() -> None:
     manifest = read_manifest(arguments.bundle)
     nodes = manifest.trees.nodes if manifest.trees else [(0, 0, 1.0)]
     trees = {n: DraftTree.from_nodes(nodes, n) if n > 1 else ROOT_ONLY for n in arguments.rows if n <= len(nodes)}
-    engine = OrtEngine(arguments.bundle / "model.onnx", manifest)
+    engine = OrtEngine(Graph(arguments.bundle / "model.onnx", manifest))
     times = measure(engine, trees, arguments.context, arguments.steps)
     del engine
     print("| rows | step ms | " + " | ".join(PARTS) + " | call overhead |")

@@ -17,7 +17,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,23 @@ class TwoModelEngine:
     def graph_seconds(self) -> float:
         return self.target.graph_seconds + self.draft.graph_seconds
 
-    def reset(self, sampling: Sampling = GREEDY) -> None:
+    @property
+    def waited_seconds(self) -> float:
+        return self.target.waited_seconds + self.draft.waited_seconds
+
+    def generation(self) -> AbstractContextManager[None]:
+        return self.target.generation()
+
+    def reset(self) -> None:
+        self.begin(())
+
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY) -> int:
         self.target.reset(sampling)
         self.draft.reset()
+        return 0
 
-    def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
-        found = self.target.prefill(ids, draft=False)
+    def prefill(self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None) -> Verified:
+        found = self.target.prefill(ids, draft=False, progress=progress)
         self.draft.prefill(ids, draft=False)
         return Verified(found.choices, 0, self._guess([int(found.choices[0])])) if draft else found
 

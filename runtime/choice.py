@@ -11,10 +11,11 @@ from streamspec.bundle import MODEL, Manifest
 from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.calibrate import Calibration, calibrated, remembered
 from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.graph import Graph
 from streamspec.runtime.machine import physical_cores
 from streamspec.runtime.probe import check_probe
 from streamspec.runtime.providers import CPU, Chosen, fitting, flavour, named
-from streamspec.runtime.static import StaticEngine
+from streamspec.runtime.static import StaticEngine, StaticGraph
 
 AUTO = "auto"
 
@@ -30,16 +31,16 @@ def open_engine(
     """
     if provider != AUTO:
         engine = open_on(folder, manifest, provider, threads, spin)
-        return engine, Chosen(provider, engine.on_cpu)
+        return engine, Chosen(provider, engine.graph.on_cpu)
     search = _Search(folder, manifest, threads, spin, cache_dir)
     engine = search.best()
-    return engine, Chosen(engine.provider, engine.on_cpu, tuple(search.passed_over.items()))
+    return engine, Chosen(engine.provider, engine.graph.on_cpu, tuple(search.passed_over.items()))
 
 
 def open_on(folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True) -> OrtEngine:
     """The same on this provider and no other."""
-    kind = OrtEngine if manifest.static is None else StaticEngine
-    engine = kind(folder / MODEL, manifest, threads=threads, provider=named(provider).name, spin=spin)
+    opened, kind = (Graph, OrtEngine) if manifest.static is None else (StaticGraph, StaticEngine)
+    engine = kind(opened(folder / MODEL, manifest, threads, named(provider).name, spin))
     check_probe(engine, manifest)
     return engine
 

@@ -63,15 +63,28 @@ class DeviceCache:
                 raise BundleError(f"rows of the cache cannot be moved: {error}", "a graph that moves them", "export the bundle again") from error
         self.length += len(path)
 
+    def rows(self) -> np.ndarray:
+        """See `KeyValueCache.rows`."""
+        return np.stack([np.stack([value.numpy()[:, :, : self.length] for value in pair]) for pair in self.data])
+
+    def fill(self, rows: np.ndarray) -> None:
+        """See `KeyValueCache.fill`."""
+        self.length = rows.shape[4]
+        self.data = [(self._filled(key), self._filled(value)) for key, value in rows]
+        self._binding = self._bind()
+
     def views(self) -> list[Pair]:
         """Per layer: key and value."""
         return self.data
 
     def _grown(self, old: Any) -> Any:
-        rows = old.numpy()
-        grown = np.zeros((*rows.shape[:2], self.capacity, rows.shape[3]), np.float32)
-        grown[:, :, : self.length] = rows[:, :, : self.length]
-        return self._place(grown)
+        return self._filled(old.numpy()[:, :, : self.length])
+
+    def _filled(self, rows: np.ndarray) -> Any:
+        """`rows` [1, kv_heads, length, head_dim] with room behind them, on the device."""
+        room = np.zeros((*rows.shape[:2], self.capacity, rows.shape[3]), np.float32)
+        room[:, :, : rows.shape[2]] = rows
+        return self._place(room)
 
     def _place(self, array: np.ndarray) -> Any:
         """A copy on the device."""

@@ -63,7 +63,7 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
         costs, _ = measure(engine, PLAIN)
     except StreamspecError as error:
         return {"name": provider, "right": False, "verdict": error.found, "plain_ms": None, "on_cpu": None}
-    return {"name": provider, "right": True, "verdict": "right", "plain_ms": round(1000 * costs[1], 3), "on_cpu": engine.on_cpu}
+    return {"name": provider, "right": True, "verdict": "right", "plain_ms": round(1000 * costs[1], 3), "on_cpu": engine.graph.on_cpu}
 
 
 def _onnxruntime() -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,16 +51,22 @@ class Engine(Protocol):
 
     gamma: int  # streams; 0 for a plain model
     context_length: int
-    graph_seconds: float  # time inside the model so far
+    graph_seconds: float  # time inside the model so far,
+    waited_seconds: float  # and in line for it
 
     @property
     def length(self) -> int: ...
 
-    def reset(self, sampling: Sampling = GREEDY) -> None:
-        """Empties the cache, forgets a pending cancellation, and from now on chooses tokens as `sampling` says."""
+    def reset(self) -> None:
+        """Empties the cache."""
 
-    def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
-        """Commits `ids`; `choices` [1] is the token after the last of them, with guesses behind it where `draft`."""
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY) -> int:
+        """From now on chooses tokens as `sampling` says. Keeps of the cache what `prompt` begins with, so that some of it remains to be
+        read, forgets the rest, and returns how many tokens it has kept."""
+
+    def prefill(self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None) -> Verified:
+        """Commits `ids`; `choices` [1] is the token after the last of them, with guesses behind it where `draft`. `progress` is told
+        after each call how many of them are in the cache."""
 
     def verify(
         self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
@@ -71,3 +78,6 @@ class Engine(Protocol):
 
     def cancel(self) -> None:
         """From any thread: stops the call under way, or the next one, with `Cancelled`."""
+
+    def generation(self) -> AbstractContextManager[None]:
+        """The body is one generation; cancellations of before are forgotten."""

@@ -59,6 +59,15 @@ class KeyValueCache:
         self.data[..., self.length : end, :] = rows[..., list(path), :]
         self.length = end
 
+    def rows(self) -> np.ndarray:
+        """A copy of the committed rows, as `data` with them alone for slots."""
+        return self.data[..., : self.length, :].copy()
+
+    def fill(self, rows: np.ndarray) -> None:
+        """Commits what `rows` gave, in place of everything. There must be room (`reserve`)."""
+        self.length = 0
+        self.place(rows, range(rows.shape[4]))
+
     def views(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Per layer: key and value [1, kv_heads, capacity, head_dim], contiguous views of `data`."""
         return views(self.data)

@@ -6,7 +6,7 @@ Works on any `Engine`. Knows nothing about text: token ids in, token ids out.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -46,6 +46,8 @@ class Plan:
     sampling: Sampling = GREEDY
     pruning: Pruning | None = None
     in_place: bool = True
+    progress: Callable[[int, int], None] | None = None  # is told how many tokens of the prompt have been read, and of how many
+    call_rows: int | None = None  # that every call computes, however few are asked for
     plain: str = "off"  # what to say of speculation where there is none
 
 
@@ -56,7 +58,7 @@ class Decoder:
         self.engine, self.plan, self.stats = engine, plan, Stats()
         self.away = 0.0  # seconds the consumer spent elsewhere between calls: not ours
         self._governor = plan.governor or Governor()
-        self._began = 0.0  # of the step under way
+        self._began = 0.0  # of the step under way, in `_clock`
         self._root = -1
         self._guesses: Guesses | None = None
         self._index = NgramIndex(plan.experience.rates) if plan.rows > 1 and plan.ngram else None
@@ -68,21 +70,24 @@ class Decoder:
         limit = min(self.plan.limit, self.engine.context_length - len(prompt))
         self.stats.prompt_tokens = len(prompt)
         started = time.perf_counter()
-        self.engine.reset(self.plan.sampling)
+        known = self.stats.reused_tokens = self.engine.begin(prompt, self.plan.sampling)
         self._governor.begin()
         if self._worth is not None:
             self._worth.begin()
-        first = self.engine.prefill(prompt, draft=self._may_draft(len(prompt) - 1))
+        progress, total = self.plan.progress, len(prompt)
+        report = None if progress is None else lambda read: progress(known + read, total)
+        first = self.engine.prefill(prompt[known:], self._may_draft(total - 1), report)
         self.stats.prefill_seconds = time.perf_counter() - started
         self._guesses = first.guesses
         done = cut([int(first.choices[0])], [False], self.plan.eos, limit)
         self._count(done, None)
-        graph_before, decoding = self.engine.graph_seconds, time.perf_counter()
+        graph_before, waited_before, decoding = self.engine.graph_seconds, self.engine.waited_seconds, time.perf_counter()
         if self._index is not None:
             self._index.extend(prompt)
         while True:
             self.stats.decode_seconds = time.perf_counter() - decoding - self.away
             self.stats.graph_seconds = self.engine.graph_seconds - graph_before
+            self.stats.waited_seconds = self.engine.waited_seconds - waited_before
             yield done
             if done.finish_reason:
                 return
@@ -90,10 +95,14 @@ class Decoder:
             if self._index is not None:
                 self._index.extend(done.tokens)
             remaining = limit - self.stats.new_tokens
-            self._began = time.perf_counter()
+            self._began = self._clock()
             speculate = self.plan.rows > 1 and remaining > 1 and self._governor.on and not self._governor.looks
             made = self._draft() if speculate else None
             done = self._plain_step(remaining) if made is None else self._tree_step(made, remaining)
+
+    def _clock(self) -> float:
+        """Seconds, without those in line for the model."""
+        return time.perf_counter() - self.engine.waited_seconds
 
     def describe(self) -> str:
         """What speculation does, for the user."""
@@ -133,7 +142,7 @@ class Decoder:
         before, self._guesses = self._guesses, result.guesses
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
         cost = None if costs is None else float(costs[len(tree) - 1])
-        self._governor.step(len(path), cost, time.perf_counter() - self._began)
+        self._governor.step(len(path), cost, self._clock() - self._began)
         if self._worth is not None:
             if before is not None:
                 self._worth.compare(len(done.tokens), len(tree), *self._alone(self._worth, done.tokens))
@@ -148,7 +157,7 @@ class Decoder:
         result = self.engine.verify(np.array([self._root], dtype=np.int64), ROOT_ONLY, draft=draft_next)
         self.engine.keep((0,))
         self._guesses = result.guesses
-        self._governor.plain_step(None if draft_next else time.perf_counter() - self._began)
+        self._governor.plain_step(None if draft_next else self._clock() - self._began)
         if self._worth is not None:
             self._worth.step(1, 1, draft_next)
         done = cut([int(result.choices[0])], [False], self.plan.eos, remaining)

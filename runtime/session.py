@@ -1,65 +1,44 @@
-"""The public face of the runtime: load a bundle, generate text, stream it, cancel it.
+"""The public face of the runtime: a conversation with a loaded bundle. Generate, stream, chat, cancel, swap, save.
 
-Knows nothing about graphs (engine) or about accepting drafts (loop).
+Any number of sessions share a bundle's weights (`Session.another`). Knows nothing about graphs (engine), about accepting drafts (loop) or about
+how bundles are opened (loading).
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from streamspec import swappable
-from streamspec.bundle import TEMPLATE, TOKENIZER, Manifest, verify_files
-from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataError
-from streamspec.runtime.detokenize import TextStream
-from streamspec.runtime.interface import Cancelled, Engine, Pruning
-from streamspec.runtime.loop import Decoder, Plan
+from streamspec.bundle import Manifest
+from streamspec.errors import ConfigError, ContextOverflow, DataError
+from streamspec.runtime import conversation, saved
+from streamspec.runtime.conversation import Message
+from streamspec.runtime.interface import Engine, Pruning
+from streamspec.runtime.loop import Plan
+from streamspec.runtime.options import Options, Wanted
 from streamspec.runtime.providers import CPU, Chosen
-from streamspec.runtime.sampling import GREEDY, Sampling
-from streamspec.runtime.setting import Asked, Learnt, settle
-from streamspec.runtime.stats import Stats
+from streamspec.runtime.setting import Learnt
+from streamspec.runtime.stream import Chunk, Completion, Control, Job, Stream
 
 if TYPE_CHECKING:
     from streamspec.runtime.calibrate import Calibration
     from streamspec.runtime.swapping import Swapper
 
-Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one model call added. `text` may be empty while a character or a possible stop string is incomplete.
-
-    `drafted[i]` says whether token i was drafted rather than spoken by the target alone. The last chunk has a finish
-    reason: "eos", "stop" (a stop string), "length" or "cancelled".
-    """
-
-    text: str
-    token_ids: list[int]
-    drafted: list[bool]
-    finish_reason: str | None
-    stats: Stats
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A whole answer. `token_ids` include end-of-text where it came; `text` leaves it and the stop string out."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stats: Stats
-    drafted: list[bool] = field(default_factory=list)
+Prompt = str | Sequence[Message] | Sequence[int]
 
 
 class Session:
-    """A loaded bundle. One generation at a time; `cancel` may be called from any thread."""
+    """One generation at a time; other threads may have sessions of their own over the same weights. `cancel` may be called from any thread.
+
+    `messages`: of the chat so far; may be set or changed between turns, for instance to begin with a system message. What the cache holds of a
+    prompt's beginning is not read again, whatever was generated before.
+    """
 
     def __init__(
         self,
@@ -78,11 +57,23 @@ class Session:
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
         self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
         self.provider = provider or Chosen(CPU.name)
-        self._busy = threading.Lock()
-        self._generating = self._cancelled = False
         self.learnt = Learnt(calibration)
+        self.messages: list[Message] = []
         self.adapter: str | None = None  # the one at work, by the name or path it was asked for
+        self._busy = threading.Lock()
+        self._control: Control | None = None  # of the generation under way
         self._swapper, self._swaps = swapper, 0
+
+    def another(self) -> Session:
+        """A session of its own over the same weights, with the same adapter and an empty cache: for another thread, or another conversation."""
+        engine = self.engine.another()  # type: ignore[attr-defined]
+        swapper = None if self._swapper is None else self._swapper.over(engine)
+        new = Session(
+            engine, self.manifest, self.tokenizer, self.template, self.rows, self.calibration, self.ngram, self.pruning, self.provider, swapper
+        )
+        if swapper is not None:
+            new.swap(self.adapter)
+        return new
 
     @property
     def adapters(self) -> list[str]:
@@ -114,71 +105,79 @@ class Session:
             return "off (the bundle has no streams)"
         return f"off ({self.calibration.reason})" if self.calibration else "off (asked for plain decoding)"
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        stop: str | Sequence[str] = (),
-        speculate: bool = True,
-        sampling: Sampling = GREEDY,
-    ) -> Completion:
-        """The answer to `prompt`: text, a list of messages, or token ids taken as they are.
+    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+        """The answer to `prompt`: text, a list of messages, or token ids taken as they are. `options`: `streamspec.runtime.options.Wanted`.
 
-        Greedy unless `sampling` has a temperature. `speculate=False` decodes plainly, with the same result, sampled or not
-        (given a seed).
         Raises ContextOverflow where the prompt leaves no room, DataError or ConfigError for prompts or options that make
         no sense, and ConfigError while another generation runs.
         """
-        text, ids, drafted = [], [], []
-        last: Chunk | None = None
-        for last in self.stream(prompt, max_new_tokens=max_new_tokens, stop=stop, speculate=speculate, sampling=sampling):
-            text.append(last.text)
-            ids += last.token_ids
-            drafted += last.drafted
-        assert last is not None and last.finish_reason is not None
-        return Completion("".join(text), ids, last.finish_reason, last.stats, drafted)
+        return Completion.of(list(self.stream(prompt, **options)))
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 256,
-        stop: str | Sequence[str] = (),
-        speculate: bool = True,
-        sampling: Sampling = GREEDY,
-    ) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """As `generate`, one chunk per model call. The prompt is checked at once, not at the first chunk."""
         swaps = self._swaps  # before anything of the adapter is read: another thread may swap it
-        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens {max_new_tokens!r}", "a whole number of at least 1", "correct it")
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        if any(not isinstance(s, str) or not s for s in stops):
-            raise ConfigError(f"stop strings {stops!r}", "non-empty strings", "correct stop")
-        ids = self.encode(prompt)
-        if len(ids) >= self.engine.context_length:
-            raise ContextOverflow(
-                f"a prompt of {len(ids)} tokens",
-                f"fewer than the context's {self.engine.context_length}",
-                "shorten the prompt",
-            )
-        calibrated: dict[str, Any] = {}
-        if self.calibration:
-            calibrated = {"costs": self.calibration.curve, "governor": self.learnt.governor, "worth": self.learnt.worth}
-        fixed = self.manifest.static
-        rows = min(self.rows, fixed.rows) if fixed else self.rows
-        plan = Plan(
-            max_new_tokens, self.manifest.model.eos_token_ids, rows if speculate else 1,
-            ngram=self.ngram, experience=self.learnt.experience, sampling=sampling, pruning=self.pruning, in_place=fixed is None,
-            plain=self.speculation if speculate else "off (asked for plain decoding)", **calibrated,
-        )  # fmt: skip
-        return self._chunks(ids, plan, stops, swaps)
+        return self._stream(self.encode(prompt), Wanted(**options), swaps, None)
 
-    def cancel(self) -> None:
-        """Ends the generation under way, from any thread; its last chunk says "cancelled". Without one, does nothing."""
-        if self._generating:
-            self._cancelled = True
-            self.engine.cancel()
+    def chat(self, message: str | Message, *, overflow: str = "refuse", **options: Unpack[Options]) -> Completion:
+        """The answer to `message` behind all `messages` so far; both are added to them. Errors as in `generate`.
+
+        A turn that is cancelled or runs out of time stays as far as it came; one that is cancelled with `rollback`, fails, or whose stream is
+        closed is forgotten. `overflow`: where the conversation no longer fits into the context, "refuse" raises ContextOverflow, "forget" drops
+        the oldest turns until half of the context is free, or as much as the answer may need.
+        """
+        return Completion.of(list(self.stream_chat(message, overflow=overflow, **options)))
+
+    def stream_chat(self, message: str | Message, *, overflow: str = "refuse", **options: Unpack[Options]) -> Stream:
+        """As `chat`, one chunk per model call."""
+        swaps, wanted = self._swaps, Wanted(**options)
+        conversation.check_overflow(overflow)
+        before = self.messages
+        turns = [*before, conversation.message(message)]
+        context = self.engine.context_length
+        room = min(wanted.max_new_tokens, context // 2)
+        if overflow == "forget" and len(self.encode(turns)) + room > context:
+            turns = conversation.forget(turns, lambda left: len(self.encode(left)), min(context // 2, context - room))
+
+        def finished(chunks: list[Chunk]) -> None:
+            if self.messages is before:  # nobody has begun another conversation meanwhile
+                self.messages = [*turns, {"role": "assistant", "content": "".join(chunk.text for chunk in chunks)}]
+
+        return self._stream(self.encode(turns), wanted, swaps, finished)
+
+    def cancel(self, rollback: bool = False) -> None:
+        """Ends the generation under way, from any thread (`Stream.cancel`). Without one, does nothing."""
+        control = self._control
+        if control is not None:
+            control.end("cancelled", rollback)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the conversation to the file `path`, whole or not at all: what the cache holds, and `messages`.
+
+        About 46 kB a token for the reference base. Raises ConfigError while a generation runs.
+        """
+        with self._exclusive():
+            tokens, rows = self.engine.kept()  # type: ignore[attr-defined]
+            saved.write(Path(path), saved.Saved(tokens, rows, [dict(m) for m in self.messages]), self.manifest)
+
+    def restore(self, path: str | Path) -> None:
+        """Goes on with a conversation that was saved with this bundle, adapter and template. Raises ConversationError; all is then as before."""
+        with self._exclusive():
+            engine: Any = self.engine
+            found = saved.read(Path(path), self.manifest, engine.context_length, engine.graph.cache_type, engine.cache_layers)
+            engine.fill(found.tokens, found.rows)
+            self.messages = list(found.messages)
+
+    def forget(self) -> None:
+        """Begins anew: no messages, an empty cache."""
+        with self._exclusive():
+            self.messages = []
+            self.engine.reset()
+
+    def close(self) -> None:
+        """Begins anew and gives the cache's memory back; the session can be used again, the weights stay as long as any session is held."""
+        self.forget()
+        with self._exclusive():
+            self.engine.release()  # type: ignore[attr-defined]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of range."""
@@ -219,146 +218,49 @@ class Session:
         with self._exclusive():
             return np.asarray(self.engine.score(ids, start))  # type: ignore[attr-defined]
 
-    def _chunks(self, ids: list[int], plan: Plan, stops: list[str], swaps: int) -> Iterator[Chunk]:
-        with self._exclusive():
-            if swaps != self._swaps:
-                raise ConfigError("a prompt given before the adapter was swapped", "one for the adapter that answers", "ask again")
-            self._cancelled, self._generating = False, True  # in this order: a cancel in between counts
-            decoder, text = Decoder(self.engine, plan), TextStream(self.tokenizer, stops)
-            decoder.stats.call_rows = self.manifest.static.rows if self.manifest.static else None
-            try:
-                for done in decoder.run(ids):
-                    ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
-                    tokens, shown, stopped = _speak(text, done.tokens[:-1] if ended else done.tokens)
-                    if ended and not stopped:
-                        tokens = done.tokens
-                    reason = "stop" if stopped else done.finish_reason
-                    if reason and not stopped:
-                        rest, stopped = text.finish()
-                        shown, reason = shown + rest, "stop" if stopped else reason
-                    if len(tokens) < len(done.tokens):
-                        _forget(decoder.stats, len(done.tokens) - len(tokens))
-                    left = time.perf_counter()
-                    yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, replace(decoder.stats))
-                    decoder.away += time.perf_counter() - left
-                    if reason:
-                        return
-                    if self._cancelled:  # between two calls
-                        raise Cancelled
-            except Cancelled:
-                yield Chunk(text.finish()[0], [], [], "cancelled", replace(decoder.stats))
-            finally:
-                self._generating = False
+    def _stream(self, ids: list[int], wanted: Wanted, swaps: int, finished: Any) -> Stream:
+        if len(ids) >= self.engine.context_length:
+            raise ContextOverflow(
+                f"a prompt of {len(ids)} tokens",
+                f"fewer than the context's {self.engine.context_length}",
+                "shorten the prompt",
+            )
+        calibrated: dict[str, Any] = {}
+        if self.calibration:
+            calibrated = {"costs": self.calibration.curve, "governor": self.learnt.governor, "worth": self.learnt.worth}
+        fixed = self.manifest.static
+        rows = min(self.rows, fixed.rows) if fixed else self.rows
+        plan = Plan(
+            wanted.max_new_tokens, self.manifest.model.eos_token_ids, rows if wanted.speculate else 1,
+            ngram=self.ngram, experience=self.learnt.experience, sampling=wanted.sampling, pruning=self.pruning, in_place=fixed is None,
+            progress=wanted.progress, call_rows=fixed.rows if fixed else None,
+            plain=self.speculation if wanted.speculate else "off (asked for plain decoding)", **calibrated,
+        )  # fmt: skip
 
-    def _exclusive(self) -> _Exclusive:
-        return _Exclusive(self._busy)
+        @contextmanager
+        def exclusive(control: Control) -> Iterator[None]:
+            with self._exclusive():
+                if swaps != self._swaps:
+                    raise ConfigError("a prompt given before the adapter was swapped", "one for the adapter that answers", "ask again")
+                self._control = control
+                try:
+                    yield
+                finally:
+                    self._control = None
+
+        return Stream(Job(self.engine, self.tokenizer, ids, plan, wanted.stops, wanted.timeout, exclusive, finished or (lambda chunks: None)))
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Holds the session without waiting for it."""
+        if not self._busy.acquire(blocking=False):
+            raise ConfigError("the session is busy", "one generation at a time", "finish or close the other one first, or ask `another()`")
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _specials(self) -> dict[str, str]:
         model = self.manifest.model
         named = {"bos_token": model.bos_token_id, "eos_token": model.eos_token_ids[0] if model.eos_token_ids else None}
         return {name: self.tokenizer.id_to_token(i) or "" for name, i in named.items() if i is not None}
-
-
-class _Exclusive:
-    """Holds a lock without waiting for it."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise ConfigError(
-                "the session is busy", "one generation at a time", "finish or close the other one first"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-def _speak(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
-    """(tokens up to the one that completed a stop string, text to show, whether there was one)."""
-    shown = []
-    for i, token in enumerate(tokens):
-        piece, stopped = text.push(token)
-        shown.append(piece)
-        if stopped:
-            return tokens[: i + 1], "".join(shown), True
-    return tokens, "".join(shown), False
-
-
-def _forget(stats: Stats, tokens: int) -> None:
-    """Tokens behind a stop string do not count."""
-    stats.new_tokens -= tokens
-    stats.step_tokens -= tokens
-
-
-def load(
-    bundle: str | Path,
-    *,
-    threads: int | None = None,
-    provider: str = "auto",
-    tree: int | str = "auto",
-    verify: bool = True,
-    spin: bool = True,
-    cache_dir: str | Path | None = None,
-    ngram: bool = True,
-    pruning: Pruning | None = None,
-    adapter: str | Path | None = None,
-) -> Session:
-    """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base alone).
-
-    `provider`: "auto" takes, of those in docs/providers.md that are installed, run such a bundle and compute it rightly, the one that
-    promises most tokens per second; a name takes that one or raises. `Session.provider` says which runs, and why others do not.
-    `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
-    pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
-    `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
-    lets idle worker threads wait busily: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
-    all, or what `tune` found to pay here; no output depends on it). Raises BundleError for anything wrong with the bundle, and where
-    this machine computes it wrongly; ConfigError and ProviderError for a provider that does not exist or cannot be used.
-    """
-    from streamspec.runtime.choice import open_engine
-
-    folder = Path(bundle)
-    if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
-        raise ConfigError(f"tree {tree!r}", '"auto", "plain" or a number of rows', "correct it")
-    manifest = verify_files(folder, hashes=verify)
-    if adapter is not None:
-        swappable.check_swappable(manifest)
-    if pruning is not None and adapter is None:
-        manifest.check_prunes()
-    tokenizer, template = _tokenizer(folder), _template(folder, manifest)
-    engine, chosen = open_engine(folder, manifest, provider, threads, spin, cache_dir)
-    asked = Asked(tree, ngram, pruning, cache_dir)
-    if manifest.swappable is None:
-        found = settle(engine, manifest, asked)
-        return Session(engine, manifest, tokenizer, template, found.rows, found.calibration, ngram, found.pruning, chosen)
-    from streamspec.runtime.swapping import Swapper
-
-    swapper = Swapper(folder, manifest, engine, asked, verify)
-    session = Session(engine, manifest, tokenizer, template, ngram=ngram, provider=chosen, swapper=swapper)
-    session.swap(adapter)
-    if pruning is not None:
-        session.manifest.check_prunes()
-    return session
-
-
-def _tokenizer(folder: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str((folder / TOKENIZER).read_text(encoding="utf-8"))
-    except BaseException as error:  # the library's panics are not Exceptions
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise BundleError(f"{TOKENIZER}: {error}", "a tokenizer", "export the bundle again") from None
-
-
-def _template(folder: Path, manifest: Manifest) -> str | None:
-    if TEMPLATE not in manifest.files:
-        if manifest.prompt_format.kind == "chat":
-            raise BundleError(f"a chat bundle without {TEMPLATE}", "a chat template", "export the bundle again")
-        return None
-    try:
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise BundleError(f"{TEMPLATE} is no UTF-8 text", "a chat template", "export the bundle again") from None

@@ -7,7 +7,7 @@ sampled, a second small graph chooses on the CPU, and guesses behind another tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 
 from streamspec.bundle import CHOICE, Manifest
 from streamspec.errors import BundleError
+from streamspec.runtime.binding import Binding
 from streamspec.runtime.decoding import accept
 from streamspec.runtime.drafting import PlaceGuesses
 from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.graph import Graph
 from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.kv import KeyValueCache, views
 from streamspec.trees import MASKED, DraftTree
@@ -27,28 +29,43 @@ _STREAM_INPUTS = ("parents", "forced_node")
 _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 
 
-class StaticEngine(OrtEngine):
-    """See `streamspec.runtime.interface.Engine`. `rows`: of every call, however few are asked for."""
-
-    rows: int
+class StaticGraph(Graph):
+    """See `streamspec.runtime.graph.Graph`. `choice`: a session of the graph that chooses tokens where that is not greedy."""
 
     def __init__(
         self, model: Path, manifest: Manifest, threads: int | None = None, provider: str = "cpu", spin: bool = True, profile: Path | None = None
     ) -> None:
-        """Raises as `OrtEngine`."""
-        assert manifest.static is not None
-        self.rows = manifest.static.rows
-        self._spin = spin
+        """Raises as `Graph`."""
         super().__init__(model, manifest, threads, provider, spin, profile)
-        self._choice = self._open_choice(model.parent / CHOICE)
-        kept = self._kept_rows.data
-        self._new = np.zeros((*kept.shape[:4], self.rows, kept.shape[5]), kept.dtype)  # K/V of the last call's rows
-        for i, pair in enumerate(views(self._new)):
-            for kind, rows in zip(("key", "value"), pair, strict=True):
-                self._binding.output(f"new.{i}.{kind}", rows)
-        self._logits = self._binding.output("raw_logits", np.zeros((self.rows, self.vocab_size), np.float32))
-        self._greedy = self._binding.output("choices", (self.rows,))
-        self._drafted = self._bind_drafter()
+        try:
+            self.choice = self.ort.InferenceSession(str(model.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise BundleError(f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}", "a graph it can run", "export the bundle again") from None
+
+    def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
+        caches = [f"{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")]
+        wanted = {*_INPUTS, *(f"past_key_values.{name}" for name in caches)}
+        produced = {"choices", "raw_logits", *(f"new.{name}" for name in caches)}
+        if manifest.streams is not None:
+            wanted, produced = wanted | set(_STREAM_INPUTS), produced | set(_STREAM_OUTPUTS)
+        return wanted, produced | ({"pair_logits"} if manifest.streams is not None and manifest.streams.bigram else set())
+
+    def _check_interface(self, manifest: Manifest) -> np.dtype:
+        dtype = super()._check_interface(manifest)
+        shape, fixed = manifest.model, manifest.static
+        assert fixed is not None
+        promised = {"input_ids": [1, fixed.rows], "past_key_values.0.key": [1, shape.kv_heads, fixed.slots, shape.head_dim]}
+        for value in self.session.get_inputs():
+            if list(value.shape) != promised.get(value.name, list(value.shape)):
+                raise BundleError(f"{value.name} of shape {value.shape}", f"{promised[value.name]} as the manifest says", "export the bundle again")
+        return dtype
+
+
+class StaticEngine(OrtEngine):
+    """See `streamspec.runtime.interface.Engine`. Its graph is a `StaticGraph`, whose rows every call has, however few are asked for."""
+
+    graph: StaticGraph
+    rows: int
 
     def verify(
         self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
@@ -61,7 +78,8 @@ class StaticEngine(OrtEngine):
 
     def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
         n = len(tokens)
-        inputs = self._inputs(np.asarray(tokens), np.asarray(offsets), mask, np.zeros(n, np.int64), np.arange(n))
+        self._verified = np.asarray(tokens)
+        inputs = self._inputs(self._verified, np.asarray(offsets), mask, np.zeros(n, np.int64), np.arange(n))
         self._compute(inputs, forced_node=0)
         return self._logits[:n].copy()
 
@@ -109,7 +127,7 @@ class StaticEngine(OrtEngine):
             "uniforms": self._uniforms(inputs["position_ids"][0, rows]), "seen": self._seen,
         }  # fmt: skip
         try:
-            choices: np.ndarray = self._choice.run(["choices"], feed)[0]
+            choices: np.ndarray = self.graph.choice.run(["choices"], feed)[0]
         except Exception as error:
             raise BundleError(f"{CHOICE} failed: {error}", "a graph that chooses tokens", "export the bundle again") from None
         if not isinstance(choices, np.ndarray) or choices.shape != rows.shape or choices.dtype != np.int64:
@@ -121,7 +139,7 @@ class StaticEngine(OrtEngine):
     def _at_most(self, rows: int) -> int:
         return self.rows
 
-    def _commit(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
+    def _keep_rows(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None) -> None:
         self._kept_rows.place(self._new, path)
 
     @property
@@ -129,11 +147,23 @@ class StaticEngine(OrtEngine):
         assert isinstance(self.cache, KeyValueCache)  # see `_empty_cache`
         return self.cache
 
-    def _empty_cache(self, manifest: Manifest, dtype: np.dtype, model: Path) -> KeyValueCache:
-        shape = manifest.model
-        return KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, self.context_length, dtype, first=self.context_length)
+    def _empty_cache(self) -> KeyValueCache:
+        shape, slots = self.graph.manifest.model, self.graph.manifest.model.context_length
+        return KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, slots, self.graph.cache_type, first=slots)
 
-    def _bind_drafter(self) -> list[np.ndarray]:
+    def _bind(self, adapter: Mapping[str, Any] | None = None) -> Binding:
+        binding = super()._bind(adapter)
+        kept = self._kept_rows.data
+        self._new = np.zeros((*kept.shape[:4], self.rows, kept.shape[5]), kept.dtype)  # K/V of the last call's rows
+        for i, pair in enumerate(views(self._new)):
+            for kind, rows in zip(("key", "value"), pair, strict=True):
+                binding.output(f"new.{i}.{kind}", rows)
+        self._logits = binding.output("raw_logits", np.zeros((self.rows, self.vocab_size), np.float32))
+        self._greedy = binding.output("choices", (self.rows,))
+        self._drafted = self._bind_drafter(binding)
+        return binding
+
+    def _bind_drafter(self, binding: Binding) -> list[np.ndarray]:
         """Buffers of what the drafter gives: accepted node, candidates, their logits and, with a bigram, their pairs."""
         if not self.gamma:
             return []
@@ -141,31 +171,7 @@ class StaticEngine(OrtEngine):
         forms: list[tuple[str, tuple[int, ...]]] = list(zip(_STREAM_OUTPUTS, ((1,), shape, shape), strict=True))
         if self._bigram:
             forms.append(("pair_logits", (*shape, self._candidates)))
-        return [self._binding.output(name, form) for name, form in forms]
-
-    def _open_choice(self, file: Path) -> Any:
-        try:
-            return self._ort.InferenceSession(str(file), self._options_for(self._spin), providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise BundleError(f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}", "a graph it can run", "export the bundle again") from None
-
-    def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
-        caches = [f"{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")]
-        wanted = {*_INPUTS, *(f"past_key_values.{name}" for name in caches)}
-        produced = {"choices", "raw_logits", *(f"new.{name}" for name in caches)}
-        if self.gamma:
-            wanted, produced = wanted | set(_STREAM_INPUTS), produced | set(_STREAM_OUTPUTS)
-        return wanted, produced | ({"pair_logits"} if self._bigram else set())
-
-    def _check_interface(self, manifest: Manifest) -> np.dtype:
-        dtype = super()._check_interface(manifest)
-        shape, fixed = manifest.model, manifest.static
-        assert fixed is not None
-        promised = {"input_ids": [1, fixed.rows], "past_key_values.0.key": [1, shape.kv_heads, fixed.slots, shape.head_dim]}
-        for value in self._session.get_inputs():
-            if list(value.shape) != promised.get(value.name, list(value.shape)):
-                raise BundleError(f"{value.name} of shape {value.shape}", f"{promised[value.name]} as the manifest says", "export the bundle again")
-        return dtype
+        return [binding.output(name, form) for name, form in forms]
 
     @property
     def _root_matters(self) -> bool:

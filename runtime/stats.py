@@ -14,13 +14,15 @@ class Stats:
     """
 
     prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, which were in the cache
     new_tokens: int = 0
     steps: int = 0
     step_tokens: int = 0
     plain_steps: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
-    graph_seconds: float = 0.0  # inside the model, decode phase only
+    graph_seconds: float = 0.0  # inside the model, decode phase only,
+    waited_seconds: float = 0.0  # and in line for it, behind other sessions
     speculation: str = "off"  # what speculation did and why
     call_rows: int | None = None  # that every call computes, plain ones too; None: as many as it is given
 
@@ -43,13 +45,14 @@ class Stats:
     @property
     def host_seconds(self) -> float:
         """Decode time outside the model: proposing, accepting, moving cache rows, text."""
-        return max(0.0, self.decode_seconds - self.graph_seconds)
+        return max(0.0, self.decode_seconds - self.graph_seconds - self.waited_seconds)
 
     def __str__(self) -> str:
+        reused = f" ({self.reused_tokens} known)" if self.reused_tokens else ""
         fixed = f"; every call computes {self.call_rows} rows, plain ones too" if self.call_rows else ""
         return (
             f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} steps "
-            f"and {self.plain_steps} plain, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} tokens, "
+            f"and {self.plain_steps} plain, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} tokens{reused}, "
             f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % host); "
             f"speculation: {self.speculation}{fixed}"
         )

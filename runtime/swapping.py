@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -19,15 +20,19 @@ from streamspec.bundle import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.providers import import_onnxruntime
-from streamspec.runtime.setting import Asked, Setting, settle
+from streamspec.runtime.setting import Asked, Learnt, Setting, settle
+
+
+class Tensors(dict[str, Any]):
+    """OrtValues by name, views of the mapped file. Sessions with the same adapter share them; nothing else keeps them."""
 
 
 class _Adapter(NamedTuple):
-    """`manifest`: the bundle's with this adapter. `tensors`: OrtValues, views of the mapped file."""
+    """`manifest`: the bundle's with this adapter."""
 
     name: str | None
     manifest: Manifest
-    tensors: dict[str, Any]
+    tensors: Tensors
 
 
 class Swapper:
@@ -35,8 +40,16 @@ class Swapper:
 
     def __init__(self, folder: Path, manifest: Manifest, engine: OrtEngine, asked: Asked, verify: bool) -> None:
         self.folder, self.bundle, self.engine, self.asked, self.verify = folder, manifest, engine, asked, verify
-        self._now = _Adapter(None, manifest, {})
+        self._now = _Adapter(None, manifest, Tensors())
         self._settings: dict[str, Setting] = {}
+        self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
+
+    def over(self, engine: OrtEngine) -> Swapper:
+        """One for another sequence of the same graph: adapters are read and measured once for all, what is learnt is each one's own."""
+        new = Swapper(self.folder, self.bundle, engine, self.asked, self.verify)
+        new._settings = {key: replace(setting, learnt=Learnt(setting.calibration)) for key, setting in self._settings.copy().items()}
+        new._shared = self._shared
+        return new
 
     def names(self) -> list[str]:
         """Adapters that lie in the bundle."""
@@ -61,22 +74,26 @@ class Swapper:
 
     def _read(self, adapter: str | Path | None) -> _Adapter:
         if adapter is None:
-            return _Adapter(None, self.bundle, {})
+            return _Adapter(None, self.bundle, Tensors())
         folder = swappable.find(self.folder, adapter)
         found = swappable.read(folder, self.bundle, self.verify)
         manifest = found.on(self.bundle)
         if manifest.prompt_format.kind == "chat" and TEMPLATE not in self.bundle.files:
             raise AdapterError(f"{folder}: an adapter for chats", f"a bundle with {TEMPLATE}", "use it with a base that has a chat template")
-        return _Adapter(str(adapter), manifest, read_tensors(folder / swappable.TENSORS, manifest, self.engine.adapter_inputs))
+        key = manifest.to_json()
+        tensors = self._shared.get(key)
+        if tensors is None:
+            tensors = self._shared[key] = read_tensors(folder / swappable.TENSORS, manifest, self.engine.graph.adapter_inputs)
+        return _Adapter(str(adapter), manifest, tensors)
 
 
-def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> Tensors:
     """OrtValues by name, views of the mapped file. `inputs`: what the graph has for adapters, by name, with `type` and `shape`.
 
     Raises AdapterError where names, types, sizes or numbers are not what the graph and the manifest ask for.
     """
     try:
-        values = dict(import_onnxruntime().AdapterFormat.read_adapter(str(file)).get_parameters())
+        values = Tensors(import_onnxruntime().AdapterFormat.read_adapter(str(file)).get_parameters())
     except Exception as error:  # ONNX Runtime has no class of its own for this
         raise AdapterError(f"{file}: {error}", "an adapter of ONNX Runtime", swappable.AGAIN) from None
     streams = manifest.streams

@@ -28,13 +28,18 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Writes bytes atomically; a failure leaves the previous file as it was."""
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def new_file(path: str | Path) -> Iterator[Path]:
+    """Yields the name of a file to write beside `path`; on a clean exit it takes `path`'s place, otherwise it vanishes."""
     target = Path(path)
     temporary = _beside(target)
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        _sync_file(temporary)
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):

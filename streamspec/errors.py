@@ -57,6 +57,12 @@ class ContextOverflow(StreamspecError):
     code = "context_overflow"
 
 
+class ConversationError(StreamspecError):
+    """A saved conversation is damaged, hostile, or of another bundle, adapter or template."""
+
+    code = "conversation"
+
+
 class ConfigError(StreamspecError):
     """Options contradict each other or are out of range."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from streamspec.bench.report import Measure
 from streamspec.runtime.interface import Pruning
 from streamspec.runtime.sampling import GREEDY, Sampling
-from streamspec.runtime.session import Learnt
+from streamspec.runtime.setting import Learnt
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session
@@ -50,6 +50,7 @@ class Contender:
     learnt: list[Learnt] = field(default_factory=list)  # once it has answered
 
     def answer(self, prompt: Any, limit: int) -> Answer:
+        self.session.forget()  # nobody profits from what another has read
         with self._forced():
             done = self.session.generate(
                 prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling

@@ -65,6 +65,9 @@ class FakeSession:
         row[target(ids)] = self.margin if len(ids) == self.wrong_at else 5.0
         return row
 
+    def forget(self) -> None:
+        self.engine.reset()
+
     def encode(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return [1 + len(word) for word in prompt.split()]

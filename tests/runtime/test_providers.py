@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from streamspec.bundle import COMPACT
 from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError, ProviderError
-from streamspec.runtime import calibrate, choice, engine, load, providers
+from streamspec.runtime import calibrate, choice, graph, load, providers
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.providers import (
     CPU,
@@ -101,7 +101,7 @@ def test_a_fastest_provider_that_fails_later_makes_way_for_the_next(
             return 0
         raise ProviderError("its driver has gone")
 
-    monkeypatch.setattr(engine, "check_placement", refuse)
+    monkeypatch.setattr(graph, "check_placement", refuse)
     later = load(bundles("fp32"), threads=1, cache_dir=tmp_path).provider
     assert later.name == "cpu" and dict(later.passed_over)["mirror"] == "its driver has gone"
 
@@ -242,7 +242,7 @@ def test_a_device_of_a_plug_in_is_asked_for(bundles: Bundles, monkeypatch: pytes
     """The CPU is listed among the devices as well."""
     device = next(d for d in onnxruntime.get_ep_devices() if d.ep_name == CPU.ort)
     monkeypatch.setitem(PROVIDERS, "mirror", replace(MIRROR, options=lambda threads: {}))
-    monkeypatch.setattr(engine, "usable", lambda provider, wanted: Found(provider, True, devices=(device,)))
+    monkeypatch.setattr(graph, "usable", lambda provider, wanted: Found(provider, True, devices=(device,)))
     session = load(bundles("fp32"), threads=1, tree="plain", provider="mirror")
     assert session.provider == Chosen("mirror") and len(session.generate("a b", max_new_tokens=3).token_ids) == 3
 

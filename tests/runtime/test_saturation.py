@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from streamspec.runtime import engine, load, saturation
+from streamspec.runtime import graph, load, saturation
 
 
 def test_the_embedded_graph_is_the_product_it_claims_to_be() -> None:
@@ -52,7 +52,7 @@ def test_exact_products_are_asked_for_where_needed(
         asked[key] = value
         add(self, key, value)
 
-    monkeypatch.setattr(engine, "products_saturate", lambda: saturates)
+    monkeypatch.setattr(graph, "products_saturate", lambda: saturates)
     monkeypatch.setattr(onnxruntime.SessionOptions, "add_session_config_entry", spy)
     load(bundles("int8"), threads=1, tree="plain")
     assert asked["session.x64quantprecision"] == ("1" if saturates else "0")

@@ -10,8 +10,8 @@ import pytest
 from streamspec.bundle import BaseInfo, Manifest, ModelInfo, StreamsInfo, TreesInfo
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt_format import PromptFormat
+from streamspec.runtime import Chunk, Session
 from streamspec.runtime.calibrate import Calibration
-from streamspec.runtime.session import Chunk, Session
 from tests.runtime.texts import EOS, byte_level
 from tests.runtime.toy import ToyEngine, hashed, scripted
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class ToyEngine:
     ) -> None:
         self.rule, self.vocab, self.gamma, self.width, self.context_length = rule, vocab, gamma, width, context
         self.skill, self.random = skill, np.random.default_rng(seed)
-        self.graph_seconds = 0.0
+        self.graph_seconds = self.waited_seconds = 0.0
         self.cache: list[int] = []
         self.calls: list[tuple[int, bool]] = []
         self.on_call: Callable[[], None] = lambda: None
@@ -64,16 +65,30 @@ class ToyEngine:
     def length(self) -> int:
         return len(self.cache)
 
-    def reset(self, sampling: Sampling = GREEDY) -> None:
-        self.cache, self._stop, self.sampling = [], False, sampling
+    def reset(self) -> None:
+        self.cache = []
+
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY) -> int:
+        same = 0
+        while same < min(len(self.cache), len(prompt) - 1) and self.cache[same] == prompt[same]:
+            same += 1
+        self.cache, self.sampling = self.cache[:same], sampling
+        return same
+
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        self._stop = False
+        yield
 
     def cancel(self) -> None:
         self._stop = True
 
-    def prefill(self, ids: Sequence[int], draft: bool) -> Verified:
+    def prefill(self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None) -> Verified:
         self._begin(len(ids), draft)
         assert self.length + len(ids) + (self.gamma if draft else 0) <= self.context_length
         self.cache += ids
+        if progress is not None:
+            progress(len(ids))
         root = self.rule(self.cache)
         return Verified(np.array([root]), 0 if draft else None, self._draft(self.cache, root) if draft else None)
 

@@ -1,0 +1,89 @@
+"""Opens a bundle: checks its files, opens its graph on a provider, settles how it is decoded. Knows nothing about generating."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from streamspec import swappable
+from streamspec.bundle import TEMPLATE, TOKENIZER, Manifest, verify_files
+from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime.interface import Pruning
+from streamspec.runtime.session import Session
+from streamspec.runtime.setting import Asked, settle
+
+
+def load(
+    bundle: str | Path,
+    *,
+    threads: int | None = None,
+    provider: str = "auto",
+    tree: int | str = "auto",
+    verify: bool = True,
+    spin: bool = True,
+    cache_dir: str | Path | None = None,
+    ngram: bool = True,
+    pruning: Pruning | None = None,
+    adapter: str | Path | None = None,
+    context: int | None = None,
+) -> Session:
+    """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base alone).
+
+    `provider`: "auto" takes, of those in docs/providers.md that are installed, run such a bundle and compute it rightly, the one that
+    promises most tokens per second; a name takes that one or raises. `Session.provider` says which runs, and why others do not.
+    `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
+    pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
+    `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
+    lets idle worker threads wait busily: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
+    all, or what `tune` found to pay here; no output depends on it). `context`: most tokens of a text, prompt and answer, by default the
+    model's; it caps the memory of the cache. May be called from several threads at once. Raises BundleError for anything wrong with the bundle, and where
+    this machine computes it wrongly; ConfigError and ProviderError for a provider that does not exist or cannot be used.
+    """
+    from streamspec.runtime.choice import open_engine
+
+    folder = Path(bundle)
+    if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
+        raise ConfigError(f"tree {tree!r}", '"auto", "plain" or a number of rows', "correct it")
+    manifest = verify_files(folder, hashes=verify)
+    if adapter is not None:
+        swappable.check_swappable(manifest)
+    if pruning is not None and adapter is None:
+        manifest.check_prunes()
+    tokenizer, template = read_tokenizer(folder), read_template(folder, manifest)
+    engine, chosen = open_engine(folder, manifest, provider, threads, spin, cache_dir)
+    if context is not None:
+        engine = engine.another(context)
+    asked = Asked(tree, ngram, pruning, cache_dir)
+    if manifest.swappable is None:
+        found = settle(engine, manifest, asked)
+        return Session(engine, manifest, tokenizer, template, found.rows, found.calibration, ngram, found.pruning, chosen)
+    from streamspec.runtime.swapping import Swapper
+
+    swapper = Swapper(folder, manifest, engine, asked, verify)
+    session = Session(engine, manifest, tokenizer, template, ngram=ngram, provider=chosen, swapper=swapper)
+    session.swap(adapter)
+    if pruning is not None:
+        session.manifest.check_prunes()
+    return session
+
+
+def read_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str((folder / TOKENIZER).read_text(encoding="utf-8"))
+    except BaseException as error:  # the library's panics are not Exceptions
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise BundleError(f"{TOKENIZER}: {error}", "a tokenizer", "export the bundle again") from None
+
+
+def read_template(folder: Path, manifest: Manifest) -> str | None:
+    if TEMPLATE not in manifest.files:
+        if manifest.prompt_format.kind == "chat":
+            raise BundleError(f"a chat bundle without {TEMPLATE}", "a chat template", "export the bundle again")
+        return None
+    try:
+        return (folder / TEMPLATE).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BundleError(f"{TEMPLATE} is no UTF-8 text", "a chat template", "export the bundle again") from None

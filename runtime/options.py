@@ -1,0 +1,50 @@
+"""What may be asked of one generation. Knows nothing about how it is done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from streamspec.errors import ConfigError
+from streamspec.runtime.sampling import GREEDY, Sampling
+
+Progress = Callable[[int, int], None]
+
+
+class Options(TypedDict, total=False):
+    """Keywords of `generate`, `stream`, `chat` and `stream_chat`; what each means: `Wanted`."""
+
+    max_new_tokens: int
+    stop: str | Sequence[str]
+    speculate: bool
+    sampling: Sampling
+    timeout: float | None
+    progress: Progress | None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`stop`: strings behind which the text ends; they are left out of it. `speculate` False decodes plainly, with the same result, sampled or not
+    (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds after which the answer ends with what there is.
+    `progress(read, tokens)` is called while the prompt is read. Raises ConfigError for values that make no sense."""
+
+    max_new_tokens: int = 256
+    stop: str | Sequence[str] = ()
+    speculate: bool = True
+    sampling: Sampling = GREEDY
+    timeout: float | None = None
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens {self.max_new_tokens!r}", "a whole number of at least 1", "correct it")
+        if any(not isinstance(s, str) or not s for s in self.stops):
+            raise ConfigError(f"stop strings {self.stop!r}", "non-empty strings", "correct stop")
+        if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and 0 < self.timeout < math.inf):
+            raise ConfigError(f"a timeout of {self.timeout!r}", "seconds, above 0", "correct timeout")
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)

@@ -1,0 +1,244 @@
+"""One generation as its reader sees it: chunks of text as they come, how it is ended early, how it is read from another thread.
+
+Knows nothing about graphs (engine) or about accepting drafts (loop).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from streamspec.runtime.detokenize import TextStream
+from streamspec.runtime.interface import Cancelled, Engine
+from streamspec.runtime.loop import Decoder, Plan
+from streamspec.runtime.stats import Stats
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one model call added. `text` may be empty while a character or a possible stop string is incomplete.
+
+    `drafted[i]` says whether token i was drafted rather than spoken by the target alone. The last chunk has a finish
+    reason: "eos", "stop" (a stop string), "length", "cancelled" or "timeout".
+    """
+
+    text: str
+    token_ids: list[int]
+    drafted: list[bool]
+    finish_reason: str | None
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole answer. `token_ids` include end-of-text where it came; `text` leaves it and the stop string out."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: Stats
+    drafted: list[bool] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> Completion:
+        """All chunks of an answer, joined."""
+        last = chunks[-1]
+        assert last.finish_reason is not None
+        tokens, drafted = ([x for chunk in chunks for x in getattr(chunk, name)] for name in ("token_ids", "drafted"))
+        return cls("".join(chunk.text for chunk in chunks), tokens, last.finish_reason, last.stats, drafted)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a stream is to do. `exclusive`: holds the session while the body runs. `finished` is given the chunks of an answer that is to stay."""
+
+    engine: Engine
+    tokenizer: Any
+    ids: list[int]
+    plan: Plan
+    stops: list[str]
+    timeout: float | None
+    exclusive: Callable[[Control], AbstractContextManager[None]]
+    finished: Callable[[list[Chunk]], None]
+
+
+class Control:
+    """How one generation is ended from outside, by any thread at any time."""
+
+    def __init__(self) -> None:
+        self.reason = ""  # "cancelled" or "timeout", once somebody has ended it
+        self.rollback = False
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+
+    def end(self, reason: str, rollback: bool = False) -> None:
+        with self._lock:
+            self.reason, self.rollback = self.reason or reason, self.rollback or rollback
+            if self._engine is not None:
+                self._engine.cancel()
+
+    @contextmanager
+    def over(self, engine: Engine, timeout: float | None) -> Iterator[None]:
+        """The body is a generation on `engine`, which `end` reaches, of at most `timeout` seconds."""
+        timer = None if timeout is None else threading.Timer(timeout, self.end, ("timeout",))
+        with engine.generation():
+            with self._lock:
+                self._engine = engine
+            try:
+                if timer is not None:
+                    timer.daemon = True
+                    timer.start()
+                yield
+            finally:
+                with self._lock:
+                    self._engine = None
+                if timer is not None:
+                    timer.cancel()
+
+    def check(self) -> None:
+        """Between two calls of the model. Raises Cancelled."""
+        if self.reason:
+            raise Cancelled
+
+
+class Stream(Iterator[Chunk]):
+    """An answer in the making. Work begins with the first chunk asked for and goes on as chunks are asked for."""
+
+    def __init__(self, job: Job) -> None:
+        self._control = Control()
+        self._chunks = _chunks(job, self._control)  # knows nothing of this object: one that nobody holds any longer ends it
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """Leaves the answer where it is and the session to others; a chat forgets the turn."""
+        self._chunks.close()
+
+    def cancel(self, rollback: bool = False) -> None:
+        """Ends it, from any thread, also while the prompt is read: the last chunk says "cancelled". `rollback`: a chat forgets the turn."""
+        self._control.end("cancelled", rollback)
+
+    def start(self, notify: Callable[[], None] | None = None) -> Running:
+        """Reads the stream in a thread of its own. `notify` is called there whenever there is something new to read."""
+        return Running(self, notify)
+
+
+def _chunks(job: Job, control: Control) -> Generator[Chunk, None, None]:
+    chunks = list[Chunk]()
+    with job.exclusive(control), control.over(job.engine, job.timeout):
+        for chunk in _answer(job, control):
+            chunks.append(chunk)
+            if chunk.finish_reason and not control.rollback:
+                job.finished(chunks)
+            yield chunk
+
+
+def _answer(job: Job, control: Control) -> Iterator[Chunk]:
+    decoder, text = Decoder(job.engine, job.plan), TextStream(job.tokenizer, job.stops)
+    decoder.stats.call_rows = job.plan.call_rows
+    try:
+        control.check()
+        for done in decoder.run(job.ids):
+            ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
+            tokens, shown, stopped = _speak(text, done.tokens[:-1] if ended else done.tokens)
+            if ended and not stopped:
+                tokens = done.tokens
+            reason = "stop" if stopped else done.finish_reason
+            if reason and not stopped:
+                rest, stopped = text.finish()
+                shown, reason = shown + rest, "stop" if stopped else reason
+            if len(tokens) < len(done.tokens):
+                _forget(decoder.stats, len(done.tokens) - len(tokens))
+            left = time.perf_counter()
+            yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, replace(decoder.stats))
+            decoder.away += time.perf_counter() - left
+            if reason:
+                return
+            control.check()
+    except Cancelled:
+        yield Chunk(text.finish()[0], [], [], control.reason, replace(decoder.stats))
+
+
+class Running:
+    """A stream that a thread of its own reads. For one reader at a time."""
+
+    def __init__(self, stream: Stream, notify: Callable[[], None] | None = None) -> None:
+        self._stream, self._notify = stream, notify or (lambda: None)
+        self._changed = threading.Condition()
+        self._chunks: list[Chunk] = []
+        self._error: BaseException | None = None
+        self._done = False
+        self._read = 0
+        threading.Thread(target=self._work, name="streamspec", daemon=True).start()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self._done
+
+    def read(self) -> list[Chunk]:
+        """Chunks that came since the last reading, without waiting. Raises what went wrong, once all chunks before it are read."""
+        with self._changed:
+            new, self._read = self._chunks[self._read :], len(self._chunks)
+            if not new and self._error is not None:
+                raise self._error
+            return new
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._done or len(self._chunks) > self._read)
+            new = self.read()
+            yield from new
+            if not new:
+                return
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """The whole answer, once it is there. Raises what went wrong, TimeoutError after `timeout` seconds (the answer goes on)."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._done, timeout):
+                raise TimeoutError(f"no answer within {timeout} seconds")
+        if self._error is not None:
+            raise self._error
+        return Completion.of(self._chunks)
+
+    def cancel(self, rollback: bool = False) -> None:
+        """See `Stream.cancel`."""
+        self._stream.cancel(rollback)
+
+    def _work(self) -> None:
+        try:
+            for chunk in self._stream:
+                with self._changed:
+                    self._chunks.append(chunk)
+                    self._changed.notify_all()
+                self._notify()
+        except BaseException as error:  # whatever it is, the reader is to see it, not this thread
+            self._stream.close()
+            self._error = error
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+        self._notify()
+
+
+def _speak(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
+    """(tokens up to the one that completed a stop string, text to show, whether there was one)."""
+    shown = []
+    for i, token in enumerate(tokens):
+        piece, stopped = text.push(token)
+        shown.append(piece)
+        if stopped:
+            return tokens[: i + 1], "".join(shown), True
+    return tokens, "".join(shown), False
+
+
+def _forget(stats: Stats, tokens: int) -> None:
+    """Tokens behind a stop string do not count."""
+    stats.new_tokens -= tokens
+    stats.step_tokens -= tokens
