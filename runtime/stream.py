@@ -224,7 +224,10 @@ class Running:
         with self._changed:
             self._done = True
             self._changed.notify_all()
-        self._notify()
+        try:
+            self._notify()
+        except BaseException as error:
+            self._error = self._error or error
 
 
 def _speak(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:

@@ -27,3 +27,12 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[name]
 
     return make
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A provider `device` that keeps the cache in memory of its own: the CPU in a device's place."""
+    from streamspec.runtime.providers import CPU, DEVICE, PROVIDERS, Provider
+
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(PROVIDERS, "device", Provider("device", CPU.ort, "-", (DEVICE,), memory="cpu"))

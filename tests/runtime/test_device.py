@@ -17,17 +17,14 @@ from streamspec.runtime.binding import Binding
 from streamspec.runtime.device import DeviceCache
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.kv import KeyValueCache
-from streamspec.runtime.providers import CPU, DEVICE, PROVIDERS, Provider
+from streamspec.runtime.providers import CPU
 from tests.runtime.test_engine import PROMPTS
 
 Bundles = Callable[[str], Path]
 HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
 
 
-@pytest.fixture(autouse=True)
-def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(PROVIDERS, "device", Provider("device", CPU.ort, "-", (DEVICE,), memory="cpu"))
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def open_on(folder: Path, provider: str, **options: Any) -> Session:

@@ -1,0 +1,149 @@
+"""Streams on a toy engine: ending them from outside, reading them from another thread, errors on their way."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from streamspec.errors import ConfigError
+from streamspec.runtime import Session
+from tests.runtime.test_session import saying
+from tests.runtime.toy import ToyEngine
+
+TEXT = "abcdefghijklmnopqrstuvwxyz"
+
+
+def slow(seconds: float = 0.01) -> Session:
+    session = saying(TEXT * 4, context=400, rows=1)
+    toy(session).on_call = lambda: time.sleep(seconds)
+    return session
+
+
+def toy(session: Session) -> ToyEngine:
+    assert isinstance(session.engine, ToyEngine)
+    return session.engine
+
+
+def test_a_stream_cancelled_before_it_began_reads_nothing() -> None:
+    session = saying(TEXT)
+    stream = session.stream("p")
+    stream.cancel()
+    assert [c.finish_reason for c in stream] == ["cancelled"] and not toy(session).calls
+    assert session.generate("p", max_new_tokens=3).text == "abc"
+
+
+def test_a_cancel_while_the_prompt_is_read_ends_there() -> None:
+    session = saying(TEXT)
+    toy(session).on_call = session.cancel
+    answer = session.generate("p")
+    assert (answer.text, answer.finish_reason, toy(session).calls) == ("", "cancelled", [])
+
+
+def test_time_that_runs_out_ends_the_answer_with_what_there_is() -> None:
+    session = slow()
+    answer = session.generate("p", max_new_tokens=100, timeout=0.1)
+    assert answer.finish_reason == "timeout" and 0 < len(answer.text) < 50 and TEXT.startswith(answer.text[:26])
+    assert session.generate("p", max_new_tokens=3, timeout=60).finish_reason == "length"
+    for timer in [t for t in threading.enumerate() if isinstance(t, threading.Timer)]:
+        timer.join(1)
+        assert not timer.is_alive()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "soon"])
+def test_senseless_timeouts_are_refused(timeout: Any) -> None:
+    with pytest.raises(ConfigError, match="timeout"):
+        saying("abc").generate("p", timeout=timeout)
+
+
+def test_a_stream_nobody_holds_leaves_the_session_free_at_once() -> None:
+    session = saying(TEXT)
+    gc.disable()
+    try:
+        for _ in session.stream("p"):
+            break
+        assert session.generate("p", max_new_tokens=2).text == "ab"
+    finally:
+        gc.enable()
+
+
+def test_progress_of_the_prompt_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    saying("abc").generate("prompt", progress=lambda read, tokens: told.append((read, tokens)))
+    assert told == [(7, 7)]
+
+
+class Odd(Exception):
+    pass
+
+
+def test_an_error_in_the_stream_reaches_its_reader_and_frees_the_session() -> None:
+    session = saying(TEXT)
+
+    def fail() -> None:
+        raise Odd
+
+    engine = toy(session)
+    engine.on_call = lambda: fail() if len(engine.calls) == 2 else None
+    running = session.stream("p").start()
+    read = []
+    with pytest.raises(Odd):
+        for chunk in running:
+            read.append(chunk.text)
+    assert "".join(read) == "abcde"  # all that came before
+    with pytest.raises(Odd):
+        running.result(5)
+    engine.on_call = lambda: None
+    assert session.generate("p", max_new_tokens=2).text == "ab"
+
+
+def test_a_thread_reads_and_gives_the_same_answer() -> None:
+    session, news = saying(TEXT), list[int]()
+    running = session.stream("p").start(lambda: news.append(1))
+    answer = running.result(5)
+    assert answer.text == TEXT and answer.finish_reason == "eos" and running.done
+    chunks = running.read()
+    assert "".join(c.text for c in chunks) == TEXT and running.read() == [] and len(news) == len(chunks) + 1
+
+
+def test_waiting_has_an_end_and_the_answer_goes_on() -> None:
+    running = slow(0.05).stream("p", max_new_tokens=8).start()
+    with pytest.raises(TimeoutError):
+        running.result(0.01)
+    assert running.result(5).text == "abcdefgh"
+
+
+def test_a_thread_is_cancelled_from_another() -> None:
+    session = slow()
+    running = session.stream("p", max_new_tokens=100).start()
+    while not running.read():
+        time.sleep(0.001)
+    asked = time.perf_counter()
+    running.cancel()
+    assert running.result(5).finish_reason == "cancelled" and time.perf_counter() - asked < 1
+    assert session.generate("p", max_new_tokens=2).text == "ab"
+
+
+def test_an_error_of_the_notified_is_no_hidden_one() -> None:
+    session = slow()
+
+    def notify() -> None:
+        raise Odd
+
+    with pytest.raises(Odd):
+        session.stream("p").start(notify).result(5)
+    assert session.generate("p", max_new_tokens=2).text == "ab"
+
+
+def test_a_busy_session_refuses_in_the_readers_thread() -> None:
+    session = slow()
+    first = session.stream("p", max_new_tokens=50).start()
+    while not first.read():
+        time.sleep(0.001)
+    with pytest.raises(ConfigError, match="busy"):
+        session.stream("p").start().result(5)
+    first.cancel()
+    assert first.result(5).finish_reason == "cancelled"
