@@ -76,7 +76,7 @@ class Decoder:
             self._worth.begin()
         progress, total = self.plan.progress, len(prompt)
         report = None if progress is None else lambda read: progress(known + read, total)
-        first = self.engine.prefill(prompt[known:], self._may_draft(total - 1), report)
+        first = self.engine.prefill(prompt[known:], self._streams() and self._may_draft(total - 1), report)
         self.stats.prefill_seconds = time.perf_counter() - started
         self._guesses = first.guesses
         done = cut([int(first.choices[0])], [False], self.plan.eos, limit)
