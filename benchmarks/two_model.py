@@ -61,20 +61,24 @@ class TwoModelEngine:
     def reset(self) -> None:
         self.begin(())
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY) -> int:
-        self.target.reset(sampling)
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+        self.target.reset()
+        self.target.begin((), sampling, logits)
         self.draft.reset()
         return 0
 
-    def prefill(self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None) -> Verified:
-        found = self.target.prefill(ids, draft=False, progress=progress)
+    def prefill(
+        self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None, allowed: np.ndarray | None = None
+    ) -> Verified:
+        found = self.target.prefill(ids, False, progress, allowed)
         self.draft.prefill(ids, draft=False)
         return Verified(found.choices, 0, self._guess([int(found.choices[0])])) if draft else found
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
     ) -> Verified:
-        found = self.target.verify(tokens, tree, draft=False)
+        found = self.target.verify(tokens, tree, draft=False, allowed=allowed)
         node, path = accept(tree, tokens, found.choices)
         known = min(len(path), self.draft.length - self.target.length)  # the draft model has seen its own guesses but the last
         self.draft.rewind(self.target.length + known)

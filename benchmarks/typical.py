@@ -36,9 +36,10 @@ class TypicalEngine:
         return getattr(self._engine, name)
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
     ) -> Verified:
-        """Commits the accepted path at once."""
+        """Commits the accepted path at once. Knows no grammars."""
         logits = self._engine.forward(tokens, np.asarray(tree.depths), tree.mask())
         choices = logits.argmax(axis=1)
         scores = logits.astype(np.float64) / self.temperature

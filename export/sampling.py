@@ -2,8 +2,8 @@
 
 A row's choice depends on its logits, its text and the uniform number that belongs to its position, never on its siblings: a
 drafted token is accepted where it equals that choice, so sampled output is the same for any tree and any drafter. Processors
-and their order are those of transformers: repetition penalty, temperature, top-k, top-p, min-p. All parameters are overridable
-inputs; with their defaults the choice is greedy and nothing else runs. Knows nothing about trees beyond who precedes whom.
+and their order are those of transformers: repetition penalty, a grammar's mask, temperature, top-k, top-p, min-p. All parameters are
+overridable inputs; with their defaults the choice is greedy and nothing else runs. Knows nothing about trees beyond who precedes whom.
 """
 
 from __future__ import annotations
@@ -32,27 +32,40 @@ class Chooser:
         self.vocab = vocab
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
-        """temperature, top_k, top_p, min_p, repetition_penalty [1]; uniforms float [r] in [0, 1); seen bool [vocab]."""
+        """temperature, top_k, top_p, min_p, repetition_penalty [1]; uniforms float [r] in [0, 1); seen bool [vocab]; free bool [1]: no mask;
+        allowed bool [r, vocab]: the mask, of at least one token a row."""
         scalars = [tensor(name, INT64 if name == "top_k" else FLOAT, [1]) for name in SCALARS]
-        return [*scalars, tensor("uniforms", FLOAT, ["r"]), tensor("seen", BOOL, [self.vocab])]
+        masks = [tensor("free", BOOL, [1]), tensor("allowed", BOOL, ["a", "v"])]
+        return [*scalars, tensor("uniforms", FLOAT, ["r"]), tensor("seen", BOOL, [self.vocab]), *masks]
 
     def add(self, g: Scope, raw: str, scale: str, tokens: str, mask: str, places: str = "", out: str | None = None) -> str:
-        """int64 [r]. `places` int64 [r]: which of `uniforms` belongs to each row, '' where they are in order."""
+        """int64 [r]. `places` int64 [r]: which of `uniforms` and `allowed` belongs to each row, '' where they are in order."""
         for name, value in SCALARS.items():
             g.store.add_inline(name, np.asarray([value]))
         g.store.add_inline("uniforms", np.zeros(1, np.float32))
         g.store.add("seen", np.zeros(self.vocab, np.bool_))
-        hot = g.op("Greater", "temperature", _f32(g, 0))
-        processed = g.op("Or", hot, g.op("Not", g.op("Equal", "repetition_penalty", _f32(g, 1))))
+        g.store.add_inline("free", np.ones(1, np.bool_))
+        g.store.add_inline("allowed", np.ones((1, 1), np.bool_))
+        calmly = g.op("And", g.op("LessOrEqual", "temperature", _f32(g, 0)), g.op("Equal", "repetition_penalty", _f32(g, 1)))
+        untouched = g.op("And", calmly, "free")
         greedy, inner = Scope(g.store, "greedy"), Scope(g.store, "processed")
         best = greedy.op("ArgMax", raw, axis=-1, keepdims=0)
         penalised = self._penalise(inner, inner.op("Mul", raw, scale) if scale else raw, tokens, mask)
+        penalised = inner.op("Where", self._allowed(inner, places), penalised, _f32(inner, -np.inf))
+        hot = inner.op("Greater", "temperature", _f32(inner, 0))
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
         calmest = calm.op("ArgMax", penalised, axis=-1, keepdims=0)
         uniforms = drawing.op("Gather", "uniforms", places, axis=0) if places else "uniforms"
         drawn = self._draw(drawing, penalised, uniforms)
         chosen = _if(inner, hot, (drawing, drawn), (calm, calmest), INT64)
-        return _if(g, processed, (inner, chosen), (greedy, best), INT64, out=out)
+        return _if(g, untouched, (greedy, best), (inner, chosen), INT64, out=out)
+
+    def _allowed(self, g: Scope, places: str) -> str:
+        """Bool [r, vocab], or [1, 1] where all tokens are."""
+        if not places:
+            return "allowed"
+        some, free = Scope(g.store, g.label + "/allowed"), Scope(g.store, g.label + "/free")
+        return _if(g, "free", (free, free.op("Identity", "allowed")), (some, some.op("Gather", "allowed", places, axis=0)), BOOL)
 
     def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
         """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if negative."""

@@ -8,11 +8,13 @@ import os
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+from streamspec.runtime.grammar import Grammar
 from streamspec.runtime.interface import Pruning
 from streamspec.runtime.loading import load
+from streamspec.runtime.logprobs import Logprob
 from streamspec.runtime.sampling import Sampling
 from streamspec.runtime.session import Session
 from streamspec.runtime.stats import Stats
 from streamspec.runtime.stream import Chunk, Completion, Running, Stream
 
-__all__ = ["Chunk", "Completion", "Pruning", "Running", "Sampling", "Session", "Stats", "Stream", "load"]
+__all__ = ["Chunk", "Completion", "Grammar", "Logprob", "Pruning", "Running", "Sampling", "Session", "Stats", "Stream", "load"]

@@ -7,11 +7,12 @@ accepted exactly when it equals the target's own choice after its parent. Knows 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from streamspec.runtime.drafting import Draft
+from streamspec.runtime.logprobs import Logprob
 from streamspec.trees import DraftTree, chain
 
 SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple
@@ -54,11 +55,13 @@ def accept(
 
 @dataclass(frozen=True)
 class Committed:
-    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not."""
+    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not. `logprobs`: of each,
+    where they were asked for."""
 
     tokens: list[int]
     drafted: list[bool]
-    finish_reason: str | None = None  # "eos" | "length"
+    finish_reason: str | None = None  # "eos" | "length" | "stop", where a grammar is over
+    logprobs: list[Logprob] = field(default_factory=list)
 
 
 def commit(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamspec.runtime.ngram import Continuation, Rates
+from streamspec.runtime.walk import Path, Walk
 from streamspec.trees import DraftTree
 
 MOST_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
@@ -178,13 +179,15 @@ def draft(
     rows: int,
     costs: np.ndarray | None = None,
     sharpness: float = SHARPNESS,
+    walk: Walk | None = None,
 ) -> Draft:
     """The best draft of at most `rows` nodes behind `root`.
 
     `costs` [rows]: time of a step with 1.. rows; the draft is as large as makes expected tokens per time largest, two nodes at
-    least. Without costs it has as many nodes as there are guesses for, up to `rows`, and never more than `MOST_ROWS`.
+    least. Without costs it has as many nodes as there are guesses for, up to `rows`, and never more than `MOST_ROWS`. With a `walk` it
+    holds only what the grammar allows, and what that forces is certain to come.
     """
-    taken = _Search(guesses, found, sharpness).take(root, min(rows, MOST_ROWS), costs)
+    taken = _Search(guesses, found, sharpness, walk).take(root, min(rows, MOST_ROWS), costs)
     expected = np.cumsum([node.chance for node in taken])
     size = len(taken)
     if costs is not None and size > 2:
@@ -197,7 +200,7 @@ def draft(
 
 class _Node(NamedTuple):
     """`parent`: its place among the nodes taken; `number`: the guess it is, None if none; `rank`: its place among the guesses
-    behind its parent; `follows`: its path is the text's continuation so far."""
+    behind its parent; `follows`: its path is the text's continuation so far; `path`: the tokens behind the root, where a grammar is followed."""
 
     chance: float
     parent: int
@@ -206,11 +209,13 @@ class _Node(NamedTuple):
     number: int | None
     rank: int
     follows: bool
+    path: Path = ()
 
 
 class _Search:
-    def __init__(self, guesses: Guesses | None, found: Continuation | None, sharpness: float) -> None:
-        self._guesses, self._found, self._sharpness = guesses, found, sharpness
+    def __init__(self, guesses: Guesses | None, found: Continuation | None, sharpness: float, walk: Walk | None = None) -> None:
+        self._guesses, self._found, self._sharpness, self._walk = guesses, found, sharpness, walk
+        self._lawful: dict[Path, list[tuple[int, float, int | None]]] = {}
         self._depths = 0 if guesses is None else guesses.depths
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
@@ -240,7 +245,7 @@ class _Search:
         if said is not None:
             guessed = self._guessed(node)
             number = guessed[rank][2] if rank < len(guessed) else None
-            self._offer(_Node(node.chance * chance, slot, node.depth + 1, said, number, rank, True))
+            self._offer(node, _Node(node.chance * chance, slot, node.depth + 1, said, number, rank, True))
         self._guess(node, slot, 0)
 
     def _guess(self, parent: _Node, slot: int, rank: int) -> None:
@@ -253,7 +258,7 @@ class _Search:
             if said is not None:  # what the continuation claims is lost to the others
                 own = guessed[known][1] if known < len(guessed) else 0.0
                 chance = min(1.0, chance * (1 - claimed) / max(1 - own, 1e-6))
-            self._offer(_Node(parent.chance * chance, slot, parent.depth + 1, token, number, rank, False))
+            self._offer(parent, _Node(parent.chance * chance, slot, parent.depth + 1, token, number, rank, False))
 
     def _continued(self, node: _Node) -> tuple[int | None, float, int]:
         """The continuation's token behind `node`, or None; its chance; its rank among the guesses, their number if it is new."""
@@ -261,17 +266,25 @@ class _Search:
         if found is None or not node.follows or depth >= len(found.tokens):
             return None, 0.0, 0
         said, guessed = found.tokens[depth], self._guessed(node)
+        if self._walk is not None and not self._walk.allows(node.path, said):
+            return None, 0.0, 0
         if not guessed:
             return said, found.chance["alone"], 0
         rank = next((i for i, guess in enumerate(guessed) if guess[0] == said), len(guessed))
         own = guessed[rank][1] if rank < len(guessed) else 0.0
         return said, max(own, found.chance["differs" if rank else "agrees"]), rank
 
-    def _guessed(self, parent: _Node) -> list[tuple[int, float, int]]:
+    def _guessed(self, parent: _Node) -> Sequence[tuple[int, float, int | None]]:
         """Guesses for the place behind `parent`."""
-        if self._guesses is None or parent.depth >= self._depths:
-            return []
-        return self._guesses.behind(parent.depth, parent.number, self._sharpness)
+        if self._walk is not None and parent.path in self._lawful:
+            return self._lawful[parent.path]
+        silent = self._guesses is None or parent.depth >= self._depths
+        guessed = [] if silent or self._guesses is None else self._guesses.behind(parent.depth, parent.number, self._sharpness)
+        if self._walk is None:
+            return guessed
+        return self._lawful.setdefault(parent.path, self._walk.guesses(parent.path, guessed))
 
-    def _offer(self, node: _Node) -> None:
+    def _offer(self, parent: _Node, node: _Node) -> None:
+        if self._walk is not None:
+            node = node._replace(path=(*parent.path, node.token))
         heapq.heappush(self._heap, (-node.chance, next(self._age), node))

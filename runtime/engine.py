@@ -58,7 +58,7 @@ class OrtEngine:
         self._options.add_run_config_entry("gpu_graph_id", "-1")  # no capture, as by default; asked for in every call, and 80 us where it is not set
         self._options.log_severity_level = 4
         self._cancelled = threading.Event()
-        self._sampling = GREEDY
+        self._sampling, self._logits_wanted = GREEDY, False
         self._seen = np.zeros(self.vocab_size, np.bool_)  # tokens of the text so far, kept where they are penalised
         self._verified = np.empty(0, np.int64)  # tokens of the last call
         self._kept: np.ndarray | None = None  # rows of the last `verify` that went on, None for all
@@ -101,11 +101,11 @@ class OrtEngine:
     def cache_layers(self) -> int:
         return cached_layers(self.graph.manifest)
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY) -> int:
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         same = shared_prefix(self.tokens, prompt[:-1])
         # What a draft layer keeps of a token depends on the token behind it.
         self.rewind(max(0, same - bool(self._levels)))
-        self._choose_by(sampling)
+        self._choose_by(sampling, logits)
         return self.length
 
     def reset(self, sampling: Sampling = GREEDY) -> None:
@@ -154,7 +154,9 @@ class OrtEngine:
         self._cancelled.clear()
         self._options.terminate = False
 
-    def prefill(self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None) -> Verified:
+    def prefill(
+        self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None, allowed: np.ndarray | None = None
+    ) -> Verified:
         tokens = np.asarray(ids, dtype=np.int64)
         result, end = Verified(np.empty(0, np.int64)), 0
         while end < len(tokens):
@@ -163,24 +165,26 @@ class OrtEngine:
             inputs = self._inputs(chunk, np.arange(n), causal_mask(n), np.zeros(1, np.int64), np.array([n - 1]))
             inputs["next_ids"][:] = [*tokens[start + 1 : end + 1], -1][:n]
             self._verified, self._kept = chunk, None
-            result = self._call(inputs, draft and end == len(tokens), forced_node=n - 1)
+            last = end == len(tokens)
+            result = self._call(inputs, draft and last, n - 1, allowed if last else None)
             self._commit(range(n))
             if progress is not None:
                 progress(end)
         return result
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
     ) -> Verified:
         n = len(tree)
         self._verified, self._kept = tokens, None
         inputs = self._inputs(tokens, np.asarray(tree.depths), tree.mask(), np.asarray(tree.parents), np.arange(n))
-        if self._exit is None or pruning is None:
-            return self._call(inputs, draft, forced_node=-1)
+        if self._exit is None or pruning is None or self._logits_wanted:
+            return self._call(inputs, draft, -1, allowed)
         inputs["keep_rows"] = np.array([min(n, pruning.rows or n)])
         inputs["keep_above"] = np.array([np.log(max(pruning.least, 1e-30))], np.float32)
         inputs["priors"] = np.zeros(n, np.float32) if priors is None else priors
-        result = self._call(inputs, draft, forced_node=-1)
+        result = self._call(inputs, draft, -1, allowed)
         self._kept = np.flatnonzero(result.choices >= 0)
         return result
 
@@ -235,7 +239,8 @@ class OrtEngine:
     def _keep_rows(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None) -> None:
         self.cache.keep(path, above)
 
-    def _choose_by(self, sampling: Sampling) -> None:
+    def _choose_by(self, sampling: Sampling, logits: bool = False) -> None:
+        self._want_logits(logits)
         self._sampling = sampling
         self._seen[:] = False
         self._seen[self.tokens] = True
@@ -286,8 +291,11 @@ class OrtEngine:
             binding.input("forced_node", np.array([forced_node]))
             binding.input("forced_root", np.array([-1]))
 
-    def _bind_choice(self, binding: Binding, positions: np.ndarray) -> None:
-        """What the rows at `positions` need for choosing the token behind them."""
+    def _bind_choice(self, binding: Binding, positions: np.ndarray, allowed: np.ndarray | None) -> None:
+        """What the rows at `positions` need for choosing the token behind them, out of those `allowed`."""
+        binding.input("free", np.array([allowed is None]))
+        if allowed is not None:
+            binding.input("allowed", allowed)
         sampling = self._sampling
         if sampling.random:
             binding.input("uniforms", self._uniforms(positions))
@@ -299,16 +307,28 @@ class OrtEngine:
         drawn = {p: self._sampling.uniform(p + 1) for p in set(positions.tolist())}
         return np.array([drawn[p] for p in positions.tolist()], np.float32)
 
-    def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> Verified:
+    def _want_logits(self, wanted: bool) -> None:
+        """From now on calls give their logits, or no longer: what was bound once stays so."""
+        if wanted != self._logits_wanted:
+            self._binding, self._logits_wanted = self._bind(), wanted
+
+    def _bind_logits(self, binding: Binding, rows: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Buffers of raw logits [rows, vocabulary] and their scale [rows, 1], where they are wanted."""
+        if not self._logits_wanted:
+            return None
+        return binding.output("raw_logits", (rows, self.vocab_size)), binding.output("logit_scale", (rows, 1))
+
+    def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int, allowed: np.ndarray | None = None) -> Verified:
         rows = len(inputs["logit_rows"])
         self._make_room(inputs["input_ids"].shape[1])
         binding = self._binding
         self._bind_inputs(binding, inputs, draft, forced_node)
-        self._bind_choice(binding, inputs["position_ids"][0, inputs["logit_rows"]])
+        self._bind_choice(binding, inputs["position_ids"][0, inputs["logit_rows"]], allowed)
+        scaled = self._bind_logits(binding, rows)
         choices = binding.output("choices", (rows,))
         if not self.gamma:
             self._run(binding)
-            return Verified(self._checked(choices))
+            return Verified(self._checked(choices), logits=_product(scaled))
         accepted = binding.output("accepted_node", (1,))
         shape = ((sum(self._levels) or self.gamma) if draft else 0, self._candidates)
         candidates, logits = binding.output("candidates", shape), binding.output("candidate_logits", shape)
@@ -316,10 +336,10 @@ class OrtEngine:
         origins = binding.output("origins", shape[:1]) if self._levels else None
         self._run(binding)
         if not draft:
-            return Verified(self._checked(choices))
+            return Verified(self._checked(choices), logits=_product(scaled))
         found = candidates.copy(), logits.copy()
         guesses = GrownGuesses(*found, origins, self._levels) if origins is not None else PlaceGuesses(*found, None if pairs is None else pairs.copy())
-        return Verified(self._checked(choices), int(accepted[0]), guesses)
+        return Verified(self._checked(choices), int(accepted[0]), guesses, _product(scaled))
 
     def _run(self, binding: Binding) -> None:
         inside, waited = self.graph.run(binding, self._options, self._cancelled)
@@ -331,6 +351,10 @@ class OrtEngine:
         if not choices[0] >= 0 or choices.min() < -1 or choices.max() >= self.vocab_size:
             raise BundleError(f"a graph that chose {choices.tolist()}", f"tokens 0..{self.vocab_size - 1}", "export the bundle again")
         return choices.copy()
+
+
+def _product(scaled: tuple[np.ndarray, np.ndarray] | None) -> np.ndarray | None:
+    return None if scaled is None else scaled[0] * scaled[1]
 
 
 def causal_mask(n: int) -> np.ndarray:

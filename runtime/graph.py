@@ -25,7 +25,7 @@ from streamspec.runtime.saturation import products_saturate
 from streamspec.runtime.turns import Turns
 
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
-_CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen")
+_CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen", "free", "allowed")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
 _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 _PRUNING_INPUTS = ("keep_rows", "keep_above", "priors")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import numpy as np
@@ -16,10 +16,12 @@ from streamspec.errors import BundleError
 from streamspec.runtime.decoding import Committed, accept, commit, cut, off_borders
 from streamspec.runtime.drafting import Draft, Experience, Guesses, draft
 from streamspec.runtime.governor import Governor
-from streamspec.runtime.interface import ROOT_ONLY, Engine, Pruning
+from streamspec.runtime.interface import ROOT_ONLY, Engine, Pruning, Verified
+from streamspec.runtime.logprobs import logprob
 from streamspec.runtime.ngram import Continuation, NgramIndex
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.runtime.stats import Stats
+from streamspec.runtime.walk import Walk
 from streamspec.runtime.worth import StreamsWorth
 
 TINY = 1e-30  # chances of which a logarithm is taken are at least this
@@ -32,7 +34,8 @@ class Plan:
     `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
     (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens,
     `experience`: what drafts have been worth so far, `worth`: whether to leave streams out where n-grams do (None: never). `pruning`: which rows go on above the early exit, None for all.
-    `in_place`: rows of a draft take the cache's next slots (`off_borders`).
+    `in_place`: rows of a draft take the cache's next slots (`off_borders`). `grammar`: what the answer must follow, at its beginning; for
+    this generation alone. `logprobs`: say how likely each token was, and so many of the likeliest.
     """
 
     limit: int
@@ -48,6 +51,8 @@ class Plan:
     in_place: bool = True
     progress: Callable[[int, int], None] | None = None  # is told how many tokens of the prompt have been read, and of how many
     call_rows: int | None = None  # that every call computes, however few are asked for
+    grammar: Walk | None = None
+    logprobs: int | None = None
     plain: str = "off"  # what to say of speculation where there is none
 
 
@@ -70,16 +75,16 @@ class Decoder:
         limit = min(self.plan.limit, self.engine.context_length - len(prompt))
         self.stats.prompt_tokens = len(prompt)
         started = time.perf_counter()
-        known = self.stats.reused_tokens = self.engine.begin(prompt, self.plan.sampling)
+        known = self.stats.reused_tokens = self.engine.begin(prompt, self.plan.sampling, self.plan.logprobs is not None)
         self._governor.begin()
         if self._worth is not None:
             self._worth.begin()
         progress, total = self.plan.progress, len(prompt)
         report = None if progress is None else lambda read: progress(known + read, total)
-        first = self.engine.prefill(prompt[known:], self._streams() and self._may_draft(total - 1), report)
+        first = self.engine.prefill(prompt[known:], self._streams() and self._may_draft(total - 1), report, self._allowed())
         self.stats.prefill_seconds = time.perf_counter() - started
         self._guesses = first.guesses
-        done = cut([int(first.choices[0])], [False], self.plan.eos, limit)
+        done = self._said(cut([int(first.choices[0])], [False], self.plan.eos, limit), first, (0,))
         self._count(done, None)
         graph_before, waited_before, decoding = self.engine.graph_seconds, self.engine.waited_seconds, time.perf_counter()
         if self._index is not None:
@@ -96,8 +101,7 @@ class Decoder:
                 self._index.extend(done.tokens)
             remaining = limit - self.stats.new_tokens
             self._began = self._clock()
-            speculate = self.plan.rows > 1 and remaining > 1 and self._governor.on and not self._governor.looks
-            made = self._draft() if speculate else None
+            made = self._draft() if self.plan.rows > 1 and remaining > 1 and not self._governor.looks else None
             done = self._plain_step(remaining) if made is None else self._tree_step(made, remaining)
 
     def _clock(self) -> float:
@@ -109,13 +113,19 @@ class Decoder:
         return self.plan.plain if self.plan.rows == 1 else self._governor.describe(self.plan.rows)
 
     def _draft(self) -> Draft | None:
-        """The next step's draft; None where there is nothing to guess with, or no room left in the context."""
+        """The next step's draft; None where there is nothing to guess with, or no room left in the context. While speculation pauses only what
+        a grammar forces is drafted."""
         room = self.engine.context_length - self.engine.length - self.engine.gamma - 1
-        self._found = self._index.find(room) if self._index is not None else None
-        if self._guesses is None and (self._found is None or (self.engine.gamma and self._worth is None)):
+        walk, rows, pauses = self.plan.grammar, self.plan.rows, not self._governor.on
+        self._found = self._index.find(room) if self._index is not None and not pauses else None
+        forced = walk is not None and walk.at().forced is not None
+        if not forced and (pauses or (self._guesses is None and (self._found is None or (self.engine.gamma and self._worth is None)))):
             return None
+        if walk is not None:
+            rows = min(rows, room + 1)  # a chain of forced tokens may be long
         costs = self._costs()
-        made = draft(self._root, self._guesses, self._found, self.plan.rows, costs, self.plan.experience.sharpness)
+        guesses = None if pauses else self._guesses
+        made = draft(self._root, guesses, self._found, rows, costs, self.plan.experience.sharpness, walk)
         if len(made.tree) == 1 or made.tree.depth > room:
             return None
         forgoes = self._guesses is not None and self._streams()  # a plain step would be one with streams behind it, for nothing
@@ -128,8 +138,10 @@ class Decoder:
         pruning, priors = self.plan.pruning, None
         if pruning is not None:
             priors = np.log(np.maximum(made.chances, TINY)).astype(np.float32)
-        costs, streams = self._costs(), self._streams()
-        result = self.engine.verify(tokens, tree, streams, pruning, priors)
+        costs, paused = self._costs(), not self._governor.on
+        streams = self._streams() and not paused
+        walk = self.plan.grammar
+        result = self.engine.verify(tokens, tree, streams, pruning, priors, None if walk is None else walk.masks(tree, tokens))
         node, path = accept(tree, tokens, result.choices)
         if result.accepted is not None and result.accepted != node:
             # The guesses would belong to another text, and a graph that errs here is not to be trusted elsewhere.
@@ -142,27 +154,48 @@ class Decoder:
         before, self._guesses = self._guesses, result.guesses
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
         cost = None if costs is None else float(costs[len(tree) - 1])
-        self._governor.step(len(path), cost, self._clock() - self._began)
+        if not paused:
+            self._governor.step(len(path), cost, self._clock() - self._began)
         if self._worth is not None:
             if before is not None:
                 self._worth.compare(len(done.tokens), len(tree), *self._alone(self._worth, done.tokens))
             self._worth.step(len(done.tokens), len(tree), streams)
-        self.plan.experience.observe(before, self._found, done.tokens)
+        if walk is None:  # what a grammar lets come says nothing about other texts
+            self.plan.experience.observe(before, self._found, done.tokens)
+        done = self._said(done, result, path)
         self._count(done, "tree")
         return done
 
     def _plain_step(self, remaining: int) -> Committed:
         resume = (self._governor.on and not self._governor.looks) or self._governor.about_to_resume
         draft_next = resume and remaining > 1 and self._streams() and self._may_draft(self.engine.length)
-        result = self.engine.verify(np.array([self._root], dtype=np.int64), ROOT_ONLY, draft=draft_next)
+        result = self.engine.verify(np.array([self._root], dtype=np.int64), ROOT_ONLY, draft_next, allowed=self._allowed())
         self.engine.keep((0,))
         self._guesses = result.guesses
         self._governor.plain_step(None if draft_next else self._clock() - self._began)
         if self._worth is not None:
             self._worth.step(1, 1, draft_next)
-        done = cut([int(result.choices[0])], [False], self.plan.eos, remaining)
+        done = self._said(cut([int(result.choices[0])], [False], self.plan.eos, remaining), result, (0,))
         self._count(done, "plain")
         return done
+
+    def _allowed(self) -> np.ndarray | None:
+        """Bool [1, vocabulary]: what may follow the text; None for anything."""
+        return None if self.plan.grammar is None else self.plan.grammar.at().mask[None]
+
+    def _said(self, done: Committed, result: Verified, path: Sequence[int]) -> Committed:
+        """What the rows of `path` said: cut where the grammar is over, which goes on behind it, and with log-probabilities."""
+        walk, count = self.plan.grammar, self.plan.logprobs
+        if walk is not None:
+            over = walk.over_after(done.tokens)
+            if over is not None:
+                done = Committed(done.tokens[:over], done.drafted[:over], "stop")
+            walk.advance(done.tokens)
+            self.stats.forced_tokens = walk.forced_tokens
+        if count is None or result.logits is None:
+            return done
+        said = [logprob(result.logits[row], token, count) for row, token in zip(path, done.tokens, strict=False)]
+        return replace(done, logprobs=said)
 
     def _streams(self) -> bool:
         """Whether streams are to run behind the step under way."""
@@ -173,9 +206,9 @@ class Decoder:
 
     def _alone(self, worth: StreamsWorth, came: Sequence[int]) -> tuple[int, int]:
         """Tokens that the last draft would have brought without streams' guesses, and its rows."""
-        if self._found is None:
+        if self._found is None and self.plan.grammar is None:
             return 1, 1
-        made = draft(self._root, None, self._found, self.plan.rows, worth.without)
+        made = draft(self._root, None, self._found, self.plan.rows, worth.without, walk=self.plan.grammar)
         if not made.pays(worth.without):
             return 1, 1
         right = (said == token for said, token in zip(made.tokens[1:].tolist(), came, strict=False))

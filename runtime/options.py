@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from streamspec.errors import ConfigError
+from streamspec.runtime.grammar import Grammar
 from streamspec.runtime.sampling import GREEDY, Sampling
 
+MOST_LOGPROBS = 100
 Progress = Callable[[int, int], None]
 
 
@@ -20,6 +22,8 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str]
     speculate: bool
     sampling: Sampling
+    grammar: Grammar | None
+    logprobs: int | None
     timeout: float | None
     progress: Progress | None
 
@@ -28,12 +32,15 @@ class Options(TypedDict, total=False):
 class Wanted:
     """`stop`: strings behind which the text ends; they are left out of it. `speculate` False decodes plainly, with the same result, sampled or not
     (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds after which the answer ends with what there is.
-    `progress(read, tokens)` is called while the prompt is read. Raises ConfigError for values that make no sense."""
+    `grammar`: what the answer must follow (docs/structured.md), as far as it comes. `logprobs`: say how likely the model itself held each token, and
+    so many of the likeliest. `progress(read, tokens)` is called while the prompt is read. Raises ConfigError for values that make no sense."""
 
     max_new_tokens: int = 256
     stop: str | Sequence[str] = ()
     speculate: bool = True
     sampling: Sampling = GREEDY
+    grammar: Grammar | None = None
+    logprobs: int | None = None
     timeout: float | None = None
     progress: Progress | None = None
 
@@ -42,6 +49,10 @@ class Wanted:
             raise ConfigError(f"max_new_tokens {self.max_new_tokens!r}", "a whole number of at least 1", "correct it")
         if any(not isinstance(s, str) or not s for s in self.stops):
             raise ConfigError(f"stop strings {self.stop!r}", "non-empty strings", "correct stop")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise ConfigError(f"a grammar of type {type(self.grammar).__name__}", "a Grammar", "make one with Grammar.json_schema, .regex or .choice")
+        if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MOST_LOGPROBS):
+            raise ConfigError(f"logprobs {self.logprobs!r}", f"a whole number from 0 to {MOST_LOGPROBS}", "correct it")
         if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and 0 < self.timeout < math.inf):
             raise ConfigError(f"a timeout of {self.timeout!r}", "seconds, above 0", "correct timeout")
 

@@ -19,6 +19,7 @@ from streamspec.bundle import Manifest
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import conversation, saved
 from streamspec.runtime.conversation import Message
+from streamspec.runtime.grammar import Vocabulary
 from streamspec.runtime.interface import Engine, Pruning
 from streamspec.runtime.loop import Plan
 from streamspec.runtime.options import Options, Wanted
@@ -60,6 +61,7 @@ class Session:
         self.learnt = Learnt(calibration)
         self.messages: list[Message] = []
         self.adapter: str | None = None  # the one at work, by the name or path it was asked for
+        self._vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
         self._busy = threading.Lock()
         self._control: Control | None = None  # of the generation under way
         self._swapper, self._swaps = swapper, 0
@@ -71,6 +73,7 @@ class Session:
         new = Session(
             engine, self.manifest, self.tokenizer, self.template, self.rows, self.calibration, self.ngram, self.pruning, self.provider, swapper
         )
+        new._vocabulary = self._vocabulary
         if swapper is not None:
             new.swap(self.adapter)
         return new
@@ -234,6 +237,7 @@ class Session:
             wanted.max_new_tokens, self.manifest.model.eos_token_ids, rows if wanted.speculate else 1,
             ngram=self.ngram, experience=self.learnt.experience, sampling=wanted.sampling, pruning=self.pruning, in_place=fixed is None,
             progress=wanted.progress, call_rows=fixed.rows if fixed else None,
+            grammar=None if wanted.grammar is None else self._vocabulary.walk(wanted.grammar), logprobs=wanted.logprobs,
             plain=self.speculation if wanted.speculate else "off (asked for plain decoding)", **calibrated,
         )  # fmt: skip
 

@@ -68,12 +68,13 @@ class StaticEngine(OrtEngine):
     rows: int
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
     ) -> Verified:
-        result = super().verify(tokens, tree, draft)
-        sampled = not self._sampling.plain_argmax
-        if sampled and result.accepted is not None and accept(tree, tokens, result.choices)[0] != result.accepted:
-            return Verified(result.choices)
+        result = super().verify(tokens, tree, draft, allowed=allowed)
+        greedy = self._sampling.plain_argmax and allowed is None
+        if not greedy and result.accepted is not None and accept(tree, tokens, result.choices)[0] != result.accepted:
+            return Verified(result.choices, logits=result.logits)
         return result
 
     def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
@@ -81,25 +82,28 @@ class StaticEngine(OrtEngine):
         self._verified = np.asarray(tokens)
         inputs = self._inputs(self._verified, np.asarray(offsets), mask, np.zeros(n, np.int64), np.arange(n))
         self._compute(inputs, forced_node=0)
-        return self._logits[:n].copy()
+        return self._raw[:n].copy()
 
     # ---- one call
 
-    def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> Verified:
+    def _want_logits(self, wanted: bool) -> None:
+        self._logits_wanted = wanted  # bound in any case
+
+    def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int, allowed: np.ndarray | None = None) -> Verified:
         self._compute(inputs, forced_node)
         rows = inputs["logit_rows"]
-        greedy = self._greedy[rows]
-        choices = self._checked(greedy if self._sampling.plain_argmax else self._sample(inputs, rows))
+        greedy, logits = self._greedy[rows], self._raw[rows] if self._logits_wanted else None
+        choices = self._checked(greedy if self._sampling.plain_argmax and allowed is None else self._sample(inputs, rows, allowed))
         if not self.gamma or not draft:
-            return Verified(choices)
-        accepted, candidates, logits, *pairs = self._drafted
+            return Verified(choices, logits=logits)
+        accepted, candidates, scores, *pairs = self._drafted
         node = int(accepted[0])
         at = np.flatnonzero(rows == node)
         if not len(at):
             raise BundleError(f"a graph that accepted row {node} of {len(rows)}", "one of the rows it was given", "export the bundle again")
         if self._root_matters and choices[at[0]] != greedy[at[0]]:
-            return Verified(choices)
-        return Verified(choices, node, PlaceGuesses(candidates.copy(), logits.copy(), pairs[0].copy() if pairs else None))
+            return Verified(choices, logits=logits)
+        return Verified(choices, node, PlaceGuesses(candidates.copy(), scores.copy(), pairs[0].copy() if pairs else None), logits)
 
     def _compute(self, inputs: dict[str, np.ndarray], forced_node: int) -> None:
         """Runs the graph; rows beyond those of `inputs` see no row of the call, themselves included, so that none can be accepted."""
@@ -119,13 +123,13 @@ class StaticEngine(OrtEngine):
         binding.follow(self.cache)
         self._run(binding)
 
-    def _sample(self, inputs: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
-        """int64 [r]: choices of the `rows` that get one, from the processed distribution."""
+    def _sample(self, inputs: dict[str, np.ndarray], rows: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
+        """int64 [r]: choices of the `rows` that get one, from the processed distribution over what is `allowed`."""
         n = inputs["input_ids"].shape[1]
         feed = self._sampling.scalars() | {
-            "raw_logits": self._logits[rows], "input_ids": inputs["input_ids"], "tree_mask": np.ascontiguousarray(inputs["tree_mask"][rows, :n]),
-            "uniforms": self._uniforms(inputs["position_ids"][0, rows]), "seen": self._seen,
-        }  # fmt: skip
+            "raw_logits": self._raw[rows], "input_ids": inputs["input_ids"], "tree_mask": np.ascontiguousarray(inputs["tree_mask"][rows, :n]),
+            "uniforms": self._uniforms(inputs["position_ids"][0, rows]), "seen": self._seen, "free": np.array([allowed is None]),
+        } | ({} if allowed is None else {"allowed": allowed})  # fmt: skip
         try:
             choices: np.ndarray = self.graph.choice.run(["choices"], feed)[0]
         except Exception as error:
@@ -158,7 +162,7 @@ class StaticEngine(OrtEngine):
         for i, pair in enumerate(views(self._new)):
             for kind, rows in zip(("key", "value"), pair, strict=True):
                 binding.output(f"new.{i}.{kind}", rows)
-        self._logits = binding.output("raw_logits", np.zeros((self.rows, self.vocab_size), np.float32))
+        self._raw = binding.output("raw_logits", np.zeros((self.rows, self.vocab_size), np.float32))
         self._greedy = binding.output("choices", (self.rows,))
         self._drafted = self._bind_drafter(binding)
         return binding

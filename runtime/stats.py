@@ -19,6 +19,7 @@ class Stats:
     steps: int = 0
     step_tokens: int = 0
     plain_steps: int = 0
+    forced_tokens: int = 0  # that a grammar left no choice about
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     graph_seconds: float = 0.0  # inside the model, decode phase only,
@@ -54,5 +55,6 @@ class Stats:
             f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} steps "
             f"and {self.plain_steps} plain, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} tokens{reused}, "
             f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % host); "
+            f"{f'{self.forced_tokens} tokens forced by the grammar; ' if self.forced_tokens else ''}"
             f"speculation: {self.speculation}{fixed}"
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 from streamspec.runtime.detokenize import TextStream
 from streamspec.runtime.interface import Cancelled, Engine
+from streamspec.runtime.logprobs import Logprob
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.runtime.stats import Stats
 
@@ -23,7 +24,8 @@ class Chunk:
     """What one model call added. `text` may be empty while a character or a possible stop string is incomplete.
 
     `drafted[i]` says whether token i was drafted rather than spoken by the target alone. The last chunk has a finish
-    reason: "eos", "stop" (a stop string), "length", "cancelled" or "timeout".
+    reason: "eos", "stop" (a stop string, or a grammar's end in a vocabulary without end-of-text), "length", "cancelled" or "timeout".
+    `logprobs`: of each token, where they were asked for.
     """
 
     text: str
@@ -31,6 +33,7 @@ class Chunk:
     drafted: list[bool]
     finish_reason: str | None
     stats: Stats
+    logprobs: list[Logprob] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Completion:
     finish_reason: str
     stats: Stats
     drafted: list[bool] = field(default_factory=list)
+    logprobs: list[Logprob] | None = None
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Completion:
@@ -49,7 +53,8 @@ class Completion:
         last = chunks[-1]
         assert last.finish_reason is not None
         tokens, drafted = ([x for chunk in chunks for x in getattr(chunk, name)] for name in ("token_ids", "drafted"))
-        return cls("".join(chunk.text for chunk in chunks), tokens, last.finish_reason, last.stats, drafted)
+        said = None if last.logprobs is None else [x for chunk in chunks for x in chunk.logprobs or []]
+        return cls("".join(chunk.text for chunk in chunks), tokens, last.finish_reason, last.stats, drafted, said)
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,7 @@ def _chunks(job: Job, control: Control) -> Generator[Chunk, None, None]:
 def _answer(job: Job, control: Control) -> Iterator[Chunk]:
     decoder, text = Decoder(job.engine, job.plan), TextStream(job.tokenizer, job.stops)
     decoder.stats.call_rows = job.plan.call_rows
+    asked = job.plan.logprobs is not None
     try:
         control.check()
         for done in decoder.run(job.ids):
@@ -155,13 +161,14 @@ def _answer(job: Job, control: Control) -> Iterator[Chunk]:
             if len(tokens) < len(done.tokens):
                 _forget(decoder.stats, len(done.tokens) - len(tokens))
             left = time.perf_counter()
-            yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, replace(decoder.stats))
+            said = done.logprobs[: len(tokens)] if asked else None
+            yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, replace(decoder.stats), said)
             decoder.away += time.perf_counter() - left
             if reason:
                 return
             control.check()
     except Cancelled:
-        yield Chunk(text.finish()[0], [], [], control.reason, replace(decoder.stats))
+        yield Chunk(text.finish()[0], [], [], control.reason, replace(decoder.stats), [] if asked else None)
 
 
 class Running:

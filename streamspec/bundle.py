@@ -24,7 +24,7 @@ from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.prompt_format import KINDS, PromptFormat
 from streamspec.trees import DraftTree
 
-FORMAT_VERSION = 3  # 2: the graph samples; 3: its logits come with their scale beside them
+FORMAT_VERSION = 4  # 2: the graph samples; 3: its logits come with their scale beside them; 4: tokens can be masked
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
 CHOICE = "choose.onnx"  # of a static bundle: the choice of tokens where it is not greedy
 FLOAT_ROWS = {"session.disable_quant_qdq": "1"}  # session entries of a static graph on the CPU: else kernels that round rows to 8 bits

@@ -136,7 +136,7 @@ def test_guesses_behind_another_token_are_dropped(bundles: Bundles, monkeypatch:
     greedy = int(engine.prefill([5, 6, 7], draft=False).choices[0])
     for drawn in (None, 40):  # as the graph chose, and otherwise
         engine.reset(HOT)
-        monkeypatch.setattr(engine, "_sample", lambda inputs, rows, drawn=drawn: np.where(drawn is None, engine._greedy[rows], drawn))
+        monkeypatch.setattr(engine, "_sample", lambda inputs, rows, allowed, drawn=drawn: np.where(drawn is None, engine._greedy[rows], drawn))
         engine.prefill([5, 6, 7], draft=False)
         result = engine.verify(np.array([greedy]), ROOT_ONLY, draft=True)
         assert (result.guesses is None) == (drawn is not None)

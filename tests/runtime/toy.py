@@ -59,7 +59,7 @@ class ToyEngine:
         self.calls: list[tuple[int, bool]] = []
         self.on_call: Callable[[], None] = lambda: None
         self._rows: tuple[list[int], DraftTree] = ([], DraftTree((0,), (0,)))
-        self._stop = False
+        self._stop = self._wants_logits = False
 
     @property
     def length(self) -> int:
@@ -68,11 +68,11 @@ class ToyEngine:
     def reset(self) -> None:
         self.cache = []
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY) -> int:
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         same = 0
         while same < min(len(self.cache), len(prompt) - 1) and self.cache[same] == prompt[same]:
             same += 1
-        self.cache, self.sampling = self.cache[:same], sampling
+        self.cache, self.sampling, self._wants_logits = self.cache[:same], sampling, logits
         return same
 
     @contextmanager
@@ -83,24 +83,27 @@ class ToyEngine:
     def cancel(self) -> None:
         self._stop = True
 
-    def prefill(self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None) -> Verified:
+    def prefill(
+        self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None, allowed: np.ndarray | None = None
+    ) -> Verified:
         self._begin(len(ids), draft)
         assert self.length + len(ids) + (self.gamma if draft else 0) <= self.context_length
         self.cache += ids
         if progress is not None:
             progress(len(ids))
-        root = self.rule(self.cache)
-        return Verified(np.array([root]), 0 if draft else None, self._draft(self.cache, root) if draft else None)
+        root = self._choose(self.cache, allowed, 0)
+        return Verified(np.array([root]), 0 if draft else None, self._draft(self.cache, root) if draft else None, self._logits([self.cache]))
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None
+        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
     ) -> Verified:
-        """Where rows may be pruned, a fair coin decides."""
+        """Where rows may be pruned, a fair coin decides. Of what is `allowed` the first from the rule's token on is chosen."""
         self._begin(len(tree), draft)
         assert self.length + tree.depth + 1 + (self.gamma if draft else 0) <= self.context_length
         ids = [int(t) for t in tokens]
         contexts = [[*self.cache, *(ids[i] for i in tree.path(node))] for node in range(len(tree))]
-        choices = np.array([self.rule(c) for c in contexts])
+        choices = np.array([self._choose(c, allowed, row) for row, c in enumerate(contexts)])
         if pruning is not None:
             assert priors is not None and len(priors) == len(tree) and priors[0] == 0 and (priors <= 0).all()
             for node in range(1, len(tree)):
@@ -108,15 +111,28 @@ class ToyEngine:
                     choices[node] = -1
         self._rows = ids, tree
         if not draft:
-            return Verified(choices)
+            return Verified(choices, logits=self._logits(contexts))
         node = max(
             (n for n in range(len(tree)) if choices[n] >= 0 and all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])),
             key=lambda n: (tree.depths[n], -n),
         )
-        return Verified(choices, node, self._draft(contexts[node], int(choices[node])))
+        return Verified(choices, node, self._draft(contexts[node], int(choices[node])), self._logits(contexts))
 
     def keep(self, path: Sequence[int]) -> None:
         self.cache += [self._rows[0][i] for i in path]
+
+    def _choose(self, context: Sequence[int], allowed: np.ndarray | None, row: int) -> int:
+        token = self.rule(context)
+        if allowed is None:
+            return token
+        assert allowed.shape[1] == self.vocab and allowed.any(axis=1).all()
+        return next(t % self.vocab for t in range(token, token + self.vocab) if allowed[row, t % self.vocab])
+
+    def _logits(self, contexts: Sequence[Sequence[int]]) -> np.ndarray | None:
+        """Of each context, and of nothing else."""
+        if not self._wants_logits:
+            return None
+        return np.stack([np.random.default_rng([*c]).normal(size=self.vocab) for c in contexts]).astype(np.float32)
 
     def _begin(self, rows: int, draft: bool) -> None:
         self.on_call()
@@ -143,3 +159,30 @@ class Untimed(Governor):
 
     def plain_step(self, seconds: float | None = None) -> None:
         super().plain_step()
+
+
+class ToyMatcher:
+    """A grammar of token ids: which may follow, and whether the text may end, is a hash of the tokens so far."""
+
+    def __init__(self, vocab: int, seed: int, never: int = 5) -> None:
+        self.vocab, self.seed, self.never, self.text = vocab, seed, never, list[int]()
+
+    def allowed(self) -> tuple[np.ndarray, bool]:
+        random = np.random.default_rng([self.seed, *self.text])
+        kind = random.integers(6)
+        mask = random.random(self.vocab) < 0.5
+        if kind < 3:  # one token alone
+            mask = np.arange(self.vocab) == random.integers(self.vocab)
+        if kind == 5 and len(self.text) > 3:
+            mask[:] = False
+        mask[self.never] = False
+        return mask, kind >= 4 or not mask.any()
+
+    def consume(self, token: int) -> bool:
+        fits = bool(self.allowed()[0][token])
+        self.text += [token] * fits
+        return fits
+
+    def back(self, tokens: int) -> None:
+        assert 0 < tokens <= len(self.text)
+        del self.text[-tokens:]
