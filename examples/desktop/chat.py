@@ -1,0 +1,224 @@
+"""A chat window over a bundle: Tk from the standard library, `streamspec.runtime`, and nothing else.
+
+    python chat.py [BUNDLE]            # else a folder `bundle` beside this file, else one is asked for
+    pyinstaller --windowed chat.py     # docs/packaging.md
+
+The model lives in a thread (`Model`), the window in the main one (`Window`), and they share two queues: tasks for the model, and what
+came of them for the window, which looks there every few milliseconds while a task runs and sleeps otherwise. So the window never waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from tkinter import BooleanVar, Event, StringVar, Tk, filedialog, ttk
+from tkinter.scrolledtext import ScrolledText
+from typing import Any
+
+from streamspec.errors import StreamspecError
+from streamspec.runtime import Chunk, Session, load
+
+BESIDE = Path(__file__).resolve().parent / "bundle"  # in a frozen app: within its folder of libraries
+POLL = 25  # milliseconds
+MAX_NEW_TOKENS = 1024
+
+
+class Model(threading.Thread):
+    """Owns the session. `ask` hands it a task; `events` are (name, value) pairs, the last of every task being ("idle", None)."""
+
+    def __init__(self) -> None:
+        super().__init__(name="model")
+        self.tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self.session: Session | None = None
+        self._messages: list[dict[str, str]] = []
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        while task := self.tasks.get():
+            try:
+                task()
+            except StreamspecError as error:  # one line: what was found, what was expected, what to do
+                self.events.put(("failed", str(error)))
+            except Exception as error:  # a bug, here or there; the thread goes on
+                self.events.put(("failed", f"{type(error).__name__}: {error}"))
+            self.events.put(("idle", None))
+
+    def open(self, bundle: Path) -> None:
+        self._stopped.clear()
+        self.tasks.put(lambda: self._open(bundle))
+
+    def say(self, message: str, speculate: bool) -> None:
+        self._stopped.clear()
+        self.tasks.put(lambda: self._answer(message, speculate))
+
+    def stop(self) -> None:
+        """Ends the answer under way; what it said so far stays in the conversation."""
+        self._stopped.set()
+        if self.session:
+            self.session.cancel()
+
+    def close(self) -> None:
+        self.stop()
+        self.tasks.put(None)
+
+    def _open(self, bundle: Path) -> None:
+        self.session, self._messages = None, []  # the old one's memory is free before the new one needs it
+        self.session = load(bundle)
+        self.events.put(("opened", f"{bundle.name}: speculation {self.session.speculation}"))
+
+    def _answer(self, message: str, speculate: bool) -> None:
+        assert self.session
+        asked = [*self._messages, {"role": "user", "content": message}]
+        answer = ""
+        for chunk in self.session.stream(asked, max_new_tokens=MAX_NEW_TOKENS, speculate=speculate):
+            answer += chunk.text
+            self.events.put(("said", (chunk, list(self._pieces(chunk)))))
+            if self._stopped.is_set():
+                self.session.cancel()
+        self._messages = [*asked, {"role": "assistant", "content": answer}]
+
+    def _pieces(self, chunk: Chunk) -> Iterator[tuple[str, str]]:
+        """(text, tag) of one model call: the drafts it took, and the target's own word behind them."""
+        assert self.session
+        text = chunk.text
+        own = len(text)
+        if any(chunk.drafted):
+            word = "" if chunk.drafted[-1] else self.session.tokenizer.decode(chunk.token_ids[-1:])
+            own = len(word) if text.endswith(word) else 0
+        yield text[: len(text) - own], "drafted"
+        yield text[len(text) - own :], "own"
+
+
+class Window:
+    def __init__(self, model: Model) -> None:
+        self.model, self.busy, self.ready = model, False, False
+        self.root = Tk()
+        self.root.title("streamspec chat")
+        self.root.geometry("720x520")
+        self.root.protocol("WM_DELETE_WINDOW", self.close)
+        if self.root.tk.call("tk", "windowingsystem") == "x11":
+            ttk.Style(self.root).theme_use("clam")  # the default there is that of 1990
+        self.status, self.speculate = StringVar(self.root, "Open a bundle to begin."), BooleanVar(self.root, True)
+
+        bar = ttk.Frame(self.root, padding=6)
+        ttk.Button(bar, text="Open bundle ...", command=self.choose).pack(side="left")
+        ttk.Checkbutton(bar, text="Speculate (drafted tokens in green)", variable=self.speculate).pack(side="left", padx=12)
+        bar.pack(fill="x")
+
+        below = ttk.Frame(self.root, padding=6)
+        self.entry = ttk.Entry(below)
+        self.entry.pack(side="left", fill="x", expand=True)
+        self.button = ttk.Button(below, text="Send", command=self.send)
+        self.button.pack(side="left", padx=(6, 0))
+        self.line = ttk.Label(self.root, textvariable=self.status, padding=(6, 0, 6, 6), wraplength=700)
+        self.line.pack(side="bottom", fill="x")
+        below.pack(side="bottom", fill="x")
+
+        self.text = ScrolledText(self.root, wrap="word", state="disabled", padx=8, pady=8, font="TkTextFont")
+        self.text.tag_configure("you", font="TkHeadingFont", spacing1=10, spacing3=4)
+        self.text.tag_configure("drafted", foreground="#0a7a2f")
+        self.text.pack(fill="both", expand=True)
+
+        self.entry.bind("<Return>", lambda event: self.send())
+        self.root.bind("<Escape>", lambda event: self.model.stop())
+        self.text.bind("<Button-1>", lambda event: self.text.focus_set())  # so that a disabled text can be copied from
+        self.text.bind("<Control-a>", self._select_all)
+        self._enable()
+        self.entry.focus_set()
+
+    # What the user does
+
+    def choose(self) -> None:
+        if folder := filedialog.askdirectory(parent=self.root, title="Choose a bundle", mustexist=True):
+            self.open(Path(folder))
+
+    def open(self, bundle: Path) -> None:
+        self.ready = False
+        self.status.set(f"Loading {bundle} ...")
+        self.model.open(bundle)
+        self._wait()
+
+    def send(self) -> None:
+        message = self.entry.get().strip()
+        if self.busy:
+            self.model.stop()
+        elif self.ready and message:
+            self.entry.delete(0, "end")
+            self._write((f"{message}\n", "you"))
+            self.status.set("Reading ...")
+            self.model.say(message, self.speculate.get())
+            self._wait()
+
+    def close(self) -> None:
+        self.model.close()
+        self.root.destroy()  # the process ends with the model's thread, within a step
+
+    # What the model has to say
+
+    def on_opened(self, description: str) -> None:
+        self.ready = True
+        self.status.set(description)
+
+    def on_said(self, said: tuple[Chunk, list[tuple[str, str]]]) -> None:
+        chunk, pieces = said
+        self._write(*pieces)
+        stats = chunk.stats
+        ended = f" ({chunk.finish_reason})" if chunk.finish_reason else ""
+        self.status.set(f"{stats.new_tokens} tokens, {stats.tokens_per_second:.0f}/s; speculation {stats.speculation}{ended}")
+        if chunk.finish_reason:
+            self._write(("\n", "own"))
+
+    def on_failed(self, line: str) -> None:
+        self.status.set(line)
+
+    def on_idle(self, _: None) -> None:
+        self.busy = False
+        self._enable()
+
+    # The rest
+
+    def _wait(self) -> None:
+        self.busy = True
+        self._enable()
+        self.root.after(POLL, self._look)
+
+    def _look(self) -> None:
+        while self.busy and not self.model.events.empty():
+            name, value = self.model.events.get()
+            getattr(self, f"on_{name}")(value)
+        if self.busy:
+            self.root.after(POLL, self._look)
+
+    def _enable(self) -> None:
+        stop = self.busy and self.ready
+        self.button.configure(text="Stop" if stop else "Send", state="normal" if self.ready else "disabled")
+
+    def _write(self, *pieces: tuple[str, str]) -> None:
+        follow = self.text.yview()[1] == 1.0  # unless the user has scrolled back
+        self.text.configure(state="normal")
+        for text, tag in pieces:
+            self.text.insert("end", text, tag)
+        self.text.configure(state="disabled")
+        if follow:
+            self.text.see("end")
+
+    def _select_all(self, event: Event) -> str:
+        self.text.tag_add("sel", "1.0", "end-1c")
+        return "break"
+
+
+def main() -> None:
+    model = Model()
+    window = Window(model)
+    model.start()
+    if bundle := Path(sys.argv[1]) if len(sys.argv) > 1 else BESIDE if BESIDE.is_dir() else None:
+        window.open(bundle)
+    window.root.mainloop()
+
+
+if __name__ == "__main__":
+    main()
