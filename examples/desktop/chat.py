@@ -19,7 +19,7 @@ from tkinter.scrolledtext import ScrolledText
 from typing import Any
 
 from streamspec.errors import StreamspecError
-from streamspec.runtime import Chunk, Session, load
+from streamspec.runtime import Chunk, Session, Stream, load
 
 BESIDE = Path(__file__).resolve().parent / "bundle"  # in a frozen app: within its folder of libraries
 POLL = 25  # milliseconds
@@ -27,14 +27,14 @@ MAX_NEW_TOKENS = 1024
 
 
 class Model(threading.Thread):
-    """Owns the session. `ask` hands it a task; `events` are (name, value) pairs, the last of every task being ("idle", None)."""
+    """Owns the session. `open` and `say` give it a task; `events` are (name, value) pairs, the last of every task being ("idle", None)."""
 
     def __init__(self) -> None:
         super().__init__(name="model")
         self.tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.events: SimpleQueue[tuple[str, Any]] = SimpleQueue()
-        self.session: Session | None = None
-        self._messages: list[dict[str, str]] = []
+        self._session: Session | None = None
+        self._answer: Stream | None = None
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -48,46 +48,45 @@ class Model(threading.Thread):
             self.events.put(("idle", None))
 
     def open(self, bundle: Path) -> None:
-        self._stopped.clear()
         self.tasks.put(lambda: self._open(bundle))
 
     def say(self, message: str, speculate: bool) -> None:
         self._stopped.clear()
-        self.tasks.put(lambda: self._answer(message, speculate))
+        self.tasks.put(lambda: self._say(message, speculate))
 
     def stop(self) -> None:
         """Ends the answer under way; what it said so far stays in the conversation."""
         self._stopped.set()
-        if self.session:
-            self.session.cancel()
+        if self._answer:
+            self._answer.cancel()
 
     def close(self) -> None:
         self.stop()
         self.tasks.put(None)
 
     def _open(self, bundle: Path) -> None:
-        self.session, self._messages = None, []  # the old one's memory is free before the new one needs it
-        self.session = load(bundle)
-        self.events.put(("opened", f"{bundle.name}: speculation {self.session.speculation}"))
+        self._session = self._answer = None  # the old one's memory is free before the new one needs it
+        self._session = load(bundle)
+        self.events.put(("opened", (bundle.name, self._session.speculation)))
 
-    def _answer(self, message: str, speculate: bool) -> None:
-        assert self.session
-        asked = [*self._messages, {"role": "user", "content": message}]
-        answer = ""
-        for chunk in self.session.stream(asked, max_new_tokens=MAX_NEW_TOKENS, speculate=speculate):
-            answer += chunk.text
+    def _say(self, message: str, speculate: bool) -> None:
+        assert self._session
+        self._answer = self._session.stream_chat(
+            message, speculate=speculate, max_new_tokens=MAX_NEW_TOKENS, overflow="forget",
+            progress=lambda read, tokens: self.events.put(("read", (read, tokens))),
+        )  # fmt: skip
+        if self._stopped.is_set():  # before there was anything to stop
+            self._answer.cancel()
+        for chunk in self._answer:
             self.events.put(("said", (chunk, list(self._pieces(chunk)))))
-            if self._stopped.is_set():
-                self.session.cancel()
-        self._messages = [*asked, {"role": "assistant", "content": answer}]
 
     def _pieces(self, chunk: Chunk) -> Iterator[tuple[str, str]]:
         """(text, tag) of one model call: the drafts it took, and the target's own word behind them."""
-        assert self.session
+        assert self._session
         text = chunk.text
         own = len(text)
         if any(chunk.drafted):
-            word = "" if chunk.drafted[-1] else self.session.tokenizer.decode(chunk.token_ids[-1:])
+            word = "" if chunk.drafted[-1] else self._session.tokenizer.decode(chunk.token_ids[-1:])
             own = len(word) if text.endswith(word) else 0
         yield text[: len(text) - own], "drafted"
         yield text[len(text) - own :], "own"
@@ -105,14 +104,15 @@ class Window:
         self.status, self.speculate = StringVar(self.root, "Open a bundle to begin."), BooleanVar(self.root, True)
 
         bar = ttk.Frame(self.root, padding=6)
-        ttk.Button(bar, text="Open bundle ...", command=self.choose).pack(side="left")
+        self.opener = ttk.Button(bar, text="Open bundle ...", command=self.choose)
+        self.opener.pack(side="left")
         ttk.Checkbutton(bar, text="Speculate (drafted tokens in green)", variable=self.speculate).pack(side="left", padx=12)
         bar.pack(fill="x")
 
         below = ttk.Frame(self.root, padding=6)
         self.entry = ttk.Entry(below)
         self.entry.pack(side="left", fill="x", expand=True)
-        self.button = ttk.Button(below, text="Send", command=self.send)
+        self.button = ttk.Button(below, text="Send", command=self.press)
         self.button.pack(side="left", padx=(6, 0))
         self.line = ttk.Label(self.root, textvariable=self.status, padding=(6, 0, 6, 6), wraplength=700)
         self.line.pack(side="bottom", fill="x")
@@ -142,11 +142,15 @@ class Window:
         self.model.open(bundle)
         self._wait()
 
-    def send(self) -> None:
-        message = self.entry.get().strip()
+    def press(self) -> None:
         if self.busy:
             self.model.stop()
-        elif self.ready and message:
+        else:
+            self.send()
+
+    def send(self) -> None:
+        message = self.entry.get().strip()
+        if self.ready and message and not self.busy:
             self.entry.delete(0, "end")
             self._write((f"{message}\n", "you"))
             self.status.set("Reading ...")
@@ -159,9 +163,15 @@ class Window:
 
     # What the model has to say
 
-    def on_opened(self, description: str) -> None:
+    def on_opened(self, opened: tuple[str, str]) -> None:
+        name, speculation = opened
         self.ready = True
-        self.status.set(description)
+        self.root.title(f"{name} - streamspec chat")
+        self.status.set(f"Speculation {speculation}")
+        self._write(anew=True)
+
+    def on_read(self, progress: tuple[int, int]) -> None:
+        self.status.set("Reading: {:,} of {:,} tokens".format(*progress))
 
     def on_said(self, said: tuple[Chunk, list[tuple[str, str]]]) -> None:
         chunk, pieces = said
@@ -196,10 +206,13 @@ class Window:
     def _enable(self) -> None:
         stop = self.busy and self.ready
         self.button.configure(text="Stop" if stop else "Send", state="normal" if self.ready else "disabled")
+        self.opener.configure(state="disabled" if self.busy else "normal")
 
-    def _write(self, *pieces: tuple[str, str]) -> None:
+    def _write(self, *pieces: tuple[str, str], anew: bool = False) -> None:
         follow = self.text.yview()[1] == 1.0  # unless the user has scrolled back
         self.text.configure(state="normal")
+        if anew:
+            self.text.delete("1.0", "end")
         for text, tag in pieces:
             self.text.insert("end", text, tag)
         self.text.configure(state="disabled")
