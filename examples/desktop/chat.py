@@ -124,6 +124,7 @@ class Window:
         self.text.pack(fill="both", expand=True)
 
         self.entry.bind("<Return>", lambda event: self.send())
+        self.root.bind("<Control-q>", lambda event: self.close())
         self.root.bind("<Escape>", lambda event: self.model.stop())
         self.text.bind("<Button-1>", lambda event: self.text.focus_set())  # so that a disabled text can be copied from
         self.text.bind("<Control-a>", self._select_all)

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""What ships, by part, in bytes: `python benchmarks/shipped.py [--frozen FOLDER] [--json]`.
+
+Builds the wheel out of this checkout and lists its parts: files, bytes as they lie on disk and as the wheel holds them. `--frozen`: a
+folder that PyInstaller made, such as that of examples/desktop; lists what of streamspec is in it, as compressed bytecode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNTIME = ("streamspec", "streamspec.runtime")  # what `streamspec.runtime` needs of streamspec
+LEFT = ("__pycache__", ".venv", "build", "dist", "*.egg-info")
+
+
+@dataclass
+class Part:
+    """`stored`: bytes as they ship, compressed."""
+
+    files: int = 0
+    size: int = 0
+    stored: int = 0
+
+    def add(self, size: int, stored: int) -> None:
+        self.files, self.size, self.stored = self.files + 1, self.size + size, self.stored + stored
+
+
+def build_wheel(folder: Path) -> Path:
+    """A wheel in `folder`, out of a copy, so that nothing stale in a `build` folder gets in. Needs setuptools, no network."""
+    with tempfile.TemporaryDirectory() as copied:
+        source = Path(copied) / "source"
+        source.mkdir()
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, source)
+        for place in packages().values():
+            shutil.copytree(ROOT / place, source / place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT))
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+        subprocess.run([*command, "--wheel-dir", folder, source], check=True, stdout=sys.stderr)
+    [wheel] = folder.glob("streamspec-*.whl")
+    return wheel
+
+
+def packages() -> dict[str, Path]:
+    """Package -> its folder in the checkout, for all that pyproject.toml lists."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    given = {name: Path(place) for name, place in setuptools["package-dir"].items()}
+    return {name: given.get(name, Path(*name.split("."))) for name in setuptools["packages"]}
+
+
+def parts(wheel: Path) -> dict[str, Part]:
+    """Package -> what the wheel holds of it itself, without the packages within it; "metadata" for the rest."""
+    found = {name: Part() for name in packages()} | {"metadata": Part()}
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.rpartition("/")[0].replace("/", ".")
+            while name not in found:
+                name = name.rpartition(".")[0] or "metadata"
+            found[name].add(entry.file_size, entry.compress_size)
+    return found
+
+
+def frozen(folder: Path) -> dict[str, int]:
+    """Module of streamspec -> bytes of it in the frozen application in `folder`, whose executable has the folder's name."""
+    from PyInstaller.archive.readers import CArchiveReader
+
+    application = next(folder / name for name in (folder.name, f"{folder.name}.exe") if (folder / name).is_file())
+    modules = CArchiveReader(str(application)).open_embedded_archive("PYZ.pyz").toc
+    return {name: length for name, (_, _, length) in modules.items() if name.split(".")[0] == "streamspec"}
+
+
+def total(found: dict[str, Part], names: tuple[str, ...]) -> Part:
+    picked = [found[name] for name in names]
+    return Part(sum(p.files for p in picked), sum(p.size for p in picked), sum(p.stored for p in picked))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--frozen", type=Path, metavar="FOLDER", help="a frozen application's folder")
+    parser.add_argument("--json", action="store_true", help="one line of JSON last")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build_wheel(Path(folder))
+        found, size = parts(wheel), wheel.stat().st_size
+    runtime = total(found, RUNTIME)
+    print("| part | files | kB | kB in the wheel |\n|---|---|---|---|")
+    for name, part in [*found.items(), ("core and runtime together", runtime), ("all", total(found, tuple(found)))]:
+        print(f"| {name} | {part.files} | {part.size / 1e3:,.1f} | {part.stored / 1e3:,.1f} |")
+    result = {"wheel": size, "runtime_source": runtime.size, "runtime_wheel": runtime.stored}
+    if arguments.frozen:
+        modules = frozen(arguments.frozen)
+        files = [file for file in arguments.frozen.rglob("*") if file.is_file() and not file.is_symlink()]
+        result |= {"frozen": sum(file.stat().st_size for file in files), "runtime_frozen": sum(modules.values())}
+        print(f"\nfrozen: {result['frozen'] / 1e6:.1f} MB in {len(files)} files; {len(modules)} modules of streamspec, {result['runtime_frozen'] / 1e3:.1f} kB")
+    if arguments.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The example's window: it answers as the session does, shows what was drafted, and never waits for the model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamspec.errors import DataError
+from streamspec.runtime import Chunk, Stats, load
+from tests.packaging.conftest import APP, module
+
+
+@pytest.fixture
+def app(display: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("DISPLAY", display)
+    return module(APP)
+
+
+@pytest.fixture
+def window(app: Any) -> Iterator[Any]:
+    made = app.Window(app.Model())
+    made.model.start()
+    yield made
+    made.close()
+    made.model.join(10)
+    assert not made.model.is_alive()
+
+
+def until(window: Any, reached: Callable[[], bool], seconds: float = 20) -> int:
+    """Runs the window until it is so; returns how many times it could have done something else."""
+    turns, deadline = 0, time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, window.status.get()
+        window.root.update()
+        turns += 1
+        time.sleep(0.005)
+    return turns
+
+
+def says(window: Any, message: str) -> None:
+    window.entry.insert(0, message)
+    window.send()
+
+
+def shown(window: Any, tag: str) -> str:
+    ranges = [str(index) for index in window.text.tag_ranges(tag)]
+    return "".join(window.text.get(a, b) for a, b in zip(ranges[::2], ranges[1::2], strict=True))
+
+
+def test_it_answers_as_the_session_does_and_shows_what_was_drafted(app: Any, window: Any, chat_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(bundle: Path) -> Any:
+        return load(bundle, threads=1, tree=8, cache_dir=tmp_path)
+
+    monkeypatch.setattr(app, "load", opened)
+    window.open(chat_bundle)
+    until(window, lambda: window.ready and not window.busy)
+    said, chunks = window.on_said, list[Chunk]()
+    monkeypatch.setattr(window, "on_said", lambda value: (chunks.append(value[0]), said(value)))
+    session, transcript = opened(chat_bundle), ""
+    for message in ("hello", "how are you?"):
+        says(window, message)
+        until(window, lambda: not window.busy)
+        transcript += f"{message}\n{session.chat(message, max_new_tokens=app.MAX_NEW_TOKENS).text}\n"
+    assert window.text.get("1.0", "end-1c") == transcript
+    drafted = [token for chunk in chunks for token, was in zip(chunk.token_ids, chunk.drafted, strict=True) if was]
+    assert shown(window, "drafted") == session.tokenizer.decode(drafted) != ""
+    assert window.status.get().endswith(f"({chunks[-1].finish_reason})")
+
+
+def test_with_the_switch_off_nothing_is_drafted_and_the_text_is_the_same(app: Any, window: Any, chat_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "load", lambda bundle: load(bundle, threads=1, tree=8, cache_dir=tmp_path))
+    texts = {}
+    for speculate in (True, False):
+        window.open(chat_bundle)  # a new conversation
+        until(window, lambda: window.ready and not window.busy)
+        window.speculate.set(speculate)
+        says(window, "how are you?")
+        until(window, lambda: not window.busy)
+        texts[speculate] = window.text.get("1.0", "end-1c")
+        assert bool(shown(window, "drafted")) == speculate
+    assert texts[True] == texts[False]
+
+
+def test_the_window_lives_while_a_bundle_loads_and_says_why_one_does_not(app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = app.load
+
+    def slowly(bundle: Path) -> Any:
+        time.sleep(0.5)
+        return real(bundle)
+
+    monkeypatch.setattr(app, "load", slowly)
+    window.open(tmp_path)
+    assert "Loading" in window.status.get()
+    assert until(window, lambda: not window.busy) > 30
+    assert "manifest.json" in window.status.get() and "\n" not in window.status.get()
+    assert not window.ready and str(window.button["state"]) == "disabled"
+
+
+class Talker:
+    """A session that says a word every 20 ms until it is told to stop, refuses "no", and fails at "boom"."""
+
+    speculation = "on"
+
+    class tokenizer:
+        @staticmethod
+        def decode(ids: list[int]) -> str:
+            return "word "
+
+    def stream_chat(self, message: str, **options: Any) -> Any:
+        if message == "no":
+            raise DataError("a question", "another", "ask another")
+        options["progress"](1, 2)
+        self.stream = Talk(message)
+        return self.stream
+
+
+class Talk(Iterator[Chunk]):
+    def __init__(self, message: str) -> None:
+        self._stopped, self._message, self._ended = threading.Event(), message, False
+
+    def cancel(self) -> None:
+        self._stopped.set()
+
+    def __next__(self) -> Chunk:
+        if self._message == "boom":
+            raise ZeroDivisionError("of the model")
+        if self._ended:
+            raise StopIteration
+        self._ended = self._stopped.wait(0.02)
+        return Chunk("" if self._ended else "word ", [] if self._ended else [1], [] if self._ended else [False], "cancelled" if self._ended else None, Stats())
+
+
+def test_it_lives_while_an_answer_comes_and_the_button_stops_it(app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "load", lambda bundle: Talker())
+    window.open(tmp_path)
+    until(window, lambda: window.ready and not window.busy)
+    says(window, "hello")
+    assert window.button["text"] == "Stop" and str(window.opener["state"]) == "disabled"
+    assert until(window, lambda: window.text.get("1.0", "end").count("word") >= 10) > 20
+    window.button.invoke()
+    until(window, lambda: not window.busy, 2)
+    assert "cancelled" in window.status.get() and window.button["text"] == "Send"
+
+
+def test_stopped_before_it_began_an_answer_ends_at_once(app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, talker = threading.Event(), Talker()
+    begin = talker.stream_chat
+    monkeypatch.setattr(talker, "stream_chat", lambda message, **options: gate.wait() and begin(message, **options))
+    monkeypatch.setattr(app, "load", lambda bundle: talker)
+    window.open(tmp_path)
+    until(window, lambda: window.ready and not window.busy)
+    says(window, "hello")
+    window.button.invoke()
+    gate.set()
+    until(window, lambda: "cancelled" in window.status.get(), 2)
+    assert "word" not in window.text.get("1.0", "end")
+
+
+@pytest.mark.parametrize(("message", "line"), [("no", "a question; expected another; ask another"), ("boom", "ZeroDivisionError: of the model")])
+def test_what_goes_wrong_is_one_line_and_the_window_goes_on(message: str, line: str, app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "load", lambda bundle: Talker())
+    window.open(tmp_path)
+    until(window, lambda: window.ready and not window.busy)
+    says(window, message)
+    until(window, lambda: not window.busy)
+    assert window.status.get() == line
+    says(window, "hello")
+    until(window, lambda: "word" in window.text.get("1.0", "end"))
+
+
+def test_closing_ends_the_answer_and_the_thread(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: str) -> None:
+    monkeypatch.setattr(app, "load", lambda bundle: Talker())
+    window = app.Window(app.Model())
+    window.model.start()
+    window.open(tmp_path)
+    until(window, lambda: window.ready and not window.busy)
+    says(window, "hello")
+    until(window, lambda: "word" in window.text.get("1.0", "end"))
+    window.close()
+    window.model.join(2)
+    assert not window.model.is_alive()
+
+
+def test_nothing_wakes_an_idle_window(app: Any, window: Any) -> None:
+    window.root.update()
+    assert window.root.tk.call("after", "info") == ""

@@ -1,0 +1,55 @@
+"""What the wheel holds: the runtime stays small, and data that an application can do without lies in packages of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.conftest import ROOT, module
+
+BUDGET = 200_000  # bytes of core and runtime as they ship
+
+
+def test_core_and_runtime_ship_in_less_than_200_kb(wheel: Path) -> None:
+    shipped = module(ROOT / "benchmarks" / "shipped.py")
+    runtime = shipped.total(shipped.parts(wheel), shipped.RUNTIME)
+    assert runtime.files > 30 and 50_000 < runtime.stored < BUDGET
+
+
+def test_the_demo_adapter_is_a_package_of_data_only(wheel: Path) -> None:
+    shipped = module(ROOT / "benchmarks" / "shipped.py")
+    found = shipped.parts(wheel)
+    adapter = found["streamspec.demo.sql_adapter"]
+    assert adapter.stored > 0.9 * wheel.stat().st_size  # all else is small
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if "/sql_adapter/" in name]
+    assert len(names) == adapter.files and not any(name.endswith(".py") for name in names)
+
+
+def test_every_file_of_the_wheel_has_a_part(wheel: Path) -> None:
+    shipped = module(ROOT / "benchmarks" / "shipped.py")
+    found, names = shipped.parts(wheel), zipfile.ZipFile(wheel).namelist()
+    assert sum(part.files for part in found.values()) == len(names)
+    assert found["metadata"].files == sum(name.split("/")[0].endswith(".dist-info") for name in names)
+
+
+@pytest.mark.parametrize("left_out", ["demo/sql_adapter", "demo", "bench", "export", "adapters", "packaging"])
+def test_the_runtime_and_its_commands_work_without(left_out: str, site: Path, chat_bundle: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "site"
+    shutil.copytree(site / "streamspec", installed / "streamspec")
+    shutil.rmtree(installed / "streamspec" / left_out)
+    command = [sys.executable, "-m", "streamspec", "generate", str(chat_bundle), "--prompt", "hello", "--max-new-tokens", "5", "--rows", "1"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(installed), "HOME": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_without_its_adapter_the_demo_says_so_in_one_line(site: Path, tmp_path: Path) -> None:
+    shutil.copytree(site / "streamspec", tmp_path / "streamspec")
+    shutil.rmtree(tmp_path / "streamspec" / "demo" / "sql_adapter")
+    code = "from streamspec.demo.sample import sql_adapter\ntry: sql_adapter()\nexcept Exception as error: print(type(error).__name__, error)"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("AdapterError no SQL adapter") and done.stdout.count("\n") == 1, done.stdout + done.stderr
