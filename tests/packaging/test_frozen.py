@@ -32,7 +32,8 @@ def folder(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("tkinter", reason="this Python has no tkinter")
     made = tmp_path_factory.mktemp("frozen")
     places = [word for name in ("dist", "work", "spec") for word in (f"--{name}path", str(made / name))]
-    command = [sys.executable, "-m", "PyInstaller", "--windowed", "--noconfirm", "--log-level", "WARN", *places, str(APP)]
+    command = [sys.executable, "-m", "PyInstaller", "--windowed", "--noconfirm", "--log-level", "WARN", *places]
+    command += ["--runtime-hook", str(Path(__file__).with_name("witness.py")), str(APP)]
     done = subprocess.run(command, cwd=made, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return made / "dist" / "chat"
@@ -80,6 +81,12 @@ def wait(reached: Callable[[], Any], seconds: float = 30) -> Any:
 
 
 @pytest.fixture(scope="session")
+def telemetry(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the application, through witness.py, writes the variable's value."""
+    return tmp_path_factory.mktemp("witness") / "telemetry"
+
+
+@pytest.fixture(scope="session")
 def sockets(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     """Where a tracer writes the sockets that the application asks for; None where there is no tracer, or it may not trace."""
     log = tmp_path_factory.mktemp("trace") / "sockets"
@@ -88,13 +95,14 @@ def sockets(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def said(folder: Path, chat_bundle: Path, display: str, sockets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def said(folder: Path, chat_bundle: Path, display: str, sockets: Path | None, telemetry: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """(what the window shows after two turns, what the session says to them)."""
     if not shutil.which("xdotool"):
         pytest.skip("xdotool is not installed")
     home = tmp_path_factory.mktemp("home")
     traced = ["strace", "-f", "-qq", "-e", "trace=socket", "-o", str(sockets)] if sockets else []
-    application = subprocess.Popen([*traced, str(folder / "chat"), str(chat_bundle)], env={"DISPLAY": display, "HOME": str(home)}, start_new_session=True)
+    environment = {"DISPLAY": display, "HOME": str(home), "WITNESS": str(telemetry)}
+    application = subprocess.Popen([*traced, str(folder / "chat"), str(chat_bundle)], env=environment, start_new_session=True)
     try:
         hand = Hand(display, "^bundle - streamspec chat$")  # its title once the bundle is loaded
         session, expected = load(chat_bundle, threads=1, cache_dir=home), ""
@@ -123,6 +131,10 @@ def test_it_opens_no_network_socket(said: tuple[str, str], sockets: Path | None)
         pytest.skip("strace is not installed, or may not trace here")
     asked = [line for line in sockets.read_text().splitlines() if "socket(" in line]
     assert asked and all("socket(AF_UNIX," in line for line in asked)  # the display's is one
+
+
+def test_telemetry_is_off_before_onnxruntime_starts(said: tuple[str, str], telemetry: Path) -> None:
+    assert telemetry.read_text() == "1"
 
 
 def test_nothing_heavy_was_dragged_in(folder: Path) -> None:
