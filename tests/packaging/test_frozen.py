@@ -137,6 +137,12 @@ def test_telemetry_is_off_before_onnxruntime_starts(said: tuple[str, str], telem
     assert telemetry.read_text() == "1"
 
 
+def test_grammars_work_frozen(folder: Path) -> None:
+    pytest.importorskip("llguidance")
+    done = subprocess.run([folder / "chat"], env={"GRAMMAR": "1"}, capture_output=True, text=True)
+    assert done.stdout == "choice\n", done.stderr
+
+
 def test_nothing_heavy_was_dragged_in(folder: Path) -> None:
     from PyInstaller.archive.readers import CArchiveReader
 
