@@ -73,7 +73,9 @@ def frozen(folder: Path) -> dict[str, int]:
     """Module of streamspec -> bytes of it in the frozen application in `folder`, whose executable has the folder's name."""
     from PyInstaller.archive.readers import CArchiveReader
 
-    application = next(folder / name for name in (folder.name, f"{folder.name}.exe") if (folder / name).is_file())
+    application = next((folder / name for name in (folder.name, f"{folder.name}.exe") if (folder / name).is_file()), None)
+    if application is None:
+        sys.exit(f"no {folder.name} in {folder}; expected a folder that PyInstaller made, such as dist/chat")
     modules = CArchiveReader(str(application)).open_embedded_archive("PYZ.pyz").toc
     return {name: length for name, (_, _, length) in modules.items() if name.split(".")[0] == "streamspec"}
 

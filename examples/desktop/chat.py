@@ -23,7 +23,7 @@ from streamspec.runtime import Chunk, Session, Stream, load
 
 BESIDE = Path(__file__).resolve().parent / "bundle"  # in a frozen app: within its folder of libraries
 POLL = 25  # milliseconds
-MAX_NEW_TOKENS = 1024
+MAX_NEW_TOKENS = 512
 
 
 class Model(threading.Thread):

@@ -1,4 +1,4 @@
-"""The example frozen by PyInstaller, in an environment that knows no Python: driven with keys and the mouse, it answers as `Session.chat` does.
+"""The example frozen by PyInstaller with a bundle beside it, in an environment that knows no Python: driven with keys and the mouse, it answers as `Session.chat` does.
 
 Nothing heavy is in its folder, though all of it is installed where it was frozen, and it opens no socket but the display's.
 """
@@ -27,13 +27,13 @@ HEAVY = ("torch", "transformers", "peft", "onnx", "matplotlib", "scipy", "sympy"
 
 
 @pytest.fixture(scope="session")
-def folder(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(site: Path, chat_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("PyInstaller", reason="pyinstaller is not installed")
     pytest.importorskip("tkinter", reason="this Python has no tkinter")
     made = tmp_path_factory.mktemp("frozen")
     places = [word for name in ("dist", "work", "spec") for word in (f"--{name}path", str(made / name))]
     command = [sys.executable, "-m", "PyInstaller", "--windowed", "--noconfirm", "--log-level", "WARN", *places]
-    command += ["--runtime-hook", str(Path(__file__).with_name("witness.py")), str(APP)]
+    command += ["--add-data", f"{chat_bundle}:bundle", "--runtime-hook", str(Path(__file__).with_name("witness.py")), str(APP)]
     done = subprocess.run(command, cwd=made, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return made / "dist" / "chat"
@@ -102,14 +102,14 @@ def said(folder: Path, chat_bundle: Path, display: str, sockets: Path | None, te
     home = tmp_path_factory.mktemp("home")
     traced = ["strace", "-f", "-qq", "-e", "trace=socket", "-o", str(sockets)] if sockets else []
     environment = {"DISPLAY": display, "HOME": str(home), "WITNESS": str(telemetry)}
-    application = subprocess.Popen([*traced, str(folder / "chat"), str(chat_bundle)], env=environment, start_new_session=True)
+    application = subprocess.Popen([*traced, str(folder / "chat")], env=environment, start_new_session=True)
     try:
         hand = Hand(display, "^bundle - streamspec chat$")  # its title once the bundle is loaded
         session, expected = load(chat_bundle, threads=1, cache_dir=home), ""
         shown = ""
         for message in MESSAGES:
             hand.enter(message)
-            expected += f"{message}\n{session.chat(message, max_new_tokens=1024).text}\n"
+            expected += f"{message}\n{session.chat(message, max_new_tokens=512).text}\n"
             deadline = time.monotonic() + 20
             while shown != expected and time.monotonic() < deadline:
                 shown = hand.copied()
