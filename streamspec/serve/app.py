@@ -235,7 +235,7 @@ async def _left(request: Request) -> None:
 
 def _api_error(error: Exception) -> ApiError:
     found = from_runtime(error)
-    if found.code == "internal_error":
+    if found is not error and found.code == "internal_error":
         log.error("a generation failed", exc_info=error)
     return found
 

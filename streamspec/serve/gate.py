@@ -77,6 +77,8 @@ class Gate:
             log.info("%s %s %d %.0f ms", scope["method"], scope["path"].encode("unicode_escape").decode(), status, 1000 * (time.perf_counter() - began))
 
     def _check(self, scope: Scope) -> None:
+        if len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(name) + len(value) for name, value in scope["headers"]) > self.limits.header:
+            raise ApiError(431, f"a head of more than {self.limits.header} bytes; expected a smaller one", "too_large")
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, []).append(value)
