@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from streamspec.errors import ConfigError
-from streamspec.runtime.session import Chunk, Session
+from streamspec.runtime import Chunk, Session
 from streamspec.serve import metrics
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime
 from streamspec.serve.gate import App, Gate, Receive, Scope, Send

@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamspec.errors import StreamspecError
-from streamspec.runtime.session import Chunk, Session
+from streamspec.runtime import Chunk, Session, Stream
 from streamspec.serve.errors import closing, out_of_time, too_many
 from streamspec.serve.limits import Limits
-
-INSIST = 0.05  # seconds between two calls of `cancel`: one that comes before the generation has begun is lost
 
 
 @dataclass
@@ -53,8 +51,8 @@ class Job:
         self.slot: Slot | None = None
         self.tokenizer = pool.first.tokenizer
         self._inbox: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
-        self._cancelled = False
-        self._over = False
+        self._stream: Stream | None = None
+        self._cancelled = self._over = False
 
     @property
     def left(self) -> float:
@@ -91,8 +89,8 @@ class Job:
         if self.slot is None:
             self._over = True
             self.pool.forget(self)
-        else:
-            self._insist()
+        elif self._stream is not None:  # else the thread will see it
+            self._stream.cancel()
 
     def fail(self, error: BaseException) -> None:
         """Ends it with an error for its reader."""
@@ -103,25 +101,21 @@ class Job:
         self.slot, self.began = slot, time.perf_counter()
         threading.Thread(target=self._work, args=(slot, asyncio.get_running_loop()), name="streamspec-generation", daemon=True).start()
 
-    def _insist(self) -> None:
-        if not self._over and self.slot is not None:
-            if self.slot.session is not None:
-                self.slot.session.cancel()
-            asyncio.get_running_loop().call_later(INSIST, self._insist)
-
     def _work(self, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread of its own."""
         last: Chunk | None = None
         failure: BaseException | None = None
         try:
             if slot.session is None:
-                slot.session = self.pool.first.another(self.adapter)
+                slot.session = self.pool.first.another()
             session = slot.session
             if session.adapter != self.adapter:
                 session.swap(self.adapter)
-            if not self._cancelled:
-                for last in session.stream(self.prompt(session), timeout=max(self.left, 0.001), **self.options):
-                    _tell(loop, self._inbox.put_nowait, last)
+            self._stream = session.stream(self.prompt(session), timeout=max(self.left, 0.001), **self.options)
+            if self._cancelled:  # it may have been before there was a stream to end
+                self._stream.cancel()
+            for last in self._stream:
+                _tell(loop, self._inbox.put_nowait, last)
         except BaseException as error:
             failure = error
         _tell(loop, self._end, last, failure)
@@ -218,7 +212,7 @@ class Pool:
         same = [slot for slot in free if slot.session is not None and slot.session.adapter == job.adapter]
         held = [(_common(slot.session, job.hint), slot) for slot in same]
         best, kept = max(held, key=lambda pair: pair[0], default=(0, None))
-        if kept is not None and best and 2 * best >= _size(kept.session):
+        if kept is not None and best and 4 * best >= 3 * _size(kept.session):
             return kept
         empty = [slot for slot in same if not _size(slot.session)] or [slot for slot in free if slot.session is None]
         return empty[0] if empty else min(same or free, key=lambda slot: slot.used)

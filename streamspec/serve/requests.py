@@ -7,7 +7,7 @@ Knows nothing about HTTP or sessions.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -192,42 +192,46 @@ def _sampling(request: Common) -> Sampling:
 
 def _grammar(request: Common, limits: Limits) -> Any:
     """A `Grammar`, or None for free text."""
-    wanted, own = request.response_format, request.grammar
-    made: Callable[[], Any] | None = None
-    if wanted is not None and wanted.type != "text":
-        from streamspec.runtime import Grammar
-
-        made, param = Grammar.json_object, "response_format"
-        if wanted.type == "json_schema":
-            if wanted.json_schema is None:
-                raise invalid("response_format without json_schema; expected the schema", "response_format.json_schema")
-            schema, param = wanted.json_schema.schema_, "response_format.json_schema.schema"
-            _bounded(len(json.dumps(schema)), limits.grammar, param)
-            made = lambda: Grammar.json_schema(schema)  # noqa: E731
-    if wanted is not None and wanted.json_schema is not None and wanted.type != "json_schema":
-        raise invalid(f"json_schema beside the type {wanted.type}; expected the type json_schema", "response_format.type")
-    if own is not None:
-        if (own.regex is None) == (own.choice is None):
-            raise invalid("grammar; expected one of regex and choice", "grammar")
-        if made is not None:
-            raise invalid("grammar and response_format; expected one of them", "grammar")
-        from streamspec.runtime import Grammar
-
-        param = "grammar"
-        if own.regex is not None:
-            pattern = own.regex
-            _bounded(len(pattern), limits.grammar, "grammar.regex")
-            made = lambda: Grammar.regex(pattern)  # noqa: E731
-        else:
-            choices = own.choice or []
-            _bounded(sum(map(len, choices)) + len(choices), limits.grammar, "grammar.choice")
-            made = lambda: Grammar.choice(choices)  # noqa: E731
-    if made is None:
+    formatted, own = _format(request.response_format, limits), _own(request.grammar, limits)
+    if formatted and own:
+        raise invalid("grammar and response_format; expected one of them", "grammar")
+    if not formatted and not own:
         return None
+    from streamspec.runtime import Grammar
+
+    kind, param, values = (formatted or own)  # type: ignore[misc]
     try:
-        return made()
+        return getattr(Grammar, kind)(*values)
     except (ConfigError, DataError) as error:
         raise invalid(str(error), param) from None
+
+
+_Made = tuple[str, str, tuple[Any, ...]] | None  # constructor of `Grammar`, the field it is asked for by, arguments
+
+
+def _format(wanted: ResponseFormat | None, limits: Limits) -> _Made:
+    if wanted is None:
+        return None
+    if (wanted.json_schema is None) == (wanted.type == "json_schema"):
+        raise invalid("response_format; expected json_schema with the type json_schema, and with no other", "response_format.json_schema")
+    if wanted.json_schema is None:
+        return None if wanted.type == "text" else ("json_object", "response_format", ())
+    param = "response_format.json_schema.schema"
+    _bounded(len(json.dumps(wanted.json_schema.schema_)), limits.grammar, param)
+    return "json_schema", param, (wanted.json_schema.schema_,)
+
+
+def _own(wanted: GrammarWish | None, limits: Limits) -> _Made:
+    if wanted is None:
+        return None
+    if (wanted.regex is None) == (wanted.choice is None):
+        raise invalid("grammar; expected one of regex and choice", "grammar")
+    if wanted.regex is not None:
+        _bounded(len(wanted.regex), limits.grammar, "grammar.regex")
+        return "regex", "grammar.regex", (wanted.regex,)
+    choices = wanted.choice or []
+    _bounded(sum(map(len, choices)) + len(choices), limits.grammar, "grammar.choice")
+    return "choice", "grammar.choice", (choices,)
 
 
 def _bounded(size: int, most: int, param: str) -> None:

@@ -6,7 +6,7 @@ import secrets
 import time
 from typing import Any
 
-from streamspec.runtime.session import Chunk
+from streamspec.runtime import Chunk
 from streamspec.serve.pieces import Piece, Pieces
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
@@ -34,9 +34,9 @@ class Answer:
         self._drafted += sum(chunk.drafted)
         pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
         logprobs = None
-        if chunk.logprobs is not None:
-            self._logprobs = [*(self._logprobs or []), *chunk.logprobs]
-            logprobs = self._spell(chunk.logprobs)
+        if getattr(chunk, "logprobs", None) is not None:
+            self._logprobs = [*(self._logprobs or []), *getattr(chunk, "logprobs", None)]
+            logprobs = self._spell(getattr(chunk, "logprobs", None))
         said = _of_call(chunk, pieces)
         reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
         if reason is not None:

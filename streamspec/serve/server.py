@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from streamspec.errors import ConfigError
-from streamspec.runtime.session import Session, load
+from streamspec.runtime import Session, load
 from streamspec.serve.app import create_app
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool

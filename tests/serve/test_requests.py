@@ -95,7 +95,7 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"), ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "x"}] * 4}, "messages"), ({"messages": [{"role": "user", "content": "x" * 101}]}, "messages"),
         ({"response_format": {"type": "xml"}}, "response_format.type"), ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.type"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 300]}}}}, "response_format.json_schema.schema"),
         ({"grammar": {}}, "grammar"), ({"grammar": {"regex": "a", "choice": ["b"]}}, "grammar"), ({"grammar": {"regex": "a" * 201}}, "grammar.regex"), ({"grammar": {"choice": ["a" * 201]}}, "grammar.choice"),
         ({"grammar": {"lark": "x"}}, "grammar.lark"),
