@@ -17,6 +17,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Chunk, Session, Stream
+from streamspec.runtime.engine import shared_prefix
 from streamspec.serve.errors import closing, out_of_time, too_many
 from streamspec.serve.limits import Limits
 
@@ -210,30 +211,20 @@ class Pool:
         """The free session of the job's adapter that has most of the prompt, if that is most of what it has; else a new one, else the one longest unused."""
         free = [slot for slot in self.slots if not slot.busy]
         same = [slot for slot in free if slot.session is not None and slot.session.adapter == job.adapter]
-        held = [(_common(slot.session, job.hint), slot) for slot in same]
+        held = [(shared_prefix(_held(slot.session), job.hint or []), slot) for slot in same]
         best, kept = max(held, key=lambda pair: pair[0], default=(0, None))
-        if kept is not None and best and 4 * best >= 3 * _size(kept.session):
+        if kept is not None and best and 4 * best >= 3 * len(_held(kept.session)):
             return kept
-        empty = [slot for slot in same if not _size(slot.session)] or [slot for slot in free if slot.session is None]
+        empty = [slot for slot in same if not _held(slot.session)] or [slot for slot in free if slot.session is None]
         return empty[0] if empty else min(same or free, key=lambda slot: slot.used)
 
 
 SUMMED = ("prompt_tokens", "reused_tokens", "new_tokens", "steps", "step_tokens", "plain_steps", "prefill_seconds", "decode_seconds")
 
 
-def _size(session: Session | None) -> int:
-    return len(session.engine.tokens) if session is not None else 0
-
-
-def _common(session: Session | None, ids: list[int] | None) -> int:
-    """Tokens that a cache and a prompt begin with alike."""
-    if session is None or ids is None:
-        return 0
-    held = session.engine.tokens
-    for i, (token, other) in enumerate(zip(held, ids, strict=False)):
-        if token != other:
-            return i
-    return min(len(held), len(ids))
+def _held(session: Session | None) -> list[int]:
+    """Tokens in a session's cache."""
+    return [] if session is None else session.engine.tokens  # type: ignore[attr-defined]
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *arguments: Any) -> None:

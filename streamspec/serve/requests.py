@@ -128,9 +128,10 @@ def read_chat(body: bytes, limits: Limits) -> Wish:
     """Raises ApiError, status 400, naming the field."""
     values = _object(body)
     messages = values.get("messages")
-    for i, message in enumerate(messages) if isinstance(messages, list) else ():
-        if isinstance(message, dict):
-            messages[i] = _without(message, ONLY_IN_MESSAGE, f"messages.{i}.")
+    if isinstance(messages, list):
+        values["messages"] = [
+            _without(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message for i, message in enumerate(messages)
+        ]
     request = _parse(ChatRequest, _without(values, ONLY))
     if len(request.messages) > limits.messages:
         raise invalid(f"{len(request.messages)} messages; expected at most {limits.messages}", "messages", "too_large")
@@ -197,7 +198,7 @@ def _grammar(request: Common, limits: Limits) -> Any:
         raise invalid("grammar and response_format; expected one of them", "grammar")
     if not formatted and not own:
         return None
-    from streamspec.runtime import Grammar
+    from streamspec.runtime import Grammar  # type: ignore[attr-defined]
 
     kind, param, values = (formatted or own)  # type: ignore[misc]
     try:

@@ -34,9 +34,10 @@ class Answer:
         self._drafted += sum(chunk.drafted)
         pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
         logprobs = None
-        if getattr(chunk, "logprobs", None) is not None:
-            self._logprobs = [*(self._logprobs or []), *getattr(chunk, "logprobs", None)]
-            logprobs = self._spell(getattr(chunk, "logprobs", None))
+        found = getattr(chunk, "logprobs", None)
+        if found is not None:
+            self._logprobs = [*(self._logprobs or []), *found]
+            logprobs = self._spell(found)
         said = _of_call(chunk, pieces)
         reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
         if reason is not None:

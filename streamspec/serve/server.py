@@ -97,6 +97,10 @@ def serve(
     folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is called before it begins to serve."""
     session = load(bundle, **options)
     chosen = session.adapters if adapters is None else adapters
+    for adapter in adapters or ():  # each is tried: a wrong one is to be said now
+        session.swap(adapter)
+    if adapters:
+        session.swap(None)
     offered = {Path(adapter).name: adapter for adapter in chosen}
     if len(offered) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
