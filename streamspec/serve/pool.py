@@ -208,17 +208,19 @@ class Pool:
             job.begin(slot)
 
     def _choose(self, job: Job) -> Slot:
-        """The free session of the job's adapter that has most of the prompt, if that is most of what it has; else a new one, else the one longest unused."""
+        """Of the free sessions with the job's adapter the one that has most of the prompt, where that is nearly all of the prompt (asked again) or of
+        what it has (the conversation goes on). Else a new one: what merely begins alike may be gone on with yet. Else the one longest unused."""
         free = [slot for slot in self.slots if not slot.busy]
         same = [slot for slot in free if slot.session is not None and slot.session.adapter == job.adapter]
         held = [(shared_prefix(_held(slot.session), job.hint or []), slot) for slot in same]
         best, kept = max(held, key=lambda pair: pair[0], default=(0, None))
-        if kept is not None and best and 4 * best >= 3 * len(_held(kept.session)):
+        if kept is not None and best >= NEARLY_ALL * min(len(job.hint or []), len(_held(kept.session))) > 0:
             return kept
         empty = [slot for slot in same if not _held(slot.session)] or [slot for slot in free if slot.session is None]
         return empty[0] if empty else min(same or free, key=lambda slot: slot.used)
 
 
+NEARLY_ALL = 0.75
 SUMMED = ("prompt_tokens", "reused_tokens", "new_tokens", "steps", "step_tokens", "plain_steps", "prefill_seconds", "decode_seconds")
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -63,7 +65,7 @@ class Server:
             raise
         config = uvicorn.Config(
             app, loop="asyncio", http=_bounded(limits), ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
-            proxy_headers=False, server_header=False, backlog=BACKLOG, h11_max_incomplete_event_size=limits.header, timeout_graceful_shutdown=1,
+            proxy_headers=False, server_header=False, date_header=False, backlog=BACKLOG, h11_max_incomplete_event_size=limits.header, timeout_graceful_shutdown=1,
         )  # fmt: skip
         self._uvicorn = _Uvicorn(config, self.pool)
 
@@ -77,7 +79,7 @@ class Server:
 
     def stop(self) -> None:
         """From any thread: ends every generation with an error to its client, then `run`, within a second."""
-        self._uvicorn.should_exit = True
+        self._uvicorn.leave()
 
 
 def serve(
@@ -111,9 +113,28 @@ def serve(
 
 
 class _Uvicorn(uvicorn.Server):
+    """uvicorn's server, but asleep while nothing happens, and with a pool to close first."""
+
     def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
         super().__init__(config)
         self.pool = pool
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            await self._leaving.wait()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has left already
+                self._loop.call_soon_threadsafe(self._leaving.set)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.leave()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.pool.close()
