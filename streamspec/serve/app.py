@@ -115,6 +115,7 @@ class Events(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in self.events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
+                await asyncio.sleep(0)  # else a client's leaving would be seen only behind all that waits to be sent
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
