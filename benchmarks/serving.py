@@ -180,7 +180,8 @@ def soak(server: Server, session: Session, requests: int, clients: int, tokens: 
     half = memory[len(memory) // 2 :]
     slope = float(np.polyfit(np.arange(len(half)), half, 1)[0]) * 1000
     print(f"soak: {requests} requests of {clients} clients in {taken:.0f} s, " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())), flush=True)
-    print(f"memory: {memory[0]:.0f} MB at first, {half[0]:.0f} halfway, {memory[-1]:.0f} at the end, {max(memory):.0f} at most; {slope:+.2f} MB per 1,000 requests of the second half")
+    tenths = " ".join(f"{memory[i * (len(memory) - 1) // 10]:.0f}" for i in range(11))
+    print(f"memory, MB, by tenths of the way: {tenths}; {slope:+.2f} MB per 1,000 requests of the second half")
     print(f"faults: {len(faults)}" + "".join(f"\n  {fault}" for fault in faults[:10]), flush=True)
     return len(faults)
 
