@@ -60,17 +60,18 @@ class Service:
         return JSONResponse(self._model(request.path_params["name"]))
 
     async def chat(self, request: Request) -> Response:
-        return await self._answer(request, read_chat(await request.body(), self.limits))
+        return await self._answer(request, read_chat)
 
     async def complete(self, request: Request) -> Response:
-        return await self._answer(request, read_completion(await request.body(), self.limits))
+        return await self._answer(request, read_completion)
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(metrics.render(self.pool), media_type="text/plain; version=0.0.4")
 
-    async def _answer(self, request: Request, wish: Wish) -> Response:
+    async def _answer(self, request: Request, read: Callable[[bytes, Limits], Wish]) -> Response:
         if self.pool.closed:
             raise closing()
+        wish = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
         adapter = self._adapter(wish.model)
         prompt = _prompt(wish)
         hint = await asyncio.to_thread(self.pool.encode, adapter, prompt)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streamspec.checks import parse_json
 from streamspec.errors import ConfigError, DataError
-from streamspec.runtime.sampling import Sampling
+from streamspec.runtime import Grammar, Sampling
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
 
@@ -198,8 +198,6 @@ def _grammar(request: Common, limits: Limits) -> Any:
         raise invalid("grammar and response_format; expected one of them", "grammar")
     if not formatted and not own:
         return None
-    from streamspec.runtime import Grammar  # type: ignore[attr-defined]
-
     kind, param, values = (formatted or own)  # type: ignore[misc]
     try:
         return getattr(Grammar, kind)(*values)

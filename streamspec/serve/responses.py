@@ -6,7 +6,7 @@ import secrets
 import time
 from typing import Any
 
-from streamspec.runtime import Chunk
+from streamspec.runtime import Chunk, Logprob
 from streamspec.serve.pieces import Piece, Pieces
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
@@ -23,7 +23,7 @@ class Answer:
         self.waited = 0.0  # seconds for a session
         self._pieces = Pieces(tokenizer)
         self._text: list[str] = []
-        self._logprobs: list[Any] | None = None
+        self._logprobs: list[Logprob] | None = None
         self._drafted = self._offset = 0
         self._last: Chunk | None = None
 
@@ -34,10 +34,9 @@ class Answer:
         self._drafted += sum(chunk.drafted)
         pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
         logprobs = None
-        found = getattr(chunk, "logprobs", None)
-        if found is not None:
-            self._logprobs = [*(self._logprobs or []), *found]
-            logprobs = self._spell(found)
+        if chunk.logprobs is not None:
+            self._logprobs = [*(self._logprobs or []), *chunk.logprobs]
+            logprobs = self._spell(chunk.logprobs)
         said = _of_call(chunk, pieces)
         reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
         if reason is not None:
@@ -99,7 +98,7 @@ class Answer:
     def _choice(self, chat: dict[str, Any], text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
         return {"index": 0} | (chat if self.chat else {"text": text}) | {"logprobs": logprobs, "finish_reason": reason}
 
-    def _spell(self, found: list[Any]) -> dict[str, Any]:
+    def _spell(self, found: list[Logprob]) -> dict[str, Any]:
         """Log-probabilities in the shape of the two APIs."""
         if self.chat:
             return {"content": [self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]} for entry in found]}
