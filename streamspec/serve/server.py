@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -92,7 +93,7 @@ def serve(
     limits: Limits = DEFAULT,
     page: bool = True,
     host: str = "127.0.0.1",
-    ready: Any = None,
+    ready: Callable[[Server], None] | None = None,
     **options: Any,
 ) -> None:
     """Loads a bundle (`options`: of `load`) and serves it until a signal comes. `name`: the model id of the base, by default the bundle's

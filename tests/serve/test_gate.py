@@ -189,6 +189,16 @@ def test_only_loopback_is_bound(host: str) -> None:
         Server(FakeSession(Shared()), host=host, port=0, token=TOKEN)
 
 
+def test_the_other_loopback(running: Make) -> None:
+    try:
+        server = running(host="::1")
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert server.url == f"http://[::1]:{server.server.port}"
+    with server.http() as client:
+        assert client.get("/v1/models").status_code == 200
+
+
 @pytest.mark.parametrize("token", ["", "short", "with blank in", "umlaut-ü-in-it", "new\nline-in-it"])
 def test_tokens_that_cannot_be_sent_or_are_too_short_are_refused(token: str) -> None:
     with pytest.raises(ConfigError, match="the token"):

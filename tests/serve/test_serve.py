@@ -204,6 +204,7 @@ def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_process_within_a_second(bundle: Path, tmp_path: Path, how: signal.Signals) -> None:
     served = Process(bundle, "--log", STREAMSPEC_CACHE=str(tmp_path))
@@ -219,6 +220,7 @@ def test_a_signal_ends_the_process_within_a_second(bundle: Path, tmp_path: Path,
     assert out == "" and "Traceback" not in err and "POST /v1/chat/completions 200" in err and found[2] not in err
 
 
+@pytest.mark.slow
 def test_a_killed_server_leaves_bundle_and_cache_as_they_were(bundle: Path, tmp_path: Path) -> None:
     """Killed at its start and in the middle of answers, again and again: nothing is lost, the next one starts and answers alike."""
     before, said = files(bundle), set()
@@ -235,6 +237,7 @@ def test_a_killed_server_leaves_bundle_and_cache_as_they_were(bundle: Path, tmp_
     assert load(bundle, threads=1, cache_dir=tmp_path).generate(user("hi"), max_new_tokens=20).text == said.pop()
 
 
+@pytest.mark.slow
 def test_a_token_that_is_given_is_not_printed(bundle: Path, tmp_path: Path) -> None:
     served = Process(bundle, "--no-page", STREAMSPEC_TOKEN=TOKEN, STREAMSPEC_CACHE=str(tmp_path))
     try:
@@ -247,6 +250,7 @@ def test_a_token_that_is_given_is_not_printed(bundle: Path, tmp_path: Path) -> N
     assert out == "" and err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
     [(["--host", "0.0.0.0"], "this machine alone"), (["--token", "x"], "the token"), (["--use", "gamma"], "not swappable"), (["--name", "a b"], "a model named")],
