@@ -85,7 +85,7 @@ class Decoder:
         self.stats.prefill_seconds = time.perf_counter() - started
         self._guesses = first.guesses
         done = self._said(cut([int(first.choices[0])], [False], self.plan.eos, limit), first, (0,))
-        self._count(done, None)
+        self._count(done, 0)
         graph_before, waited_before, decoding = self.engine.graph_seconds, self.engine.waited_seconds, time.perf_counter()
         if self._index is not None:
             self._index.extend(prompt)
@@ -163,7 +163,7 @@ class Decoder:
         if walk is None:  # what a grammar lets come says nothing about other texts
             self.plan.experience.observe(before, self._found, done.tokens)
         done = self._said(done, result, path)
-        self._count(done, "tree")
+        self._count(done, len(tree))
         return done
 
     def _plain_step(self, remaining: int) -> Committed:
@@ -176,7 +176,7 @@ class Decoder:
         if self._worth is not None:
             self._worth.step(1, 1, draft_next)
         done = self._said(cut([int(result.choices[0])], [False], self.plan.eos, remaining), result, (0,))
-        self._count(done, "plain")
+        self._count(done, 1)
         return done
 
     def _allowed(self) -> np.ndarray | None:
@@ -219,11 +219,13 @@ class Decoder:
         wanted = self.plan.rows > 1 and self.engine.gamma > 0
         return wanted and position + self.engine.gamma < self.engine.context_length
 
-    def _count(self, done: Committed, kind: str | None) -> None:
+    def _count(self, done: Committed, rows: int) -> None:
+        """`rows`: that the call verified; 1: a plain step, 0: it read the prompt."""
+        self.stats.rows = rows
         self.stats.new_tokens += len(done.tokens)
-        if kind == "tree":
+        if rows > 1:
             self.stats.steps += 1
             self.stats.step_tokens += len(done.tokens)
-        elif kind == "plain":
+        elif rows == 1:
             self.stats.plain_steps += 1
         self.stats.speculation = self.describe()

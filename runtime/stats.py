@@ -19,6 +19,7 @@ class Stats:
     steps: int = 0
     step_tokens: int = 0
     plain_steps: int = 0
+    rows: int = 0  # that the newest call verified; 1: a plain step, 0: it read the prompt
     forced_tokens: int = 0  # that a grammar left no choice about
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0

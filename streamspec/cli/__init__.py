@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from streamspec.cli import adapt, bench, demo, doctor, export, generate, inspect, shrink, train, tune
+from streamspec.cli import adapt, bench, demo, doctor, export, generate, inspect, serve, shrink, train, tune
 from streamspec.cli.guard import guarded
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -19,6 +19,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export.command,
     "adapt": adapt.command,
     "generate": generate.command,
+    "serve": serve.command,
     "bench": bench.command,
     "tune": tune.command,
     "inspect": inspect.command,

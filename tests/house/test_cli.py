@@ -53,6 +53,7 @@ def test_no_traceback_in_a_real_process(tmp_path: Path) -> None:
         ("export", OSError(errno.ENOSPC, "No space left on device", "model.onnx"), 2, "model.onnx: No space left on device"),
         ("train", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[train]"'),
         ("export", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[export]"'),
+        ("serve", ModuleNotFoundError("", name="uvicorn"), 2, 'pip install "streamspec[serve]"'),
         ("bench", ModuleNotFoundError("", name="rouge_score.x"), 2, 'pip install "streamspec[bench]"'),
     ],
 )

@@ -1,0 +1,7 @@
+"""streamspec.serve: a bundle as a local, OpenAI-compatible server. Loopback only, behind a token; see docs/serve.md."""
+
+from streamspec.serve.app import create_app
+from streamspec.serve.limits import Limits
+from streamspec.serve.server import Server, serve
+
+__all__ = ["Limits", "Server", "create_app", "serve"]

@@ -1,0 +1,261 @@
+"""The routes: OpenAI's API over a pool of sessions, health, metrics and the page.
+
+Knows nothing about sockets, and of security only the order: the gate stands in front of all this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from streamspec.errors import ConfigError
+from streamspec.runtime import Chunk, Session
+from streamspec.serve import metrics
+from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime
+from streamspec.serve.gate import App, Gate, Receive, Scope, Send
+from streamspec.serve.limits import DEFAULT, Limits
+from streamspec.serve.pool import Job, Pool
+from streamspec.serve.requests import Wish, read_chat, read_completion
+from streamspec.serve.responses import Answer
+
+PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+log = logging.getLogger("streamspec.serve")
+
+
+class Gone(Exception):
+    """The client has closed the connection."""
+
+
+class Service:
+    """What the routes share. `models`: names that requests may ask for -> adapters, None: none."""
+
+    def __init__(self, session: Session, name: str, adapters: Mapping[str, str | Path], limits: Limits) -> None:
+        self.pool, self.limits, self.created = Pool(session, limits), limits, int(time.time())
+        self.models: dict[str, Any] = {name: session.adapter, **adapters}
+        for model in (name, *adapters):
+            if not NAME.fullmatch(model):
+                raise ConfigError(f"a model named {model!r}", "letters, digits, dots, dashes and underscores, at most 128", "give it another name")
+        if len(self.models) != 1 + len(adapters):
+            raise ConfigError(f"an adapter and the bundle of one name, {name}", "two names", "give the bundle another name with --name")
+
+    async def list_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.models]})
+
+    async def one_model(self, request: Request) -> Response:
+        self._adapter(request.path_params["name"])
+        return JSONResponse(self._model(request.path_params["name"]))
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, read_chat)
+
+    async def complete(self, request: Request) -> Response:
+        return await self._answer(request, read_completion)
+
+    async def metrics(self, request: Request) -> Response:
+        return PlainTextResponse(metrics.render(self.pool), media_type="text/plain; version=0.0.4")
+
+    async def _answer(self, request: Request, read: Callable[[bytes, Limits], Wish]) -> Response:
+        if self.pool.closed:
+            raise closing()
+        wish = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
+        adapter = self._adapter(wish.model)
+        prompt = _prompt(wish)
+        hint = await asyncio.to_thread(self.pool.encode, adapter, prompt)
+        job = self.pool.submit(adapter, prompt, wish.options, hint)
+        answer = Answer(wish.chat, wish.model, None if adapter is None else str(wish.model), job.tokenizer, wish.usage)
+        chunks = job.chunks()
+        try:
+            first = await _while_there(request, anext(chunks))  # an error before it has a status of its own
+            answer.waited = job.waited
+            if wish.stream:
+                return Events(_events(answer, first, chunks), job)
+            return JSONResponse(await _while_there(request, _whole(answer, first, chunks)))
+        except (Gone, asyncio.CancelledError):
+            job.cancel()
+            raise
+        except Exception as error:
+            job.cancel()
+            raise _api_error(error) from None
+
+    def _adapter(self, model: str) -> Any:
+        if model not in self.models:
+            known = ", ".join(self.models)
+            raise ApiError(404, f"the model {model!r}; expected one of {known}", "model_not_found", "model")
+        return self.models[model]
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "streamspec"}
+
+
+class Events(Response):
+    """Server-sent events of a job; whatever ends them ends it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], job: Job) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self.events, self.job = events, job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write() -> None:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for event in self.events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await asyncio.sleep(0)  # else a client's leaving would be seen only behind all that waits to be sent
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        try:
+            await _while_there(Request(scope, receive), write())
+        except Gone:
+            pass
+        finally:
+            self.job.cancel()
+
+
+def create_app(
+    session: Session,
+    *,
+    token: str,
+    port: int,
+    name: str = "streamspec",
+    adapters: Mapping[str, str | Path] | None = None,
+    limits: Limits = DEFAULT,
+    page: bool = True,
+) -> tuple[App, Pool]:
+    """The ASGI application over a loaded session, and its pool, to be closed with it.
+
+    `token`: what clients have to send as bearer token. `port`: that it will be reached by, checked against the Host header. `name`: the model id
+    of what `session` answers with; `adapters`: further model ids and the adapters behind them (`Session.swap`). `page`: whether to serve the web page.
+    Serve it with `Server`, which binds loopback only; other servers would have to. Raises ConfigError for names that collide or are no names.
+    """
+    service = Service(session, name, adapters or {}, limits)
+    files = _page_files() if page else {}
+    routes = [
+        Route("/v1/models", service.list_models),
+        Route("/v1/models/{name}", service.one_model),
+        Route("/v1/chat/completions", service.chat, methods=["POST"]),
+        Route("/v1/completions", service.complete, methods=["POST"]),
+        Route("/metrics", service.metrics),
+        Route("/health", _health),
+        *(Route(path, _file(content, kind)) for path, (content, kind) in files.items()),
+    ]
+    app = Starlette(routes=routes, exception_handlers={ApiError: _say, HTTPException: _say_http, Gone: _hang_up, Exception: _say})
+    app.router.redirect_slashes = False
+    return Gate(app, token, port, limits, frozenset({"/health", *files})), service.pool
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _file(content: bytes, kind: str) -> Callable[[Request], Any]:
+    async def answer(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return answer
+
+
+def _page_files() -> dict[str, tuple[bytes, str]]:
+    """Content and type of the page's files by their path; empty where the page is not installed."""
+    folder = resources.files("streamspec.serve") / "page"
+    found = {name: (folder / name, kind) for name, kind in PAGE.items() if (folder / name).is_file()}
+    files = {f"/page/{name}": (file.read_bytes(), kind) for name, (file, kind) in found.items()}
+    if "/page/index.html" in files:
+        files["/"] = files["/page/index.html"]
+    return files
+
+
+def _prompt(wish: Wish) -> Callable[[Session], Any]:
+    """What a session is given. Text for completions goes on as it is where the bundle's own format is a chat's."""
+
+    def of(session: Session) -> Any:
+        if isinstance(wish.prompt, str) and session.manifest.prompt_format.kind == "chat":
+            return list(session.tokenizer.encode(wish.prompt).ids)
+        return wish.prompt
+
+    return of
+
+
+async def _whole(answer: Answer, first: Chunk, chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
+    answer.push(first)
+    async for chunk in chunks:
+        answer.push(chunk)
+    return answer.whole()
+
+
+async def _events(answer: Answer, first: Chunk, chunks: AsyncIterator[Chunk]) -> AsyncIterator[bytes]:
+    yield _event(answer.push(first))
+    try:
+        async for chunk in chunks:
+            yield _event(answer.push(chunk))
+    except Exception as error:  # the status has been sent: an event has to say it
+        yield _event(_api_error(error).body)
+        return
+    if answer.usage:
+        yield _event(answer.usage_chunk())
+    yield b"data: [DONE]\n\n"
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _while_there(request: Request, work: Any) -> Any:
+    """The result of `work`, which is given up when the client goes. Raises Gone."""
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        for one in (task, leaving):
+            one.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _api_error(error: Exception) -> ApiError:
+    found = from_runtime(error)
+    if found is not error and found.code == "internal_error":
+        log.error("a generation failed", exc_info=error)
+    return found
+
+
+async def _say(request: Request, error: Exception) -> Response:
+    found = _api_error(error)
+    return JSONResponse(found.body, found.status, found.headers)
+
+
+async def _say_http(request: Request, error: Exception) -> Response:
+    """Of a path or method that has no route."""
+    assert isinstance(error, HTTPException)
+    message = {404: "no such path; expected one of docs/serve.md", 405: f"the method {request.method}; expected the other one"}
+    kind = SERVER if error.status_code >= 500 else "invalid_request_error"
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    found = ApiError(error.status_code, message.get(error.status_code, error.detail), code, kind=kind)
+    return JSONResponse(found.body, found.status, error.headers)
+
+
+async def _hang_up(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it

@@ -1,0 +1,59 @@
+"""Errors of the server in OpenAI's shape, and how the runtime's own become such.
+
+`{"error": {"message", "type", "param", "code"}}` with a status. Knows nothing about routes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamspec.errors import ConfigError, ContextOverflow, DataError, StreamspecError, one_line
+
+INVALID, SERVER = "invalid_request_error", "server_error"
+
+
+class ApiError(Exception):
+    """An answer with an error: HTTP `status`, one line of `message`, the `param` at fault and a stable `code`."""
+
+    def __init__(
+        self, status: int, message: str, code: str, param: str | None = None, kind: str = INVALID, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.kind = status, code, param, kind
+        self.message = one_line(message)
+        self.headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+        if retry_after is not None:
+            self.headers["retry-after"] = str(retry_after)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, code, param)
+
+
+def too_many(message: str) -> ApiError:
+    return ApiError(429, message, "queue_full", kind="rate_limit_error", retry_after=1)
+
+
+def closing() -> ApiError:
+    return ApiError(503, "the server is shutting down", "shutting_down", kind=SERVER, retry_after=5)
+
+
+def out_of_time(seconds: float) -> ApiError:
+    return ApiError(503, f"no session became free within {seconds:g} s; expected one; ask again later", "timeout", kind=SERVER, retry_after=1)
+
+
+def from_runtime(error: BaseException) -> ApiError:
+    """What the runtime raised: the request's fault is a 400 with the runtime's own line, anything else a 500 without details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ContextOverflow):
+        return ApiError(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, (DataError, ConfigError)):
+        return ApiError(400, str(error), error.code)
+    if isinstance(error, StreamspecError):
+        return ApiError(500, str(error), error.code, kind=SERVER)
+    return ApiError(500, "an error inside the server; see its log", "internal_error", kind=SERVER)

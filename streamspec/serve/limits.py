@@ -1,0 +1,40 @@
+"""What a request may cost: every bound of the server in one place. Knows nothing about how they are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from streamspec.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one server; docs/serve.md has them as a table. Raises ConfigError for one that is not above 0 (`queue`: below)."""
+
+    sessions: int = 4  # generations at once, each with a cache of its own
+    queue: int = 32  # requests that wait for one of them
+    timeout: float = 300.0  # seconds from a request's arrival to its end
+    max_tokens: int = 4096  # that one answer may ask for
+    default_tokens: int = 1024  # where a request says nothing
+    body: int = 1 << 20  # bytes of a request
+    header: int = 16 << 10  # bytes of its head
+    messages: int = 256
+    text: int = 1 << 19  # characters of all messages or of a prompt
+    stops: int = 4  # as OpenAI
+    stop_length: int = 256  # characters
+    grammar: int = 64 << 10  # bytes of a schema as JSON, characters of a regular expression or of all choices
+    connections: int = 128
+    head_seconds: float = 10.0  # to send a request's head
+    body_seconds: float = 20.0  # and its body
+    read_seconds: float = 20.0  # that a reader may stand still with the buffers full
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.name == "queue" else 1
+            if field.type == "float" and value > 0:
+                continue
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"{field.name} {value!r}", f"a number of at least {least}", f"correct {field.name}")
+
+
+DEFAULT = Limits()

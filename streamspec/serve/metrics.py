@@ -1,0 +1,38 @@
+"""The server's counters as text that Prometheus reads. Knows nothing about where they come from."""
+
+from __future__ import annotations
+
+from streamspec.serve.pool import Pool
+
+HELP = {
+    "requests_total": ("counter", "Generations by how they ended; refused: the queue was full."),
+    "sessions": ("gauge", "Sessions by what they do; unopened ones have used no memory yet."),
+    "waiting_requests": ("gauge", "Requests in the queue."),
+    "prompt_tokens_total": ("counter", "Tokens of prompts."),
+    "reused_tokens_total": ("counter", "Tokens of prompts that lay in a cache."),
+    "new_tokens_total": ("counter", "Tokens written."),
+    "steps_total": ("counter", "Verification steps."),
+    "step_tokens_total": ("counter", "Tokens that verification steps committed."),
+    "plain_steps_total": ("counter", "Calls that brought one token."),
+    "prefill_seconds_total": ("counter", "Time spent on prompts."),
+    "decode_seconds_total": ("counter", "Time spent on answers."),
+}
+
+
+def render(pool: Pool) -> str:
+    counts, slots = pool.counts, pool.slots
+    values: dict[str, dict[str, float]] = {
+        "requests_total": {f'result="{name}"': getattr(counts, name) for name in ("finished", "failed", "cancelled", "refused")},
+        "sessions": {
+            'state="busy"': sum(slot.busy for slot in slots),
+            'state="idle"': sum(not slot.busy and slot.session is not None for slot in slots),
+            'state="unopened"': sum(not slot.busy and slot.session is None for slot in slots),
+        },
+        "waiting_requests": {"": len(pool.waiting)},
+    }
+    lines = []
+    for name, (kind, said) in HELP.items():
+        lines += [f"# HELP streamspec_{name} {said}", f"# TYPE streamspec_{name} {kind}"]
+        for labels, value in values.get(name, {"": counts.totals.get(name.removesuffix("_total"), 0)}).items():
+            lines.append(f"streamspec_{name}{{{labels}}} {value}" if labels else f"streamspec_{name} {value}")
+    return "\n".join(lines) + "\n"

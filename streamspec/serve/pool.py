@@ -1,0 +1,234 @@
+"""A bounded number of sessions over one set of weights, and the requests that wait for one of them.
+
+A request gets the free session of its adapter whose cache holds most of its prompt; what waits is served in order of arrival. Lives in
+the event loop's thread; models run in threads of their own. Knows nothing about HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamspec.errors import StreamspecError
+from streamspec.runtime import Chunk, Session, Stream
+from streamspec.runtime.engine import shared_prefix
+from streamspec.serve.errors import closing, out_of_time, too_many
+from streamspec.serve.limits import Limits
+
+
+@dataclass
+class Slot:
+    """A place for a session, opened when it is first needed. `used`: when it last answered."""
+
+    session: Session | None = None
+    busy: bool = False
+    used: float = 0.0
+
+
+@dataclass
+class Counts:
+    """Since the start, for the metrics."""
+
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    totals: dict[str, float] = field(default_factory=dict)  # sums of `Stats`, by field
+
+
+class Job:
+    """One generation, waiting or running. Iterate `chunks`; `cancel` when nobody reads any more."""
+
+    def __init__(self, pool: Pool, adapter: str | None, prompt: Callable[[Session], Any], options: dict[str, Any], hint: list[int] | None) -> None:
+        self.pool, self.adapter, self.prompt, self.options, self.hint = pool, adapter, prompt, options, hint
+        self.arrived = time.perf_counter()
+        self.began: float | None = None
+        self.slot: Slot | None = None
+        self.tokenizer = pool.first.tokenizer
+        self._inbox: asyncio.Queue[Chunk | BaseException | None] = asyncio.Queue()
+        self._stream: Stream | None = None
+        self._cancelled = self._over = False
+
+    @property
+    def left(self) -> float:
+        """Seconds until the request's time is up."""
+        return self.arrived + self.pool.limits.timeout - time.perf_counter()
+
+    @property
+    def waited(self) -> float:
+        """Seconds before a session was free."""
+        return (self.began or time.perf_counter()) - self.arrived
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """Raises what the worker raised, or ApiError for a request that found no session in time or a server that closes."""
+        while True:
+            try:
+                async with asyncio.timeout(None if self.slot else max(self.left, 0)):
+                    got = await self._inbox.get()
+            except TimeoutError:
+                if self.slot is not None:  # it began just then
+                    continue
+                self.cancel()
+                raise out_of_time(self.pool.limits.timeout) from None
+            if isinstance(got, BaseException):
+                raise got
+            if got is None:
+                return
+            yield got
+
+    def cancel(self) -> None:
+        """Ends it wherever it is; after its end does nothing."""
+        if self._over or self._cancelled:
+            return
+        self._cancelled = True
+        if self.slot is None:
+            self._over = True
+            self.pool.forget(self)
+        elif self._stream is not None:  # else the thread will see it
+            self._stream.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends it with an error for its reader."""
+        self._inbox.put_nowait(error)
+        self.cancel()
+
+    def begin(self, slot: Slot) -> None:
+        self.slot, self.began = slot, time.perf_counter()
+        threading.Thread(target=self._work, args=(slot, asyncio.get_running_loop()), name="streamspec-generation", daemon=True).start()
+
+    def _work(self, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread of its own."""
+        last: Chunk | None = None
+        failure: BaseException | None = None
+        try:
+            if slot.session is None:
+                slot.session = self.pool.first.another()
+            session = slot.session
+            if session.adapter != self.adapter:
+                session.swap(self.adapter)
+            self._stream = session.stream(self.prompt(session), timeout=max(self.left, 0.001), **self.options)
+            if self._cancelled:  # it may have been before there was a stream to end
+                self._stream.cancel()
+            for last in self._stream:
+                _tell(loop, self._inbox.put_nowait, last)
+        except BaseException as error:
+            failure = error
+        _tell(loop, self._end, last, failure)
+
+    def _end(self, last: Chunk | None, failure: BaseException | None) -> None:
+        assert self.slot is not None
+        self._over = True
+        self._inbox.put_nowait(failure)
+        self.pool.release(self, self.slot, self._cancelled, last, failure)
+
+
+class Pool:
+    """`first`: the session that was loaded; others are opened beside it when they are needed."""
+
+    def __init__(self, first: Session, limits: Limits) -> None:
+        self.first, self.limits = first, limits
+        self.slots = [Slot(first), *(Slot() for _ in range(limits.sessions - 1))]
+        self.waiting: deque[Job] = deque()
+        self.jobs: set[Job] = set()
+        self.counts = Counts()
+        self.closed = False
+
+    def submit(self, adapter: str | None, prompt: Callable[[Session], Any], options: dict[str, Any], hint: list[int] | None = None) -> Job:
+        """A job under way or in the queue. `hint`: the prompt's tokens, to find the cache that holds most of them.
+
+        Raises ApiError: 429 where the queue is full, 503 while the server closes.
+        """
+        if self.closed:
+            raise closing()
+        if all(slot.busy for slot in self.slots) and len(self.waiting) >= self.limits.queue:
+            self.counts.refused += 1
+            raise too_many(f"{len(self.waiting)} requests wait already; expected fewer; ask again later")
+        job = Job(self, adapter, prompt, options, hint)
+        self.jobs.add(job)
+        self.waiting.append(job)
+        self._deal()
+        return job
+
+    def encode(self, adapter: str | None, prompt: Callable[[Session], Any]) -> list[int] | None:
+        """Tokens of a prompt as a session of that adapter sees them; None where there is none or it refuses. From any thread."""
+        for session in (slot.session for slot in self.slots):
+            if session is not None and session.adapter == adapter:
+                try:
+                    return session.encode(prompt(session))
+                except StreamspecError:  # the generation will say it
+                    return None
+        return None
+
+    def close(self) -> None:
+        """Ends every job, waiting or running, with an error for its reader."""
+        self.closed = True
+        for job in list(self.jobs):
+            job.fail(closing())
+
+    async def ended(self, seconds: float) -> None:
+        """Waits so long, at most, for every thread to end: after `close`."""
+        ends = time.monotonic() + seconds
+        while self.jobs and time.monotonic() < ends:
+            await asyncio.sleep(0.01)
+
+    def forget(self, job: Job) -> None:
+        """A job that never began."""
+        self.jobs.discard(job)
+        if job in self.waiting:
+            self.waiting.remove(job)
+            self.counts.cancelled += 1
+
+    def release(self, job: Job, slot: Slot, cancelled: bool, last: Chunk | None, failure: BaseException | None) -> None:
+        """A job's thread has ended."""
+        self.jobs.discard(job)
+        slot.busy, slot.used = False, time.monotonic()
+        counts = self.counts
+        if failure is not None:
+            counts.failed += 1
+        elif cancelled:
+            counts.cancelled += 1
+        else:
+            counts.finished += 1
+        if last is not None:
+            for name in SUMMED:
+                counts.totals[name] = counts.totals.get(name, 0) + getattr(last.stats, name)
+        self._deal()
+
+    def _deal(self) -> None:
+        while self.waiting and not self.closed and any(not slot.busy for slot in self.slots):
+            job = self.waiting.popleft()
+            slot = self._choose(job)
+            slot.busy = True
+            job.begin(slot)
+
+    def _choose(self, job: Job) -> Slot:
+        """Of the free sessions with the job's adapter the one that has most of the prompt, where that is nearly all of the prompt (asked again) or of
+        what it has (the conversation goes on). Else a new one: what merely begins alike may be gone on with yet. Else the one longest unused."""
+        free = [slot for slot in self.slots if not slot.busy]
+        same = [slot for slot in free if slot.session is not None and slot.session.adapter == job.adapter]
+        held = [(shared_prefix(_held(slot.session), job.hint or []), slot) for slot in same]
+        best, kept = max(held, key=lambda pair: pair[0], default=(0, None))
+        if kept is not None and best >= NEARLY_ALL * min(len(job.hint or []), len(_held(kept.session))) > 0:
+            return kept
+        empty = [slot for slot in same if not _held(slot.session)] or [slot for slot in free if slot.session is None]
+        return empty[0] if empty else min(same or free, key=lambda slot: slot.used)
+
+
+NEARLY_ALL = 0.75
+SUMMED = ("prompt_tokens", "reused_tokens", "new_tokens", "steps", "step_tokens", "plain_steps", "prefill_seconds", "decode_seconds")
+
+
+def _held(session: Session | None) -> list[int]:
+    """Tokens in a session's cache."""
+    return [] if session is None else session.engine.tokens  # type: ignore[attr-defined]
+
+
+def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *arguments: Any) -> None:
+    with suppress(RuntimeError):  # the loop has closed: nobody is left to tell
+        loop.call_soon_threadsafe(function, *arguments)

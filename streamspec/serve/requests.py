@@ -1,0 +1,292 @@
+"""Request bodies: which fields there are, of which type and range, and what they mean to the runtime.
+
+Unknown fields, and known ones with a value that is not done here, are refused by name. Types are strict: "1" is no number.
+Knows nothing about HTTP or sessions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from streamspec.checks import parse_json
+from streamspec.errors import ConfigError, DataError
+from streamspec.runtime import Grammar, Sampling
+from streamspec.serve.errors import ApiError, invalid
+from streamspec.serve.limits import Limits
+
+MAX_TOP_LOGPROBS = 20
+
+# Fields of OpenAI's API that are there with these values only, beside null; a client may send them all the same.
+ONLY: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": (), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
+    "tools": ([],), "tool_choice": ("none",), "functions": ([],), "function_call": ("none",), "parallel_tool_calls": (),
+    "modalities": (["text"],), "audio": (), "prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": (),
+    "service_tier": ("auto", "default"), "store": (False,), "metadata": ({},),
+}  # fmt: skip
+ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
+    "name": (), "refusal": (), "annotations": ([],), "audio": (), "function_call": (), "tool_calls": ([],),
+}  # fmt: skip
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+
+class Part(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+    def plain(self) -> dict[str, str]:
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class NamedSchema(Strict):
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None  # the schema is kept to either way
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class GrammarWish(Strict):
+    """Ours: `{"regex": "..."}` or `{"choice": ["...", ...]}`."""
+
+    regex: str | None = None
+    choice: list[str] | None = None
+
+
+class Common(Strict):
+    """What chats and completions share. `top_k`, `min_p`, `repetition_penalty`, `speculate` and `grammar` are ours."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    stop: str | list[str] | None = None
+    seed: int | None = Field(None, ge=0, lt=2**64)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    speculate: bool | None = None
+    grammar: GrammarWish | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None  # changes nothing, as the next two
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class ChatRequest(Common):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+
+
+TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
+
+
+class CompletionRequest(Common):
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    logprobs: int | None = Field(None, ge=0, le=5)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request in the runtime's terms. `prompt`: messages, text or token ids; `options`: of `Session.stream`."""
+
+    chat: bool
+    model: str
+    prompt: Any
+    options: dict[str, Any]
+    stream: bool
+    usage: bool  # at the end of a stream
+
+
+def read_chat(body: bytes, limits: Limits) -> Wish:
+    """Raises ApiError, status 400, naming the field."""
+    values = _object(body)
+    messages = values.get("messages")
+    if isinstance(messages, list):
+        values["messages"] = [
+            _without(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message for i, message in enumerate(messages)
+        ]
+    request = _parse(ChatRequest, _without(values, ONLY))
+    if len(request.messages) > limits.messages:
+        raise invalid(f"{len(request.messages)} messages; expected at most {limits.messages}", "messages", "too_large")
+    prompt = [message.plain() for message in request.messages]
+    _bounded(sum(len(message["content"]) for message in prompt), limits.text, "messages")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise invalid("top_logprobs without logprobs; expected logprobs: true beside it", "top_logprobs")
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise invalid("max_tokens and max_completion_tokens; expected one of them", "max_tokens")
+    tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
+    return _wish(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
+
+
+def read_completion(body: bytes, limits: Limits) -> Wish:
+    """Raises ApiError, status 400, naming the field."""
+    request = _parse(CompletionRequest, _without(_object(body), ONLY))
+    prompt: Any = request.prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+        if len(prompt) > 1:
+            raise invalid(f"{len(prompt)} prompts; expected one a request", "prompt")
+        prompt = prompt[0]
+    if not prompt:
+        raise invalid("an empty prompt; expected some text", "prompt")
+    _bounded(len(prompt), limits.text, "prompt")
+    return _wish(False, request, prompt, request.max_tokens, request.logprobs, limits)
+
+
+def _wish(chat: bool, request: Common, prompt: Any, tokens: int | None, logprobs: int | None, limits: Limits) -> Wish:
+    if tokens is not None and tokens > limits.max_tokens:
+        raise invalid(f"max_tokens {tokens}; expected at most {limits.max_tokens}", "max_tokens", "too_large")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options without a stream; expected stream: true beside it", "stream_options")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > limits.stops or any(not 0 < len(stop) <= limits.stop_length for stop in stops):
+        raise invalid(f"stop strings; expected at most {limits.stops}, each of 1 to {limits.stop_length} characters", "stop")
+    options: dict[str, Any] = {
+        "max_new_tokens": tokens or min(limits.default_tokens, limits.max_tokens),
+        "stop": stops,
+        "speculate": request.speculate is not False,
+        "sampling": _sampling(request),
+    }
+    grammar = _grammar(request, limits)
+    if grammar is not None:
+        options["grammar"] = grammar
+    if logprobs is not None:
+        options["logprobs"] = logprobs
+    usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+    return Wish(chat, request.model, prompt, options, bool(request.stream), usage)
+
+
+def _sampling(request: Common) -> Sampling:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    given = {name: value for name in names if (value := getattr(request, name)) is not None}
+    try:
+        return Sampling(**given)
+    except ConfigError as error:
+        raise invalid(str(error), error.found.split()[0]) from None
+
+
+def _grammar(request: Common, limits: Limits) -> Any:
+    """A `Grammar`, or None for free text."""
+    formatted, own = _format(request.response_format, limits), _own(request.grammar, limits)
+    if formatted and own:
+        raise invalid("grammar and response_format; expected one of them", "grammar")
+    if not formatted and not own:
+        return None
+    kind, param, values = (formatted or own)  # type: ignore[misc]
+    try:
+        return getattr(Grammar, kind)(*values)
+    except (ConfigError, DataError) as error:
+        raise invalid(str(error), param) from None
+
+
+_Made = tuple[str, str, tuple[Any, ...]] | None  # constructor of `Grammar`, the field it is asked for by, arguments
+
+
+def _format(wanted: ResponseFormat | None, limits: Limits) -> _Made:
+    if wanted is None:
+        return None
+    if (wanted.json_schema is None) == (wanted.type == "json_schema"):
+        raise invalid("response_format; expected json_schema with the type json_schema, and with no other", "response_format.json_schema")
+    if wanted.json_schema is None:
+        return None if wanted.type == "text" else ("json_object", "response_format", ())
+    param = "response_format.json_schema.schema"
+    _bounded(len(json.dumps(wanted.json_schema.schema_)), limits.grammar, param)
+    return "json_schema", param, (wanted.json_schema.schema_,)
+
+
+def _own(wanted: GrammarWish | None, limits: Limits) -> _Made:
+    if wanted is None:
+        return None
+    if (wanted.regex is None) == (wanted.choice is None):
+        raise invalid("grammar; expected one of regex and choice", "grammar")
+    if wanted.regex is not None:
+        _bounded(len(wanted.regex), limits.grammar, "grammar.regex")
+        return "regex", "grammar.regex", (wanted.regex,)
+    choices = wanted.choice or []
+    _bounded(sum(map(len, choices)) + len(choices), limits.grammar, "grammar.choice")
+    return "choice", "grammar.choice", (choices,)
+
+
+def _bounded(size: int, most: int, param: str) -> None:
+    if size > most:
+        raise invalid(f"{param} of {size} characters; expected at most {most}", param, "too_large")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        values = parse_json(body, "the request", DataError, "correct the request")
+    except DataError as error:
+        raise invalid(str(error), code="invalid_json") from None
+    if not isinstance(values, dict):
+        raise invalid("the request is no JSON object; expected one", code="invalid_json")
+    return values
+
+
+def _without(values: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], where: str = "") -> dict[str, Any]:
+    """`values` less the `fixed` fields, whose values have to be the ones done here, or null."""
+    for name in fixed.keys() & values.keys():
+        value, done = values[name], fixed[name]
+        if value is not None and not any(value == right and isinstance(value, bool) == isinstance(right, bool) for right in done):
+            expected = " or ".join(json.dumps(right) for right in (*done, None))
+            raise invalid(f"{where}{name} is not supported; expected {expected}", f"{where}{name}", "unsupported_value")
+    return {name: value for name, value in values.items() if name not in fixed}
+
+
+Request = TypeVar("Request", bound=Strict)
+
+
+def _parse(kind: type[Request], values: dict[str, Any]) -> Request:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _first(error, values) from None
+
+
+def _first(error: ValidationError, values: Any) -> ApiError:
+    """The deepest fault, an unknown field before others, by its path in the request."""
+    faults = [(fault, _path(fault, values)) for fault in error.errors(include_url=False, include_context=False)]
+    unknown = [found for found in faults if found[0]["type"] == "extra_forbidden"]
+    fault, path = max(unknown or faults, key=lambda found: len(found[1]))
+    param = ".".join(path) or None
+    if unknown:
+        return invalid(f"unknown field {param}; expected fields of docs/serve.md", param, "unknown_field")
+    if fault["type"] == "missing":
+        return invalid(f"no {param}; expected the field", param, "missing_field")
+    return invalid(f"{param}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", param)
+
+
+def _path(fault: Any, values: Any) -> list[str]:
+    """Where in the request a fault lies; names of alternatives, which pydantic has in between, left out."""
+    path: list[str] = []
+    for key in fault["loc"]:
+        inside = key in values if isinstance(values, dict) else isinstance(values, list) and isinstance(key, int)
+        if inside or (fault["type"] == "missing" and key == fault["loc"][-1]):
+            path.append(str(key))
+            values = values[key] if inside else None
+    return path

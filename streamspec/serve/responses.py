@@ -1,0 +1,137 @@
+"""OpenAI's response objects, made of a session's chunks. Knows nothing about HTTP or about waiting."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from streamspec.runtime import Chunk, Logprob
+from streamspec.serve.pieces import Piece, Pieces
+
+REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
+
+
+class Answer:
+    """One answer in the making: `push` every chunk in turn, streamed or not."""
+
+    def __init__(self, chat: bool, model: str, adapter: str | None, tokenizer: Any, usage: bool = False) -> None:
+        """`usage`: whether every chunk of the stream has the field, and another one follows them."""
+        self.chat, self.model, self.adapter, self.tokenizer, self.usage = chat, model, adapter, tokenizer, usage
+        self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
+        self.created = int(time.time())
+        self.waited = 0.0  # seconds for a session
+        self._pieces = Pieces(tokenizer)
+        self._text: list[str] = []
+        self._logprobs: list[Logprob] | None = None
+        self._drafted = self._offset = 0
+        self._last: Chunk | None = None
+
+    def push(self, chunk: Chunk) -> dict[str, Any]:
+        """The object to send for it in a stream."""
+        first, self._last = self._last is None, chunk
+        self._text.append(chunk.text)
+        self._drafted += sum(chunk.drafted)
+        pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
+        logprobs = None
+        if chunk.logprobs is not None:
+            self._logprobs = [*(self._logprobs or []), *chunk.logprobs]
+            logprobs = self._spell(chunk.logprobs)
+        said = _of_call(chunk, pieces)
+        reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
+        if reason is not None:
+            said |= self.record()
+        body = self._choice({"delta": ({"role": "assistant"} if first else {}) | {"content": chunk.text}}, chunk.text, logprobs, reason)
+        return self._frame("chat.completion.chunk", [body], None) | {"streamspec": said}
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """What ends a stream that was asked for its usage."""
+        return self._frame("chat.completion.chunk", [], self._usage())
+
+    def whole(self) -> dict[str, Any]:
+        """The response that is no stream, once the last chunk was pushed."""
+        assert self._last is not None and self._last.finish_reason is not None
+        text = "".join(self._text)
+        self._offset = 0
+        logprobs = None if self._logprobs is None else self._spell(self._logprobs)
+        message = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        body = self._choice(message, text, logprobs, REASONS[self._last.finish_reason])
+        self.usage = True
+        return self._frame("chat.completion", [body], self._usage()) | {"streamspec": self.record()}
+
+    def record(self) -> dict[str, Any]:
+        """What speculation did (docs/serve.md)."""
+        assert self._last is not None
+        stats = self._last.stats
+        return {
+            "speculation": stats.speculation,
+            "steps": stats.steps,
+            "plain_steps": stats.plain_steps,
+            "tokens_per_step": round(stats.tau, 3),
+            "new_tokens": stats.new_tokens,
+            "drafted_tokens": self._drafted,
+            "tokens_per_second": round(stats.tokens_per_second, 2),
+            "queue_ms": _ms(self.waited),
+            "prefill_ms": _ms(stats.prefill_seconds),
+            "decode_ms": _ms(stats.decode_seconds),
+            "prompt_tokens": stats.prompt_tokens,
+            "reused_tokens": stats.reused_tokens,
+            "finish_reason": self._last.finish_reason,
+            "adapter": self.adapter,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        assert self._last is not None
+        stats = self._last.stats
+        return {
+            "prompt_tokens": stats.prompt_tokens,
+            "completion_tokens": stats.new_tokens,
+            "total_tokens": stats.prompt_tokens + stats.new_tokens,
+            "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
+        }
+
+    def _frame(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        kind = kind if self.chat else "text_completion"
+        frame = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return frame | {"usage": usage} if self.usage else frame
+
+    def _choice(self, chat: dict[str, Any], text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        return {"index": 0} | (chat if self.chat else {"text": text}) | {"logprobs": logprobs, "finish_reason": reason}
+
+    def _spell(self, found: list[Logprob]) -> dict[str, Any]:
+        """Log-probabilities in the shape of the two APIs."""
+        if self.chat:
+            return {"content": [self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]} for entry in found]}
+        tokens = [self._name(entry.token) for entry in found]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        # of tokens that are spelt alike the likeliest one stays
+        tops = [{self._name(token): value for token, value in reversed(entry.top)} for entry in found]
+        return {"tokens": tokens, "token_logprobs": [entry.logprob for entry in found], "top_logprobs": tops, "text_offset": offsets}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        name = self._name(token)
+        whole = "\ufffd" not in name  # else a part of a character, whose bytes the tokenizer does not tell
+        return {"token": name, "logprob": logprob, "bytes": list(name.encode()) if whole else None}
+
+    def _name(self, token: int) -> str:
+        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
+
+def _of_call(chunk: Chunk, pieces: list[Piece]) -> dict[str, Any]:
+    stats = chunk.stats
+    return {
+        "tokens": [piece.text for piece in pieces],
+        "drafted": [piece.drafted for piece in pieces],
+        "rows": stats.rows if chunk.token_ids else 0,
+        "committed": len(chunk.token_ids),
+        "accepted": sum(chunk.drafted),
+        "tokens_per_second": round(stats.tokens_per_second, 2),
+        "tokens_per_step": round(stats.tau, 3),
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)

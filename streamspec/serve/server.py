@@ -1,0 +1,188 @@
+"""Runs the application on a socket of its own: loopback only, slow and idle connections ended, a clean way out.
+
+Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from streamspec.errors import ConfigError
+from streamspec.runtime import Session, load
+from streamspec.serve.app import create_app
+from streamspec.serve.limits import DEFAULT, Limits
+from streamspec.serve.pool import Pool
+
+HOSTS = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
+SHORTEST_TOKEN = 8
+BACKLOG = 64
+GRACE = 0.5  # seconds that cancelled generations have to end in
+
+
+class Server:
+    """A server on loopback over a loaded session. `run` blocks until `stop` or a signal; `url` and `token` are known before."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8080,
+        token: str | None = None,
+        name: str = "streamspec",
+        adapters: dict[str, str | Path] | None = None,
+        limits: Limits = DEFAULT,
+        page: bool = True,
+    ) -> None:
+        """`port` 0: a free one. `token` None: a new one. The rest as `create_app`.
+
+        Raises ConfigError for a host that is not loopback or a token that is too short or cannot be sent, OSError for a port that is taken.
+        """
+        if host not in HOSTS:
+            raise ConfigError(f"host {host}", "127.0.0.1, localhost or ::1: the server is for this machine alone", "forward a port to it if another one has to reach it")
+        self.token = secrets.token_urlsafe(24) if token is None else token
+        if len(self.token) < SHORTEST_TOKEN or not all("!" <= char <= "~" for char in self.token):
+            raise ConfigError("the token", f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks", "choose another, or leave it out for a new one")
+        self.socket = socket.socket(HOSTS[host])
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.bind((host, port))
+            self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
+            self.port: int = self.socket.getsockname()[1]
+            self.url = f"http://{'[::1]' if host == '::1' else host}:{self.port}"
+            app, self.pool = create_app(session, token=self.token, port=self.port, name=name, adapters=adapters, limits=limits, page=page)
+        except BaseException:
+            self.socket.close()
+            raise
+        config = uvicorn.Config(
+            app, loop="asyncio", http=_bounded(limits), ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+            proxy_headers=False, server_header=False, date_header=False, backlog=BACKLOG, h11_max_incomplete_event_size=limits.header, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self._uvicorn = _Uvicorn(config, self.pool)
+
+    @property
+    def ready(self) -> bool:
+        return self._uvicorn.started
+
+    def run(self) -> None:
+        """Serves until `stop`, SIGINT or SIGTERM; the signals only in the main thread, and their usual effect follows."""
+        self._uvicorn.run(sockets=[self.socket])
+
+    def stop(self) -> None:
+        """From any thread: ends every generation with an error to its client, then `run`, within a second."""
+        self._uvicorn.leave()
+
+
+def serve(
+    bundle: str | Path,
+    *,
+    port: int = 8080,
+    token: str | None = None,
+    name: str | None = None,
+    adapters: list[str | Path] | None = None,
+    limits: Limits = DEFAULT,
+    page: bool = True,
+    host: str = "127.0.0.1",
+    ready: Callable[[Server], None] | None = None,
+    **options: Any,
+) -> None:
+    """Loads a bundle (`options`: of `load`) and serves it until a signal comes. `name`: the model id of the base, by default the bundle's
+    folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is called before it begins to serve."""
+    session = load(bundle, **options)
+    chosen = session.adapters if adapters is None else adapters
+    for adapter in adapters or ():  # each is tried: a wrong one is to be said now
+        session.swap(adapter)
+    if adapters:
+        session.swap(None)
+    offered = {Path(adapter).name: adapter for adapter in chosen}
+    if len(offered) != len(chosen):
+        raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
+    server = Server(session, host=host, port=port, token=token, name=name or Path(bundle).resolve().name, adapters=offered, limits=limits, page=page)
+    if ready is not None:
+        ready(server)
+    server.run()
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn's server, but asleep while nothing happens, and with a pool to close first."""
+
+    def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
+        super().__init__(config)
+        self.pool = pool
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            await self._leaving.wait()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has left already
+                self._loop.call_soon_threadsafe(self._leaving.set)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.leave()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.pool.close()
+        await super().shutdown(sockets)
+        await self.pool.ended(GRACE)
+
+
+def _bounded(limits: Limits) -> type[H11Protocol]:
+    """uvicorn's protocol with ends to what a client may draw out: its head, and reading its answer."""
+
+    class Bounded(H11Protocol):
+        _head: asyncio.TimerHandle | None = None  # runs until a request's head is there
+        _reading: asyncio.TimerHandle | None = None  # runs while the client leaves its answer unread
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                transport.abort()
+            self._head = self.loop.call_later(limits.head_seconds, transport.abort)
+
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.cycle is not None and self._head is not None:  # the gate looks after the body
+                self._head.cancel()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            for timer in (self._head, self._reading):
+                if timer is not None:
+                    timer.cancel()
+            super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._must_read()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._reading is not None:
+                self._reading.cancel()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._must_read()  # what is left in the buffers
+
+        def _must_read(self) -> None:
+            if self._reading is not None:
+                self._reading.cancel()
+            self._reading = self.loop.call_later(limits.read_seconds, self.transport.abort)
+
+    return Bounded

@@ -1,0 +1,73 @@
+"""A server in a thread over fake sessions, and clients of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from streamspec.serve import Limits, Server
+from tests.serve.fake import FakeSession, Shared
+
+TOKEN = "a-token-of-the-tests"
+
+
+class Running:
+    """A server that runs in a thread. `shared` steers its fake sessions."""
+
+    def __init__(self, session: Any, shared: Shared | None = None, **options: Any) -> None:
+        self.shared = shared
+        self.server = Server(session, **{"port": 0, "token": TOKEN, "name": "base"} | options)
+        self.url = self.server.url
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        while not self.server.ready:
+            time.sleep(0.005)
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": TOKEN, "max_retries": 0, "timeout": 20} | options)
+
+    def http(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {TOKEN}"} | headers, timeout=20)
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[..., Running]]:
+    """`running(step=0.01, limits=Limits(...), ...)`: a server of fake sessions, whose model says the prompt's last word again and again."""
+    made: list[Running] = []
+
+    def make(step: float = 0.0, still: bool = False, session: Any = None, **options: Any) -> Running:
+        shared = Shared(step)
+        if not still:
+            shared.gate.set()
+        given = {"limits": Limits(**options.pop("limits", {})), "adapters": {"alpha": "alpha", "beta": "beta"}} | options
+        made.append(Running(session or FakeSession(shared), shared, **given))
+        return made[-1]
+
+    yield make
+    for server in made:
+        if server.shared is not None:
+            server.shared.gate.set()
+        server.stop()
+
+
+def until(true: Callable[[], Any], seconds: float = 5.0) -> None:
+    """Waits for something to become true, or fails."""
+    ends = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < ends, "it did not come"
+        time.sleep(0.005)
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]

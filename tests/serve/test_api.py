@@ -1,0 +1,262 @@
+"""The API with the real `openai` client over fake sessions: shapes, streams, errors, the queue, disconnects, the way out."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from streamspec.errors import AdapterError, ConfigError
+from streamspec.serve import Server
+from tests.serve.conftest import TOKEN, Running, until, user
+from tests.serve.fake import FakeSession, Shared
+from tests.serve.test_gate import head
+
+Make = Callable[..., Running]
+
+
+def ask(client: openai.OpenAI, text: str = "say word", model: str = "base", **fields: Any) -> Any:
+    return client.chat.completions.create(**{"model": model, "messages": user(text), "max_tokens": 9} | fields)
+
+
+def test_models_are_the_bundle_and_its_adapters(running: Make) -> None:
+    client = running().client()
+    assert [model.id for model in client.models.list()] == ["base", "alpha", "beta"]
+    assert client.models.retrieve("alpha").owned_by == "streamspec"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("gamma")
+    assert caught.value.code == "model_not_found" and caught.value.param == "model"
+
+
+def test_a_chat(running: Make) -> None:
+    answer = ask(running().client())
+    assert answer.choices[0].message.content == "word word" and answer.choices[0].message.role == "assistant" and answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens, answer.usage.prompt_tokens_details.cached_tokens) == (8, 9, 17, 0)
+    said = answer.streamspec
+    assert said["steps"] == 4 and said["tokens_per_step"] == 2 and said["new_tokens"] == 9 and said["drafted_tokens"] == 4 and said["finish_reason"] == "length" and said["adapter"] is None
+    assert {"speculation", "plain_steps", "tokens_per_second", "queue_ms", "prefill_ms", "decode_ms", "prompt_tokens", "reused_tokens"} <= said.keys()
+
+
+def test_a_completion(running: Make) -> None:
+    answer = running().client().completions.create(model="alpha", prompt="say this", max_tokens=6)
+    assert answer.choices[0].text == "this t" and answer.object == "text_completion" and answer.streamspec["adapter"] == "alpha"
+    chunks = list(running().client().completions.create(model="alpha", prompt="say this", max_tokens=6, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "this t" and chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_a_stream_says_of_every_call_what_was_drafted(running: Make) -> None:
+    chunks = list(ask(running().client(), stream=True, stream_options={"include_usage": True}))
+    *calls, usage = chunks
+    assert "".join(chunk.choices[0].delta.content for chunk in calls) == "word word" and calls[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in calls] == [None] * 4 + ["length"] and len({chunk.id for chunk in chunks}) == 1
+    assert usage.choices == [] and usage.usage.completion_tokens == 9 and all(chunk.usage is None for chunk in calls)
+    for chunk in calls:
+        assert "".join(chunk.streamspec["tokens"]) == chunk.choices[0].delta.content and len(chunk.streamspec["tokens"]) == len(chunk.streamspec["drafted"])
+    assert [chunk.streamspec["rows"] for chunk in calls] == [0, 4, 4, 4, 4] and [chunk.streamspec["accepted"] for chunk in calls] == [0, 1, 1, 1, 1]
+    assert calls[1].streamspec["drafted"] == [True, False] and calls[1].streamspec["committed"] == 2 and "steps" not in calls[1].streamspec
+    assert calls[-1].streamspec["steps"] == 4 and calls[-1].streamspec["finish_reason"] == "length"
+
+
+def test_without_include_usage_a_stream_has_none(running: Make) -> None:
+    with running().http() as client:
+        text = client.post("/v1/chat/completions", json={"model": "base", "messages": user("say word"), "stream": True}).text
+    events = text.split("\n\n")
+    assert events[-1] == "" and events[-2] == "data: [DONE]" and all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-2])
+
+
+def test_the_adapter_is_the_model_that_was_asked_for(running: Make) -> None:
+    server = running(limits={"sessions": 2})
+    client = server.client()
+    for model in ("alpha", "base", "beta", "alpha", "alpha", "base"):
+        assert ask(client, model=model).streamspec["adapter"] == (None if model == "base" else model)
+    assert {slot.session.adapter for slot in server.server.pool.slots if slot.session} == {"alpha", None}
+
+
+def test_a_conversation_finds_its_cache_also_beside_others(running: Make) -> None:
+    server = running(limits={"sessions": 3})
+    client = server.client()
+    talks = {name: [*user(f"tell me of {name}")] for name in ("ants", "bees", "cats")}
+    known = dict.fromkeys(talks, 0)
+    for _ in range(3):
+        for name, talk in talks.items():
+            answer = client.chat.completions.create(model="base", messages=talk, max_tokens=5)
+            assert answer.usage.prompt_tokens_details.cached_tokens >= known[name]
+            known[name] = answer.usage.prompt_tokens
+            talk += [{"role": "assistant", "content": answer.choices[0].message.content}, *user(f"more {name}")]
+    assert server.shared and server.shared.swaps == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "raised", "code"),
+    [
+        ({"model": "gamma"}, openai.NotFoundError, "model_not_found"), ({"n": 2}, openai.BadRequestError, "unsupported_value"), ({"extra_body": {"foo": 1}}, openai.BadRequestError, "unknown_field"),
+        ({"messages": user("x" * 5000)}, openai.BadRequestError, "context_length_exceeded"), ({"stop": ["refuse"]}, openai.BadRequestError, "config"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_the_clients_own(running: Make, fields: dict[str, Any], raised: type[openai.APIStatusError], code: str, stream: bool) -> None:
+    server = running()
+    with pytest.raises(raised) as caught:
+        ask(server.client(), stream=stream, **fields)
+    assert caught.value.code == code and caught.value.type == "invalid_request_error"
+    until(lambda: not server.server.pool.jobs)
+    assert ask(server.client()).choices[0].message.content == "word word"
+
+
+def test_a_wrong_token_is_the_clients_authentication_error(running: Make) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        ask(running().client(api_key="a-wrong-one"))
+
+
+def test_an_error_in_a_running_stream_is_its_last_event(running: Make) -> None:
+    server = running()
+    assert server.shared
+    server.shared.fails = RuntimeError("secret detail")
+    with pytest.raises(openai.APIError, match="inside the server") as caught:
+        list(ask(server.client(), stream=True))
+    assert caught.value.code == "internal_error" and "secret" not in str(caught.value.body)
+    with pytest.raises(openai.InternalServerError):
+        ask(server.client())
+    server.shared.fails = AdapterError("alpha is damaged")
+    with pytest.raises(openai.InternalServerError, match="alpha is damaged"):
+        ask(server.client())
+    server.shared.fails = None
+    assert ask(server.client()).choices[0].message.content == "word word"
+
+
+def test_the_queue_is_bounded_in_order_and_says_when_to_come_back(running: Make) -> None:
+    server = running(still=True, limits={"sessions": 2, "queue": 3})
+    pool, shared = server.server.pool, server.shared
+    assert shared
+    with ThreadPoolExecutor(8) as threads:
+        answers = []
+        for i in range(5):
+            answers.append(threads.submit(ask, server.client(), f"say number{i}", max_tokens=2))
+            until(lambda i=i: len(pool.jobs) == i + 1)
+        assert len(pool.waiting) == 3
+        with pytest.raises(openai.RateLimitError) as caught:
+            ask(server.client())
+        assert caught.value.response.headers["retry-after"] == "1" and caught.value.code == "queue_full"
+        metrics = server.http().get("/metrics").text
+        assert 'streamspec_requests_total{result="refused"} 1\n' in metrics and "streamspec_waiting_requests 3\n" in metrics and 'streamspec_sessions{state="busy"} 2\n' in metrics
+        shared.gate.set()
+        assert [answer.result(5).choices[0].message.content for answer in answers] == ["nu"] * 5
+    assert shared.asked[2:] == ["number2", "number3", "number4"] and shared.most == 2
+
+
+def test_a_request_that_finds_no_session_in_time_is_told_so(running: Make) -> None:
+    server = running(limits={"sessions": 1, "timeout": 1})
+    assert server.shared
+    server.shared.swapping = 2.0
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(ask, server.client(), model="alpha")
+        until(lambda: server.server.pool.jobs)
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(server.client())
+        assert caught.value.status_code == 503 and caught.value.code == "timeout"
+        first.result(5)
+
+
+def test_an_answer_that_takes_too_long_ends_with_what_there_is(running: Make) -> None:
+    answer = ask(running(step=0.05, limits={"timeout": 1}).client(), max_tokens=200)
+    assert answer.choices[0].finish_reason == "length" and answer.streamspec["finish_reason"] == "timeout"
+    assert answer.choices[0].message.content.startswith("word w") and 10 < answer.usage.completion_tokens < 60
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("still", [False, True])
+def test_a_client_that_goes_frees_its_session(running: Make, stream: bool, still: bool) -> None:
+    """Also while the prompt is read (`still`), and those that wait."""
+    server = running(step=0.01, still=still, limits={"sessions": 1})
+    pool = server.server.pool
+    body = json.dumps({"model": "base", "messages": user("say word"), "stream": stream, "max_tokens": 4000}).encode()
+    request = head(server, "POST", "/v1/chat/completions") + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    clients = [socket.create_connection(("127.0.0.1", server.server.port)) for _ in range(3)]
+    for client in clients:
+        client.sendall(request)
+    until(lambda: len(pool.waiting) == 2)
+    for client in reversed(clients):
+        client.close()
+    until(lambda: not pool.waiting)
+    assert server.shared
+    server.shared.gate.set()
+    until(lambda: not pool.jobs and not server.shared.running, 2)
+    assert pool.counts.cancelled == 3 and pool.counts.finished == 0
+    assert ask(server.client()).choices[0].message.content == "word word"
+
+
+def test_two_clients_at_once_are_served_alike(running: Make) -> None:
+    server = running(step=0.005, limits={"sessions": 2})
+
+    def times(word: str) -> list[float]:
+        return [time.monotonic() for _ in ask(server.client(), f"say {word}", stream=True, max_tokens=100)]
+
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(times, ("one", "two"))
+    assert max(one[0], two[0]) < min(one[-1], two[-1]) and abs(one[-1] - two[-1]) < 0.5 * (one[-1] - one[0])
+
+
+def test_one_client_with_many_requests_does_not_push_in(running: Make) -> None:
+    """Whoever came first is served first, however many come after."""
+    server = running(still=True, limits={"sessions": 1, "queue": 20})
+    assert server.shared
+    with ThreadPoolExecutor(12) as threads:
+        for i in range(12):
+            threads.submit(ask, server.client(), f"say {'late' if i == 5 else 'many'}{i}", max_tokens=2)
+            until(lambda i=i: len(server.server.pool.jobs) == i + 1)
+        server.shared.gate.set()
+    assert [said[4:] for said in server.shared.asked] == [str(i) for i in range(12)]
+
+
+@pytest.mark.parametrize("still", [False, True])
+def test_stopping_ends_everything_within_a_second_and_tells_the_clients(running: Make, still: bool) -> None:
+    server = running(step=0.01, still=still, limits={"sessions": 2})
+    raised: list[Any] = []
+
+    def talk(stream: bool) -> None:
+        try:
+            answer = ask(server.client(), stream=stream, max_tokens=4000)
+            raised.append(list(answer) if stream else answer)
+        except openai.APIError as error:
+            raised.append(error)
+
+    clients = [threading.Thread(target=talk, args=(i % 2 == 0,)) for i in range(4)]
+    for client in clients:
+        client.start()
+    until(lambda: len(server.server.pool.jobs) == 4)
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 1.2
+    for client in clients:
+        client.join(2)
+    assert len(raised) == 4 and all(isinstance(error, openai.APIError) and "shutting down" in str(error) for error in raised)
+    with pytest.raises(httpx.ConnectError):
+        server.http().get("/health")
+
+
+def test_a_port_that_is_taken_and_names_that_collide_are_refused() -> None:
+    server = Server(FakeSession(Shared()), port=0, token=TOKEN)
+    with pytest.raises(OSError):
+        Server(FakeSession(Shared()), port=server.port, token=TOKEN)
+    server.socket.close()
+    with pytest.raises(ConfigError, match="--name"):
+        Server(FakeSession(Shared()), port=0, token=TOKEN, name="alpha", adapters={"alpha": "alpha"})
+    with pytest.raises(ConfigError, match="a model named"):
+        Server(FakeSession(Shared()), port=0, token=TOKEN, name="a b")
+
+
+def test_an_idle_server_counts_what_it_did(running: Make) -> None:
+    server = running()
+    ask(server.client())
+    metrics = server.http().get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    for line in ('streamspec_requests_total{result="finished"} 1', "streamspec_new_tokens_total 9", "streamspec_steps_total 4", "streamspec_prompt_tokens_total 8", 'streamspec_sessions{state="unopened"} 3'):
+        assert f"\n{line}\n" in metrics.text

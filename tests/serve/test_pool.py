@@ -1,0 +1,52 @@
+"""Which session a request gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamspec.serve.limits import Limits
+from streamspec.serve.pool import Job, Pool, Slot
+from tests.serve.fake import FakeSession, Shared
+
+SHARED = Shared()
+
+
+def session(tokens: str, adapter: str | None = None) -> Any:
+    made = FakeSession(SHARED, adapter)
+    made.engine.tokens = list(tokens.encode())
+    return made
+
+
+def choose(slots: list[Slot], prompt: str, adapter: str | None = None) -> int:
+    pool = Pool(session(""), Limits(sessions=len(slots)))
+    pool.slots = slots
+    slot = pool._choose(Job(pool, adapter, lambda session: prompt, {}, list(prompt.encode())))
+    return slots.index(slot)
+
+
+@pytest.mark.parametrize(
+    ("held", "prompt", "chosen"),
+    [
+        (["abcdef", "abcxyz", ""], "abcdefgh", 0),  # a conversation goes on
+        (["abcdef", "abcxyz", ""], "abcxyzuvw", 1),
+        (["abcdefghijklmnop", ""], "abcd", 0),  # the same prompt again
+        (["abcdefgh", "abcdxxxx", ""], "abcdzzzz", 2),  # another conversation under the same system prompt
+        (["abcdefgh", None], "qrst", 1),  # a session is opened
+        (["abcdefgh", "", None], "qrst", 1),  # rather an empty one
+        (["abcdefgh", "ijkl"], "qrst", 0),  # the one longest unused
+        (["", None], "qrst", 0),
+    ],
+)
+def test_a_request_gets_the_cache_that_knows_it(held: list[str | None], prompt: str, chosen: int) -> None:
+    slots = [Slot(None if tokens is None else session(tokens), used=i) for i, tokens in enumerate(held)]
+    assert choose(slots, prompt) == chosen
+
+
+def test_busy_sessions_and_those_of_other_adapters_are_left_alone() -> None:
+    slots = [Slot(session("abcdef"), busy=True, used=0), Slot(session("abcdef", "alpha"), used=1), Slot(session("xyz"), used=2)]
+    assert choose(slots, "abcdefgh") == 2 and choose(slots, "abcdefgh", "alpha") == 1
+    assert choose(slots, "abcdefgh", "beta") == 1  # no session has it: the one longest unused
+    slots.append(Slot())
+    assert choose(slots, "abcdefgh", "beta") == 3
