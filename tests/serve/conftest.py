@@ -22,6 +22,7 @@ class Running:
 
     def __init__(self, session: Any, shared: Shared | None = None, **options: Any) -> None:
         self.shared = shared
+        self._client: openai.OpenAI | None = None
         self.server = Server(session, **{"port": 0, "token": TOKEN, "name": "base"} | options)
         self.url = self.server.url
         self.thread = threading.Thread(target=self.server.run)
@@ -30,6 +31,9 @@ class Running:
             time.sleep(0.005)
 
     def client(self, **options: Any) -> openai.OpenAI:
+        if not options:
+            self._client = self._client or self.client(timeout=20)
+            return self._client
         return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": TOKEN, "max_retries": 0, "timeout": 20} | options)
 
     def http(self, **headers: str) -> httpx.Client:

@@ -253,7 +253,7 @@ def test_a_token_that_is_given_is_not_printed(bundle: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--host", "0.0.0.0"], "this machine alone"), (["--token", "x"], "the token"), (["--use", "gamma"], "not swappable"), (["--name", "a b"], "a model named")],
+    [(["--host", "0.0.0.0"], "this machine alone"), (["--token", "x"], "the token"), (["--use", "gamma"], "adapter merged"), (["--name", "a b"], "a model named")],
 )
 def test_wrong_options_are_one_line(bundle: Path, tmp_path: Path, options: list[str], says: str) -> None:
     served = Process(bundle, *options, STREAMSPEC_CACHE=str(tmp_path))
