@@ -18,7 +18,7 @@ from playwright.sync_api import Page, sync_playwright
 from streamspec.runtime import load
 from streamspec.serve import Server
 
-QUESTIONS = ["What is a good way to start learning how to draw?", "Write a short letter to my neighbour about the tree in the garden."]
+QUESTIONS = ["What is the capital of France, and what is it known for?", "What is photosynthesis?"]
 
 
 def main() -> None:

@@ -72,7 +72,8 @@ export class Answer {
 
   #token(text, drafted) {
     if (!text) return;
-    const token = make("span", drafted ? "token drafted" : "token", text);
+    const token = make("span", drafted ? "token drafted" : "token", drafted ? text.match(/^\s*/)[0] : text);
+    if (drafted) token.append(make("span", "ink", text.trimStart())); // a mark begins with the word, not with the space before it
     token.dataset.step = this.steps.length; // 0: the call that read the prompt
     this.body.append(token);
   }
@@ -81,11 +82,11 @@ export class Answer {
     if (!this.tokens) return [];
     const plural = this.tokens === 1 ? "token" : "tokens";
     return [
-      `${this.tokens} ${plural}, ${this.drafted} of them drafted`,
+      `${this.tokens} ${plural}, ${this.drafted} drafted`,
       this.rate && `${this.rate.toFixed(1)} tokens/s`,
       this.tau !== null && `${this.tau.toFixed(2)} per step`,
       `first after ${seconds(this.first)}`,
-      this.record && `${this.known} prompt tokens from cache`,
+      this.record && `prompt: ${this.known} cached`,
     ];
   }
 }
