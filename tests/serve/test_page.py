@@ -185,7 +185,7 @@ def test_without_speculation_nothing_is_marked_and_the_text_is_the_same(server: 
 
 def test_the_adapter_is_the_one_that_was_chosen(server: Running, visit: Open, sent: list[dict[str, Any]]) -> None:
     page = visit(server)
-    assert page.get_by_label("Model").locator("option").all_text_contents() == ["base", "chatty", "terse"]
+    until(lambda: page.get_by_label("Model").locator("option").all_text_contents() == ["base", "chatty", "terse"])
     answers = {}
     for name in ("base", "terse", "chatty"):
         pick(page, name)
@@ -197,7 +197,7 @@ def test_the_adapter_is_the_one_that_was_chosen(server: Running, visit: Open, se
     assert answers["terse"] != answers["chatty"] and all(answers.values())
 
 
-@pytest.mark.parametrize("how", ["button", "key", "new conversation"])
+@pytest.mark.parametrize("how", ["button", "key", "new conversation", "page closed"])
 def test_stop_ends_the_generation_at_once_and_the_session_is_free(running: Make, visit: Open, how: str) -> None:
     server = running(step=0.03, limits={"sessions": 1}, adapters={})
     page = visit(server)
@@ -207,16 +207,30 @@ def test_stop_ends_the_generation_at_once_and_the_session_is_free(running: Make,
     began = time.monotonic()
     if how == "key":
         page.keyboard.press("Escape")
+    elif how == "page closed":
+        page.close()
     else:
         page.get_by_role("button", name="Stop" if how == "button" else "New conversation").click()
     until(lambda: not server.server.pool.jobs, 1.0)
     assert time.monotonic() - began < 1
-    if how == "new conversation":
+    if how == "page closed":
+        page = visit(server)
+    elif how == "new conversation":
         assert page.locator(".turn").count() == 0
     else:
         assert page.locator(".note").text_content().startswith("stopped · ") and said(page).startswith("word")
     converse(page, "say next", 9)
     assert said(page) == "next next"
+
+
+def test_a_turn_that_was_stopped_before_its_first_token_is_none(running: Make, visit: Open) -> None:
+    server = running(still=True, adapters={})
+    page = visit(server)
+    write(page, "say word")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Send").wait_for()
+    assert page.locator(".turn").count() == 0 and page.get_by_label("Message").input_value() == "say word"
+    until(lambda: not server.server.pool.jobs, 1.0)
 
 
 def test_a_refusal_is_one_line_and_the_message_is_not_lost(running: Make, visit: Open) -> None:

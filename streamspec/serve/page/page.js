@@ -27,6 +27,11 @@ async function connect() {
 async function send(text) {
   if (running || !text.trim()) return;
   complain("");
+  if (!$("model").length) await connect(); // it was not there, or knew us not, when the page was opened
+  if (!$("model").length) {
+    $("message").value ||= text;
+    return;
+  }
   $("empty").hidden = true;
   const turn = { asked: text, question: question(text), answer: new Answer($("model").length > 1 ? $("model").value : "") };
   turns.push(turn);
@@ -42,6 +47,7 @@ async function again() {
   const old = turn.answer.element;
   turn.answer = new Answer($("model").length > 1 ? $("model").value : "");
   old.replaceWith(turn.answer.element);
+  $("message").focus();
   await run(turn);
 }
 
@@ -131,7 +137,7 @@ function show(answer, speculate = true) {
   const said = answer?.record?.speculation ?? (answer && !speculate ? "off (switched off below)" : "");
   $("speculation").textContent = said && `speculation: ${said}`;
   plot.show(answer?.steps ?? []);
-  $("readout").textContent = running ? "" : plot.summary;
+  if (plot.at === null) $("readout").textContent = running ? "" : plot.summary;
 }
 
 function look(step) {

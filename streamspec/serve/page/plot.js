@@ -26,8 +26,8 @@ export class Plot {
   }
 
   show(steps) {
+    if (steps !== this.steps) this.at = null;
     this.steps = steps;
-    this.at = null;
     this.draw();
   }
 
