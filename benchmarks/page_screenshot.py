@@ -18,7 +18,7 @@ from playwright.sync_api import Page, sync_playwright
 from streamspec.runtime import load
 from streamspec.serve import Server
 
-QUESTIONS = ["What is the capital of France, and what is it known for?", "What is photosynthesis?"]
+QUESTIONS = ["Write a Python function that adds two numbers.", "And one that multiplies them?"]
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
-    parser.add_argument("--size", default="1280x860", help="of the window")
+    parser.add_argument("--size", default="1280x960", help="of the window")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--ask", action="append", help="a message; may be given again")
     options = parser.parse_args()

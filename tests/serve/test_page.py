@@ -248,8 +248,10 @@ def test_a_refusal_is_one_line_and_the_message_is_not_lost(running: Make, visit:
     assert page.locator("#error").text_content() == "an error inside the server; see its log" and "broken off" in page.locator(".note").last.text_content()
     server.server.stop()
     server.thread.join(5)
+    assert page.locator("#tokens").text_content() == "1"
     write(page, "anybody?")
     page.get_by_text("the server cannot be reached").wait_for()
+    assert page.locator("#tokens").text_content() == "1"  # of the answer that is the newest again
 
 
 @pytest.mark.parametrize("bypass", [False, True], ids=["with its policy", "without a policy"])
@@ -265,6 +267,13 @@ def test_markup_from_a_model_or_a_person_is_only_text(running: Make, visit: Open
         page.evaluate("html => { document.getElementById('conversation').innerHTML = html }", INJECTED)
         until(lambda: page.evaluate("true") and visit.wrong)
         assert "Content Security Policy" in visit.wrong.pop() and not visit.wrong and page.evaluate("window.harmed") is None
+
+
+def test_blocks_of_code_are_set_as_code(running: Make, visit: Open) -> None:
+    page = visit(running(adapters={}))
+    converse(page, "say ```a", 19)
+    assert said(page) == "```a ```a ```a ```a"
+    assert page.locator(".token.code").all_text_contents() == [*"`a ```", *"`a ```"] and page.locator(".token:not(.code)").all_text_contents() == [*"``", *"a ``", "a"]
 
 
 def test_the_token_comes_with_the_address_and_leaves_it(running: Make, visit: Open) -> None:

@@ -23,7 +23,8 @@ export class Answer {
     this.body = make("p", "text");
     this.note = make("p", "note quiet");
     this.element.append(make("h3", model ? "quiet" : "unseen", model || "Answer"), this.body, this.note);
-    this.text = "";
+    this.text = this.shown = "";
+    this.fenced = false; // inside a block of code
     this.steps = []; // of {rows, accepted, committed, tau}
     this.tokens = 0;
     this.drafted = 0;
@@ -72,7 +73,11 @@ export class Answer {
 
   #token(text, drafted) {
     if (!text) return;
-    const token = make("span", drafted ? "token drafted" : "token", drafted ? text.match(/^\s*/)[0] : text);
+    const before = this.fenced;
+    this.shown += text;
+    this.fenced = this.shown.split("```").length % 2 === 0;
+    const name = `token${drafted ? " drafted" : ""}${before || this.fenced ? " code" : ""}`;
+    const token = make("span", name, drafted ? text.match(/^\s*/)[0] : text);
     if (drafted) token.append(make("span", "ink", text.trimStart())); // a mark begins with the word, not with the space before it
     token.dataset.step = this.steps.length; // 0: the call that read the prompt
     this.body.append(token);

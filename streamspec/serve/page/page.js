@@ -98,6 +98,7 @@ function takeBack(turn) {
   turn.question.remove();
   turn.answer.element.remove();
   $("message").value ||= turn.asked;
+  show(turns.at(-1)?.answer ?? null);
   $("empty").hidden = turns.length > 0;
 }
 
@@ -128,6 +129,7 @@ function busy(is) {
 
 /** The figures of an answer in the panel. `speculate`: whether it was asked for. */
 function show(answer, speculate = true) {
+  if (answer !== shown) shown?.mark(null);
   shown = answer;
   $("rate").textContent = answer?.rate ? answer.rate.toFixed(1) : "";
   $("tokens").textContent = answer?.tokens || "–";

@@ -58,7 +58,8 @@ export class Plot {
     parts.push(shape("path", { class: "rows", d: bars((step) => step.rows) }));
     parts.push(shape("path", { class: "accepted", d: bars((step) => step.accepted) }));
     if (this.steps.length) parts.push(shape("path", { class: "tau", d: this.steps.length > 1 ? line : `${line}h1` }));
-    if (this.steps.length) parts.push(words("step 1", LEFT, height - 3, "start"), words(count, width - RIGHT, height - 3, "end"));
+    if (this.steps.length) parts.push(words("step 1", LEFT, height - 3, "start"));
+    if (this.steps.length > 6) parts.push(words(this.steps.length, LEFT + this.steps.length * pitch, height - 3, "end"));
     this.svg.replaceChildren(...parts);
     this.svg.setAttribute("aria-label", this.summary || "No steps yet");
   }
