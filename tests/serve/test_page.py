@@ -269,6 +269,21 @@ def test_markup_from_a_model_or_a_person_is_only_text(running: Make, visit: Open
         assert "Content Security Policy" in visit.wrong.pop() and not visit.wrong and page.evaluate("window.harmed") is None
 
 
+@pytest.mark.parametrize("drafted", [False, True])
+def test_markup_in_one_token_an_error_or_a_name_is_only_text(running: Make, visit: Open, drafted: bool) -> None:
+    """The fake model's tokens are letters, which harm nobody alone: here whole tags come, as one token each."""
+    page = visit(running(adapters={}), bypass_csp=True)
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": INJECTED}, {"id": "other"}]}))
+    said_of_call = {"tokens": [INJECTED], "drafted": [drafted], "rows": 2, "committed": 1, "accepted": int(drafted), "tokens_per_second": 1, "tokens_per_step": 1}
+    chunk = {"choices": [{"delta": {"content": INJECTED}, "finish_reason": None}], "streamspec": said_of_call}
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in (chunk, chunk, {"error": {"message": INJECTED}}))
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.reload()
+    converse(page, "hello")
+    assert said(page) == 2 * INJECTED and page.locator("#error").text_content() == page.locator(".answer h3").text_content() == page.locator("#serving").text_content() == INJECTED
+    assert page.locator("main img").count() == 0 and page.evaluate("window.harmed") is None
+
+
 def test_blocks_of_code_are_set_as_code(running: Make, visit: Open) -> None:
     page = visit(running(adapters={}))
     converse(page, "say ```a", 19)
