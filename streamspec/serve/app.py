@@ -31,7 +31,7 @@ from streamspec.serve.pool import Job, Pool
 from streamspec.serve.requests import Wish, read_chat, read_completion
 from streamspec.serve.responses import Answer
 
-PAGE = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+PAGE = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}  # files of the page, by their ending
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = logging.getLogger("streamspec.serve")
 
@@ -173,8 +173,8 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Any]:
 def _page_files() -> dict[str, tuple[bytes, str]]:
     """Content and type of the page's files by their path; empty where the page is not installed."""
     folder = resources.files("streamspec.serve") / "page"
-    found = {name: (folder / name, kind) for name, kind in PAGE.items() if (folder / name).is_file()}
-    files = {f"/page/{name}": (file.read_bytes(), kind) for name, (file, kind) in found.items()}
+    found = [file for file in folder.iterdir() if Path(file.name).suffix in PAGE] if folder.is_dir() else []
+    files = {f"/page/{file.name}": (file.read_bytes(), PAGE[Path(file.name).suffix]) for file in found}
     if "/page/index.html" in files:
         files["/"] = files["/page/index.html"]
     return files

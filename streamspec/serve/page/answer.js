@@ -1,0 +1,101 @@
+// Turns of the conversation on the page: an answer grows token by token and keeps the figures of its steps. Knows nothing about requests.
+// Whatever a model or a person wrote goes through textContent.
+
+const ENDS = { length: "cut at max tokens", timeout: "out of time", cancelled: "stopped" };
+
+export function make(tag, name, text = "") {
+  const element = document.createElement(tag);
+  element.className = name;
+  element.textContent = text;
+  return element;
+}
+
+export function question(text) {
+  const turn = make("article", "turn question");
+  turn.append(make("h3", "unseen", "You"), make("p", "text", text));
+  return turn;
+}
+
+export class Answer {
+  /** `model`: shown above it; "" for none. */
+  constructor(model) {
+    this.element = make("article", "turn answer running");
+    this.body = make("p", "text");
+    this.note = make("p", "note quiet");
+    this.element.append(make("h3", model ? "quiet" : "unseen", model || "Answer"), this.body, this.note);
+    this.text = this.shown = "";
+    this.fenced = false; // inside a block of code
+    this.steps = []; // of {rows, accepted, committed, tau}
+    this.tokens = 0;
+    this.drafted = 0;
+    this.rate = 0;
+    this.tau = null;
+    this.first = null; // seconds until the first token
+    this.record = null; // the server's, once it is complete
+    this.ended = "";
+    this.began = performance.now();
+  }
+
+  /** A chunk of the stream. */
+  push(chunk) {
+    const said = chunk.streamspec;
+    const content = chunk.choices[0].delta.content;
+    this.first ??= said.committed ? (performance.now() - this.began) / 1000 : null;
+    this.tokens += said.committed;
+    this.drafted += said.accepted;
+    this.rate = said.tokens_per_second || this.rate;
+    if (said.rows > 1) this.tau = said.tokens_per_step;
+    if (said.rows > 0) this.steps.push({ rows: said.rows, accepted: said.accepted, committed: said.committed, tau: said.tokens_per_step });
+    said.tokens.forEach((text, i) => this.#token(text, said.drafted[i]));
+    this.text += content;
+    if (chunk.choices[0].finish_reason) {
+      this.record = said;
+      this.ended = ENDS[said.finish_reason] ?? "";
+    }
+  }
+
+  /** Nothing follows. `why`: where something else than its own end ended it. */
+  end(why = "") {
+    this.ended ||= why;
+    this.element.classList.remove("running");
+    this.note.textContent = [this.ended, ...this.#figures()].filter(Boolean).join(" · ");
+  }
+
+  /** Shows which tokens a step brought; none for null. */
+  mark(step) {
+    for (const token of this.body.querySelectorAll(".looked-at")) token.classList.remove("looked-at");
+    if (step !== null) for (const token of this.body.querySelectorAll(`[data-step="${step}"]`)) token.classList.add("looked-at");
+  }
+
+  get known() {
+    return this.record && `${this.record.reused_tokens} of ${this.record.prompt_tokens}`;
+  }
+
+  #token(text, drafted) {
+    if (!text) return;
+    const before = this.fenced;
+    this.shown += text;
+    this.fenced = this.shown.split("```").length % 2 === 0;
+    const name = `token${drafted ? " drafted" : ""}${before || this.fenced ? " code" : ""}`;
+    const token = make("span", name, drafted ? text.match(/^\s*/)[0] : text);
+    if (drafted) token.append(make("span", "ink", text.trimStart())); // a mark begins with the word, not with the space before it
+    token.dataset.step = this.steps.length; // 0: the call that read the prompt
+    this.body.append(token);
+  }
+
+  #figures() {
+    if (!this.tokens) return [];
+    const plural = this.tokens === 1 ? "token" : "tokens";
+    return [
+      `${this.tokens} ${plural}, ${this.drafted} drafted`,
+      this.rate && `${this.rate.toFixed(1)} tokens/s`,
+      this.tau !== null && `${this.tau.toFixed(2)} per step`,
+      `first after ${seconds(this.first)}`,
+      this.record && `prompt: ${this.known} cached`,
+    ];
+  }
+}
+
+export function seconds(time) {
+  return time < 1 ? `${Math.round(1000 * time)} ms` : `${time.toFixed(1)} s`;
+}

@@ -1,0 +1,73 @@
+// The server as the page sees it: the token, the models, one answer as a stream of events. Knows nothing about the page.
+
+const KEY = "streamspec-token";
+
+/** A request that was refused, with the server's own line. */
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function keepToken(token) {
+  sessionStorage.setItem(KEY, token);
+}
+
+/** Takes `#token=...` out of the address, if it is there; whether it was. */
+export function takeToken() {
+  const found = location.hash.match(/^#token=(.+)$/);
+  if (!found) return false;
+  let token = found[1];
+  try {
+    token = decodeURIComponent(token);
+  } catch { /* a token with a bare % */ }
+  keepToken(token);
+  history.replaceState(null, "", location.pathname);
+  return true;
+}
+
+/** Names that requests may ask for; the first is the bundle itself. */
+export async function models() {
+  const answer = await (await send("/v1/models", {})).json();
+  return answer.data.map((model) => model.id);
+}
+
+/** Chunks of one answer (docs/serve.md). Aborting `signal` ends the generation too. Throws Refused, also in the middle. */
+export async function* ask(body, signal) {
+  const response = await send("/v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true }),
+    signal,
+  });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) throw new Refused(0, "the connection ended before the answer did");
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const said = JSON.parse(data);
+      if (said.error) throw new Refused(0, said.error.message);
+      yield said;
+    }
+  }
+}
+
+async function send(path, options) {
+  const token = sessionStorage.getItem(KEY) ?? "";
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: { ...options.headers, authorization: `Bearer ${token}` } });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "the server cannot be reached");
+  }
+  if (response.ok) return response;
+  const said = await response.json().catch(() => null);
+  throw new Refused(response.status, said?.error?.message ?? `the server answered ${response.status}`);
+}

@@ -1,0 +1,217 @@
+// The page: what its buttons and fields do. Requests are api.js's, answers answer.js's, the picture plot.js's.
+
+import { ask, keepToken, models, Refused, takeToken } from "/page/api.js";
+import { Answer, question, seconds } from "/page/answer.js";
+import { Plot } from "/page/plot.js";
+
+const $ = (id) => document.getElementById(id);
+const turns = []; // of {asked, question, answer}; the newest may be running
+let running = null; // the AbortController of the answer under way
+let shown = null; // the answer whose figures the panel has
+const plot = new Plot($("plot"), look);
+
+async function connect() {
+  try {
+    const names = await models();
+    $("model").replaceChildren(...names.map((name) => new Option(name)));
+    $("model").disabled = names.length < 2;
+    $("serving").textContent = names[0];
+    $("ask-token").close();
+    $("wrong-token").hidden = true;
+    complain("");
+  } catch (error) {
+    fail(error);
+  }
+}
+
+async function send(text) {
+  if (running || !text.trim()) return;
+  complain("");
+  if (!$("model").length) await connect(); // it was not there, or knew us not, when the page was opened
+  if (!$("model").length) {
+    $("message").value ||= text;
+    return;
+  }
+  $("empty").hidden = true;
+  const turn = { asked: text, question: question(text), answer: new Answer($("model").length > 1 ? $("model").value : "") };
+  turns.push(turn);
+  $("conversation").append(turn.question, turn.answer.element);
+  down(true);
+  await run(turn);
+}
+
+async function again() {
+  const turn = turns.at(-1);
+  if (running || !turn) return;
+  complain("");
+  const old = turn.answer.element;
+  turn.answer = new Answer($("model").length > 1 ? $("model").value : "");
+  old.replaceWith(turn.answer.element);
+  $("message").focus();
+  await run(turn);
+}
+
+async function run(turn) {
+  const answer = turn.answer, body = request();
+  let follow = true;
+  running = new AbortController();
+  busy(true);
+  show(answer, body.speculate);
+  try {
+    for await (const chunk of ask(body, running.signal)) {
+      follow = atEnd();
+      answer.push(chunk);
+      show(answer, body.speculate);
+      down(follow);
+    }
+    answer.end();
+    $("status").textContent = answer.text;
+  } catch (error) {
+    follow = atEnd();
+    answer.end(error.name === "AbortError" ? "stopped" : "broken off");
+    if (error.name !== "AbortError") fail(error);
+    if (!answer.text) takeBack(turn);
+  } finally {
+    running = null;
+    busy(false);
+    show(shown, body.speculate);
+    down(follow);
+  }
+}
+
+/** Of the conversation up to the answer under way. */
+function request() {
+  const messages = $("system").value.trim() ? [{ role: "system", content: $("system").value }] : [];
+  for (const turn of turns) {
+    messages.push({ role: "user", content: turn.asked });
+    if (turn !== turns.at(-1)) messages.push({ role: "assistant", content: turn.answer.text });
+  }
+  const temperature = Number($("temperature").value), most = Number($("most").value);
+  return { model: $("model").value, messages, temperature, speculate: $("speculate").checked, ...(most > 0 && { max_tokens: most }) };
+}
+
+/** A turn without an answer is none: its message goes back to where it was written. */
+function takeBack(turn) {
+  const at = turns.indexOf(turn);
+  if (at < 0) return;
+  turns.splice(at, 1);
+  turn.question.remove();
+  turn.answer.element.remove();
+  $("message").value ||= turn.asked;
+  show(turns.at(-1)?.answer ?? null);
+  $("empty").hidden = turns.length > 0;
+}
+
+function begin() {
+  running?.abort();
+  turns.length = 0;
+  $("conversation").replaceChildren($("empty"));
+  $("empty").hidden = false;
+  complain("");
+  show(null);
+  $("message").focus();
+}
+
+function busy(is) {
+  $("send").hidden = is;
+  $("stop").hidden = !is;
+  $("conversation").setAttribute("aria-busy", is);
+  if (is) $("status").textContent = "Answering";
+  $("again")?.remove();
+  if (is || !turns.length) return;
+  const button = document.createElement("button");
+  button.id = "again";
+  button.type = "button";
+  button.textContent = "Regenerate";
+  button.addEventListener("click", again);
+  turns.at(-1).answer.element.append(button);
+}
+
+/** The figures of an answer in the panel. `speculate`: whether it was asked for. */
+function show(answer, speculate = true) {
+  if (answer !== shown) shown?.mark(null);
+  shown = answer;
+  $("rate").textContent = answer?.rate ? answer.rate.toFixed(1) : "";
+  $("tokens").textContent = answer?.tokens || "–";
+  $("per-step").textContent = answer?.tau ? answer.tau.toFixed(2) : "–";
+  $("first").textContent = answer?.first ? seconds(answer.first) : "–";
+  $("known").textContent = answer?.known || "–";
+  const said = answer?.record?.speculation ?? (answer && !speculate ? "off (switched off below)" : "");
+  $("speculation").textContent = said && `speculation: ${said}`;
+  plot.show(answer?.steps ?? []);
+  if (plot.at === null) $("readout").textContent = running ? "" : plot.summary;
+}
+
+function look(step) {
+  $("readout").textContent = step === null ? plot.summary : plot.describe(step);
+  shown?.mark(step);
+}
+
+/** One line above the message, or none. */
+function complain(line) {
+  $("error").textContent = line;
+  $("error").hidden = !line;
+}
+
+function fail(error) {
+  if (!(error instanceof Refused)) console.error(error);
+  if (error.status === 401) {
+    if ($("ask-token").open) $("wrong-token").hidden = false;
+    else $("ask-token").showModal();
+  } else complain(error.message.split("\n")[0]);
+}
+
+function atEnd() {
+  const { scrollTop, scrollHeight, clientHeight } = $("scroll");
+  return scrollHeight - scrollTop - clientHeight < 40;
+}
+
+function down(follow) {
+  if (follow) $("scroll").scrollTop = $("scroll").scrollHeight;
+}
+
+function panel(open) {
+  document.body.classList.toggle("panel-open", open);
+  $("open-panel").setAttribute("aria-expanded", open);
+}
+
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (running) return;
+  const text = $("message").value;
+  $("message").value = "";
+  send(text);
+});
+$("message").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $("composer").requestSubmit();
+});
+$("stop").addEventListener("click", () => {
+  running?.abort();
+  $("message").focus();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || $("ask-token").open) return;
+  if (document.body.classList.contains("panel-open")) panel(false);
+  else running?.abort();
+});
+$("new").addEventListener("click", begin);
+$("open-panel").addEventListener("click", () => panel(!document.body.classList.contains("panel-open")));
+$("colours").addEventListener("change", () => document.body.classList.toggle("uncoloured", !$("colours").checked));
+$("temperature").addEventListener("input", () => { $("degrees").textContent = $("temperature").value; });
+$("conversation").addEventListener("pointerover", (event) => {
+  const inside = shown?.body.contains(event.target);
+  plot.look(inside ? Number(event.target.dataset.step) || null : null);
+});
+$("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepToken($("token").value.trim());
+  $("token").value = "";
+  $("wrong-token").hidden = true;
+  connect();
+});
+addEventListener("hashchange", () => takeToken() && connect());
+
+takeToken();
+connect();
