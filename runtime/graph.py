@@ -113,7 +113,8 @@ class Graph:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # changing shapes would grow a pattern each
-        options.enable_cpu_mem_arena = False  # no slower, and 23 MB smaller (docs/decisions.md)
+        options.enable_cpu_mem_arena = True  # without it long prompts take three times the time and gigabytes (docs/decisions.md)
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # weights lie outside of it
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spin else "0")
         options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")

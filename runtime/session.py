@@ -171,16 +171,15 @@ class Session:
             self.messages = list(found.messages)
 
     def forget(self) -> None:
-        """Begins anew: no messages, an empty cache."""
+        """Begins anew: no messages, an empty cache, its memory given back."""
         with self._exclusive():
             self.messages = []
             self.engine.reset()
+            self.engine.release()  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Begins anew and gives the cache's memory back; the session can be used again, the weights stay as long as any session is held."""
+        """As `forget`. The session can be used again; the weights stay as long as any session is held."""
         self.forget()
-        with self._exclusive():
-            self.engine.release()  # type: ignore[attr-defined]
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of range."""
