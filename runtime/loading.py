@@ -9,6 +9,7 @@ from streamspec import swappable
 from streamspec.bundle import TEMPLATE, TOKENIZER, Manifest, verify_files
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.interface import Pruning
+from streamspec.runtime.memory import check_memory
 from streamspec.runtime.session import Session
 from streamspec.runtime.setting import Asked, settle
 
@@ -26,6 +27,7 @@ def load(
     pruning: Pruning | None = None,
     adapter: str | Path | None = None,
     context: int | None = None,
+    memory: int | None = None,
 ) -> Session:
     """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base alone).
 
@@ -36,7 +38,9 @@ def load(
     `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
     lets idle worker threads wait busily: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
     all, or what `tune` found to pay here; no output depends on it). `context`: most tokens of a text, prompt and answer, by default the
-    model's; it caps the memory of the cache. May be called from several threads at once. Raises BundleError for anything wrong with the bundle, and where
+    model's; it caps the memory of the cache. `memory`: most bytes that the bundle may take, by default what the machine has free
+    (`streamspec.runtime.memory`); where it is expected to take more, with `context` full or without one 1,024 tokens, ResourceError says so before
+    anything large is opened. May be called from several threads at once. Raises BundleError for anything wrong with the bundle, and where
     this machine computes it wrongly; ConfigError and ProviderError for a provider that does not exist or cannot be used.
     """
     from streamspec.runtime.choice import open_engine
@@ -44,6 +48,7 @@ def load(
     folder = Path(bundle)
     if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
         raise ConfigError(f"tree {tree!r}", '"auto", "plain" or a number of rows', "correct it")
+    check_memory(folder, context, memory)
     manifest = verify_files(folder, hashes=verify)
     if adapter is not None:
         swappable.check_swappable(manifest)
