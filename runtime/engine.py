@@ -61,6 +61,7 @@ class OrtEngine:
         self._seen = np.zeros(self.vocab_size, np.bool_)  # tokens of the text so far, kept where they are penalised
         self._verified = np.empty(0, np.int64)  # tokens of the last call
         self._kept: np.ndarray | None = None  # rows of the last `verify` that went on, None for all
+        graph.serves(self)
 
     def another(self, context: int | None = None) -> OrtEngine:
         """A sequence of its own on the same graph, of the same context unless told; for a swappable bundle the base alone."""
@@ -124,6 +125,17 @@ class OrtEngine:
         """Forgets all tokens and gives their memory back."""
         self.rewind(0)
         self.cache, self._scoring = self._empty_cache(), None
+        self._binding = self._bind()
+
+    def sleep(self) -> None:
+        """Forgets all tokens and lets go of cache and graph."""
+        self.rewind(0)
+        self._scoring = None
+        del self.cache, self._binding
+
+    def wake(self) -> None:
+        """Takes up the graph, opened again, with an empty cache."""
+        self.cache = self._empty_cache()
         self._binding = self._bind()
 
     def kept(self) -> tuple[list[int], np.ndarray]:

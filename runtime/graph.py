@@ -9,13 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
-from streamspec.bundle import COMPACT, FLOAT_ROWS, Manifest, Room
+from streamspec.bundle import COMPACT, FLOAT_ROWS, Manifest, Room, verify_files
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.binding import TYPES, Binding
+from streamspec.runtime.idle import Keeper
 from streamspec.runtime.interface import Cancelled
 from streamspec.runtime.machine import physical_cores
 from streamspec.runtime.pages import huge_pages
@@ -29,6 +31,16 @@ _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen", "free", "allowed")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
 _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 _PRUNING_INPUTS = ("keep_rows", "keep_above", "priors")
+
+
+class Sleeper(Protocol):
+    """What holds on to an open graph."""
+
+    def sleep(self) -> None:
+        """Lets go of it."""
+
+    def wake(self) -> None:
+        """Takes hold of it as it is now."""
 
 
 class Graph:
@@ -55,10 +67,37 @@ class Graph:
         self.turns = Turns()
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
-        self.session = self._open(model, profile)
-        self.on_cpu = check_placement(self.session, named(provider))  # small nodes that the provider left there
-        self.cache_type = self._check_interface(manifest)
-        self.adapter_inputs = self._adapter_inputs() if manifest.swappable else {}
+        self.keeper = Keeper(self._close, self._reopen)
+        self.hashes = True  # whether files are hashed again before they are opened again
+        self._engines: WeakSet[Sleeper] = WeakSet()
+        self._begin(profile)
+
+    def _begin(self, profile: Path | None = None) -> None:
+        """Opens the session and looks at what it takes and gives."""
+        self.session = self._open(self.model, profile)
+        self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
+        self.cache_type = self._check_interface(self.manifest)
+        self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}
+
+    def _reopen(self) -> None:
+        verify_files(self.model.parent, self.manifest, self.hashes)
+        self._begin()
+        for engine in list(self._engines):
+            engine.wake()
+
+    def _close(self) -> None:
+        for engine in list(self._engines):
+            engine.sleep()
+        self.session, self.adapter_inputs = None, {}  # the latter hold on to the session
+
+    @property
+    def sequences(self) -> int:
+        """How many engines there are over this graph."""
+        return len(self._engines)
+
+    def serves(self, engine: Sleeper) -> None:
+        """From now on `engine` sleeps and wakes with this graph, as long as anybody else holds it."""
+        self._engines.add(engine)
 
     @property
     def in_place(self) -> bool:
