@@ -20,12 +20,13 @@ from streamspec.runtime.binding import TYPES, Binding
 from streamspec.runtime.idle import Keeper
 from streamspec.runtime.interface import Cancelled
 from streamspec.runtime.machine import physical_cores
-from streamspec.runtime.pages import huge_pages
+from streamspec.runtime.pages import huge_pages, trim
 from streamspec.runtime.providers import CPU, check_placement, flavour, import_onnxruntime, named, prepare, usable
 from streamspec.runtime.sampling import GREEDY
 from streamspec.runtime.saturation import products_saturate
 from streamspec.runtime.turns import Turns
 
+SPIN = 1000  # microseconds that a worker waits busily: longer than a step's own work on the host, then it costs nothing until the next
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
 _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen", "free", "allowed")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
@@ -58,7 +59,7 @@ class Graph:
         """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers, ProviderError
         where this one cannot be used here or leaves to the CPU what decides the speed.
 
-        `spin`: worker threads wait busily between calls; faster, at the price of a warm core while generating.
+        `spin`: worker threads wait busily for up to a millisecond; faster, at the price of a warm core while generating.
         `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says which).
         """
         self.threads = threads if threads is not None else physical_cores()
@@ -89,6 +90,7 @@ class Graph:
         for engine in list(self._engines):
             engine.sleep()
         self.session, self.adapter_inputs = None, {}  # the latter hold on to the session
+        trim()
 
     @property
     def sequences(self) -> int:
@@ -156,6 +158,7 @@ class Graph:
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # weights lie outside of it
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spin else "0")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
         options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
         for key, value in FLOAT_ROWS.items() if self.rows is not None else ():
             options.add_session_config_entry(key, value)

@@ -38,7 +38,7 @@ def load(
     `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
     pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
     `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
-    lets idle worker threads wait busily: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
+    lets worker threads wait busily for up to a millisecond: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
     all, or what `tune` found to pay here; no output depends on it). `context`: most tokens of a text, prompt and answer, by default the
     model's; it caps the memory of the cache. `memory`: most bytes that the bundle may take, by default what the machine has free
     (`streamspec.runtime.memory`); where it is expected to take more, with `context` full or without one 1,024 tokens, ResourceError says so before

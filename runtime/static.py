@@ -40,8 +40,8 @@ class StaticGraph(Graph):
             raise BundleError(f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}", "a graph it can run", "export the bundle again") from None
 
     def _close(self) -> None:
-        super()._close()
         self.choice = None
+        super()._close()
 
     def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
         caches = [f"{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")]
