@@ -23,12 +23,12 @@ from streamspec.runtime.drafting import GrownGuesses, PlaceGuesses
 from streamspec.runtime.graph import Graph, cached_layers
 from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.kv import KeyValueCache
+from streamspec.runtime.memory import CHUNK, prompt_rows
 from streamspec.runtime.providers import named
 from streamspec.runtime.sampling import GREEDY, Sampling
 from streamspec.trees import MASKED, DraftTree
 
-CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
-SHARED_CHUNK = 64  # the same while other sequences wait for their turn
+SHARED_CHUNK = 64  # most prompt rows per call while other sequences wait for their turn
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
 NO_LIMIT = np.array([-np.inf], np.float32)
 
@@ -54,14 +54,14 @@ class OrtEngine:
         self.cache = self._empty_cache()
         self._binding = self._bind()
         self._scoring: Binding | None = None
-        self._options = graph.ort.RunOptions()
-        self._options.add_run_config_entry("gpu_graph_id", "-1")  # no capture, as by default; asked for in every call, and 80 us where it is not set
-        self._options.log_severity_level = 4
+        self._options, self._shrinking = self._run_options(shrink=False), self._run_options(shrink=graph.in_place)
+        self._shrink = False  # whether the next call gives the room it worked in back to the system
         self._cancelled = threading.Event()
         self._sampling, self._logits_wanted = GREEDY, False
         self._seen = np.zeros(self.vocab_size, np.bool_)  # tokens of the text so far, kept where they are penalised
         self._verified = np.empty(0, np.int64)  # tokens of the last call
         self._kept: np.ndarray | None = None  # rows of the last `verify` that went on, None for all
+        graph.serves(self)
 
     def another(self, context: int | None = None) -> OrtEngine:
         """A sequence of its own on the same graph, of the same context unless told; for a swappable bundle the base alone."""
@@ -127,6 +127,17 @@ class OrtEngine:
         self.cache, self._scoring = self._empty_cache(), None
         self._binding = self._bind()
 
+    def sleep(self) -> None:
+        """Forgets all tokens and lets go of cache and graph."""
+        self.rewind(0)
+        self._scoring = None
+        del self.cache, self._binding
+
+    def wake(self) -> None:
+        """Takes up the graph, opened again, with an empty cache."""
+        self.cache = self._empty_cache()
+        self._binding = self._bind()
+
     def kept(self) -> tuple[list[int], np.ndarray]:
         """The tokens in the cache and their rows, a copy, as in `KeyValueCache.data`."""
         return list(self.tokens), self.cache.rows()
@@ -141,7 +152,7 @@ class OrtEngine:
 
     def cancel(self) -> None:
         self._cancelled.set()
-        self._options.terminate = True
+        self._options.terminate = self._shrinking.terminate = True
         self.graph.turns.wake()
 
     @contextmanager
@@ -152,7 +163,7 @@ class OrtEngine:
 
     def _clear(self) -> None:
         self._cancelled.clear()
-        self._options.terminate = False
+        self._options.terminate = self._shrinking.terminate = False
 
     def prefill(
         self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None, allowed: np.ndarray | None = None
@@ -160,12 +171,13 @@ class OrtEngine:
         tokens = np.asarray(ids, dtype=np.int64)
         result, end = Verified(np.empty(0, np.int64)), 0
         while end < len(tokens):
-            start, end = end, min(end + self._at_most(SHARED_CHUNK if self.graph.turns.shared else CHUNK), len(tokens))
+            start, end = end, min(end + self._prompt_rows(), len(tokens))
             chunk, n = tokens[start:end], end - start
             inputs = self._inputs(chunk, np.arange(n), causal_mask(n), np.zeros(1, np.int64), np.array([n - 1]))
             inputs["next_ids"][:] = [*tokens[start + 1 : end + 1], -1][:n]
             self._verified, self._kept = chunk, None
             last = end == len(tokens)
+            self._shrink = last and end > SHARED_CHUNK  # rows x context x heads: no later call needs as much
             result = self._call(inputs, draft and last, n - 1, allowed if last else None)
             self._commit(range(n))
             if progress is not None:
@@ -223,6 +235,11 @@ class OrtEngine:
             out.append(self.forward(chunk, range(len(chunk)), causal_mask(len(chunk))))
             self._commit(range(len(chunk)))
         return np.concatenate(out)
+
+    def _prompt_rows(self) -> int:
+        """Rows of a prompt that the next call reads."""
+        most = prompt_rows(self.graph.manifest.model, self.length + CHUNK)
+        return self._at_most(min(most, SHARED_CHUNK if self.graph.turns.shared else CHUNK))
 
     def _at_most(self, rows: int) -> int:
         """Rows that one call takes, where `rows` are wanted."""
@@ -341,8 +358,17 @@ class OrtEngine:
         guesses = GrownGuesses(*found, origins, self._levels) if origins is not None else PlaceGuesses(*found, None if pairs is None else pairs.copy())
         return Verified(self._checked(choices), int(accepted[0]), guesses, _product(scaled))
 
+    def _run_options(self, shrink: bool) -> Any:
+        options = self.graph.ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", "-1")  # no capture, as by default; asked for in every call, and 80 us where it is not set
+        if shrink:
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        options.log_severity_level = 4
+        return options
+
     def _run(self, binding: Binding) -> None:
-        inside, waited = self.graph.run(binding, self._options, self._cancelled)
+        options, self._shrink = self._shrinking if self._shrink else self._options, False
+        inside, waited = self.graph.run(binding, options, self._cancelled)
         self.graph_seconds += inside
         self.waited_seconds += waited
 

@@ -9,26 +9,39 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
-from streamspec.bundle import COMPACT, FLOAT_ROWS, Manifest, Room
+from streamspec.bundle import COMPACT, FLOAT_ROWS, Manifest, Room, verify_files
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.binding import TYPES, Binding
+from streamspec.runtime.idle import Keeper
 from streamspec.runtime.interface import Cancelled
 from streamspec.runtime.machine import physical_cores
-from streamspec.runtime.pages import huge_pages
+from streamspec.runtime.pages import huge_pages, trim
 from streamspec.runtime.providers import CPU, check_placement, flavour, import_onnxruntime, named, prepare, usable
 from streamspec.runtime.sampling import GREEDY
 from streamspec.runtime.saturation import products_saturate
 from streamspec.runtime.turns import Turns
 
+SPIN = 1000  # microseconds that a worker waits busily: longer than a step's own work on the host, then it costs nothing until the next
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
 _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen", "free", "allowed")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
 _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 _PRUNING_INPUTS = ("keep_rows", "keep_above", "priors")
+
+
+class Sleeper(Protocol):
+    """What holds on to an open graph."""
+
+    def sleep(self) -> None:
+        """Lets go of it."""
+
+    def wake(self) -> None:
+        """Takes hold of it as it is now."""
 
 
 class Graph:
@@ -46,7 +59,7 @@ class Graph:
         """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers, ProviderError
         where this one cannot be used here or leaves to the CPU what decides the speed.
 
-        `spin`: worker threads wait busily between calls; faster, at the price of a warm core while generating.
+        `spin`: worker threads wait busily for up to a millisecond; faster, at the price of a warm core while generating.
         `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says which).
         """
         self.threads = threads if threads is not None else physical_cores()
@@ -55,10 +68,38 @@ class Graph:
         self.turns = Turns()
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
-        self.session = self._open(model, profile)
-        self.on_cpu = check_placement(self.session, named(provider))  # small nodes that the provider left there
-        self.cache_type = self._check_interface(manifest)
-        self.adapter_inputs = self._adapter_inputs() if manifest.swappable else {}
+        self.keeper = Keeper(self._close, self._reopen)
+        self.hashes = True  # whether files are hashed again before they are opened again
+        self._engines: WeakSet[Sleeper] = WeakSet()
+        self._begin(profile)
+
+    def _begin(self, profile: Path | None = None) -> None:
+        """Opens the session and looks at what it takes and gives."""
+        self.session = self._open(self.model, profile)
+        self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
+        self.cache_type = self._check_interface(self.manifest)
+        self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}
+
+    def _reopen(self) -> None:
+        verify_files(self.model.parent, self.manifest, self.hashes)
+        self._begin()
+        for engine in list(self._engines):
+            engine.wake()
+
+    def _close(self) -> None:
+        for engine in list(self._engines):
+            engine.sleep()
+        self.session, self.adapter_inputs = None, {}  # the latter hold on to the session
+        trim()
+
+    @property
+    def sequences(self) -> int:
+        """How many engines there are over this graph."""
+        return len(self._engines)
+
+    def serves(self, engine: Sleeper) -> None:
+        """From now on `engine` sleeps and wakes with this graph, as long as anybody else holds it."""
+        self._engines.add(engine)
 
     @property
     def in_place(self) -> bool:
@@ -113,9 +154,11 @@ class Graph:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # changing shapes would grow a pattern each
-        options.enable_cpu_mem_arena = False  # no slower, and 23 MB smaller (docs/decisions.md)
+        options.enable_cpu_mem_arena = True  # without it long prompts take three times the time and gigabytes (docs/decisions.md)
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # weights lie outside of it
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spin else "0")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
         options.add_session_config_entry("session.x64quantprecision", "1" if products_saturate() else "0")
         for key, value in FLOAT_ROWS.items() if self.rows is not None else ():
             options.add_session_config_entry(key, value)

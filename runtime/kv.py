@@ -1,15 +1,22 @@
 """The key/value cache: one stacked array for all layers, grown on demand, compacted in place.
 
-Knows nothing about ONNX Runtime or trees.
+Where the system allows it, address space for the whole limit is taken at once and memory as rows are written: nothing is copied, nothing
+taken for rows that never come. Knows nothing about ONNX Runtime or trees.
 """
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-FIRST_CAPACITY = 1024
+from streamspec.errors import ResourceError
+
+FIRST_CAPACITY = 1024  # where memory is taken at once
+RESERVED = 1 << 30  # bytes of address space to begin with: some systems refuse more than they could ever fill
+LAZY = hasattr(mmap, "MAP_ANONYMOUS")  # no Windows, which counts what is reserved as used
 
 
 class KeyValueCache:
@@ -24,7 +31,9 @@ class KeyValueCache:
         self._shape = (layers, 2, 1, kv_heads, head_dim)
         self._dtype = dtype
         self.length = 0
-        self.data = self._zeros(min(FIRST_CAPACITY if first is None else first, limit))
+        slot = int(np.prod(self._shape)) * np.dtype(dtype).itemsize
+        begin = max(FIRST_CAPACITY, RESERVED // slot) if LAZY else FIRST_CAPACITY
+        self.data = self._zeros(min(begin if first is None else first, limit))
 
     @property
     def capacity(self) -> int:
@@ -73,9 +82,20 @@ class KeyValueCache:
         return views(self.data)
 
     def _zeros(self, capacity: int) -> np.ndarray:
+        """Zeros: uninitialised rows could hold NaN, which masking does not undo."""
         layers, two, one, heads, dim = self._shape
-        # Zeros cost no memory until written; uninitialised rows could hold NaN, which masking does not undo.
-        return np.zeros((layers, two, one, heads, capacity, dim), dtype=self._dtype)
+        shape = (layers, two, one, heads, capacity, dim)
+        if not LAZY:
+            return np.zeros(shape, dtype=self._dtype)
+        # numpy would ask for huge pages, and the first row of every head would take 2 MB.
+        size = int(np.prod(shape)) * np.dtype(self._dtype).itemsize
+        try:
+            room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise ResourceError(f"no room for {capacity} tokens of context: {error.strerror}", f"{size / 1e6:,.0f} MB", "give a smaller context") from None
+        if sys.platform == "linux":
+            room.madvise(mmap.MADV_NOHUGEPAGE)
+        return np.frombuffer(room, self._dtype).reshape(shape)
 
 
 def enough(capacity: int, needed: int, limit: int) -> int:

@@ -8,7 +8,9 @@ from typing import Any
 from streamspec import swappable
 from streamspec.bundle import TEMPLATE, TOKENIZER, Manifest, verify_files
 from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime.idle import check_idle
 from streamspec.runtime.interface import Pruning
+from streamspec.runtime.memory import check_memory
 from streamspec.runtime.session import Session
 from streamspec.runtime.setting import Asked, settle
 
@@ -26,6 +28,8 @@ def load(
     pruning: Pruning | None = None,
     adapter: str | Path | None = None,
     context: int | None = None,
+    memory: int | None = None,
+    idle: float | None = None,
 ) -> Session:
     """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base alone).
 
@@ -34,9 +38,11 @@ def load(
     `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
     pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
     `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
-    lets idle worker threads wait busily: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
+    lets worker threads wait busily for up to a millisecond: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
     all, or what `tune` found to pay here; no output depends on it). `context`: most tokens of a text, prompt and answer, by default the
-    model's; it caps the memory of the cache. May be called from several threads at once. Raises BundleError for anything wrong with the bundle, and where
+    model's; it caps the memory of the cache. `memory`: most bytes that the bundle may take, by default what the machine has free
+    (`streamspec.runtime.memory`); where it is expected to take more, with `context` full or without one 1,024 tokens, ResourceError says so before
+    anything large is opened. `idle`: after so many seconds without use the bundle is unloaded, as by `Session.unload`. May be called from several threads at once. Raises BundleError for anything wrong with the bundle, and where
     this machine computes it wrongly; ConfigError and ProviderError for a provider that does not exist or cannot be used.
     """
     from streamspec.runtime.choice import open_engine
@@ -44,6 +50,8 @@ def load(
     folder = Path(bundle)
     if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
         raise ConfigError(f"tree {tree!r}", '"auto", "plain" or a number of rows', "correct it")
+    check_memory(folder, context, memory)
+    check_idle(idle)
     manifest = verify_files(folder, hashes=verify)
     if adapter is not None:
         swappable.check_swappable(manifest)
@@ -51,12 +59,15 @@ def load(
         manifest.check_prunes()
     tokenizer, template = read_tokenizer(folder), read_template(folder, manifest)
     engine, chosen = open_engine(folder, manifest, provider, threads, spin, cache_dir)
+    engine.graph.hashes = verify
     if context is not None:
         engine = engine.another(context)
     asked = Asked(tree, ngram, pruning, cache_dir)
     if manifest.swappable is None:
         found = settle(engine, manifest, asked)
-        return Session(engine, manifest, tokenizer, template, found.rows, found.calibration, ngram, found.pruning, chosen)
+        session = Session(engine, manifest, tokenizer, template, found.rows, found.calibration, ngram, found.pruning, chosen)
+        engine.graph.keeper.limit(idle)
+        return session
     from streamspec.runtime.swapping import Swapper
 
     swapper = Swapper(folder, manifest, engine, asked, verify)
@@ -64,6 +75,7 @@ def load(
     session.swap(adapter)
     if pruning is not None:
         session.manifest.check_prunes()
+    engine.graph.keeper.limit(idle)
     return session
 
 

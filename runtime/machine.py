@@ -9,6 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 
 _CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_GROUPS, _GROUP_ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_GROUP_FILES = (  # version 2, version 1: limit, use, and which of the use are pages of files that can be dropped
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 _INSTRUCTION_SETS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}  # that products are faster with
 
 
@@ -47,6 +52,44 @@ def memory() -> tuple[int | None, int | None]:
         return total or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), free
     except (AttributeError, OSError, ValueError):  # no such question on this system
         return None, free
+
+
+def available() -> int | None:
+    """Bytes that a new program could use here, limits of containers (Linux control groups) included; None where the system does not say.
+
+    Where it says only what there is in all, that.
+    """
+    total, free = memory()
+    rooms = [total if free is None else free, *_group_rooms()]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _group_rooms() -> list[int]:
+    """Bytes left under each limit of the control groups that this process is in."""
+    try:
+        lines = [line.split(":", 2) for line in _GROUPS.read_text().splitlines()]
+    except OSError:
+        return []
+    out = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers not in ("", "memory"):
+            continue
+        root = _GROUP_ROOT / controllers
+        group = root / path.strip("/")
+        folders = [group, *group.parents] if group.is_relative_to(root) else []
+        folders = [folder for folder in folders if folder.is_relative_to(root)]
+        out += [room for folder in folders or [root] for names in _GROUP_FILES if (room := _room(folder, *names)) is not None]
+    return out
+
+
+def _room(folder: Path, limit: str, use: str, droppable: str) -> int | None:
+    try:
+        most = int((folder / limit).read_text())  # version 2 says "max" where there is no limit
+        used = int((folder / use).read_text())
+        counted = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, most - used + int(counted.get(droppable, 0)))
+    except (OSError, ValueError):
+        return None
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Huge pages for a model's weights, where Linux gives them on request (docs/decisions.md).
+"""Memory as the system deals it: huge pages for a model's weights, where Linux gives them on request (docs/decisions.md), and giving back.
 
 A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations. `MADV_COLLAPSE`
 (Linux 6.1) moves what is there into pages of 2 MiB, at once and without more memory. Elsewhere nothing happens.
@@ -35,6 +35,14 @@ def huge_pages(wanted: bool = True) -> Iterator[None]:
         if start < end:
             # A refusal, for want of free huge pages or of support, leaves everything as it was.
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
+
+
+def trim() -> None:
+    """What was freed goes back to the system also where the C library would keep it for later (glibc: all but the largest pieces)."""
+    if sys.platform == "linux":
+        give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if give_back is not None:
+            give_back(ctypes.c_size_t(0))
 
 
 def offered() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -29,6 +29,7 @@ from streamspec.runtime.stream import Chunk, Completion, Control, Job, Stream
 
 if TYPE_CHECKING:
     from streamspec.runtime.calibrate import Calibration
+    from streamspec.runtime.graph import Graph
     from streamspec.runtime.swapping import Swapper
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -68,7 +69,8 @@ class Session:
 
     def another(self) -> Session:
         """A session of its own over the same weights, with the same adapter and an empty cache: for another thread, or another conversation."""
-        engine = self.engine.another()  # type: ignore[attr-defined]
+        with self._awake():
+            engine = self.engine.another()  # type: ignore[attr-defined]
         swapper = None if self._swapper is None else self._swapper.over(engine)
         new = Session(
             engine, self.manifest, self.tokenizer, self.template, self.rows, self.calibration, self.ngram, self.pruning, self.provider, swapper
@@ -171,16 +173,32 @@ class Session:
             self.messages = list(found.messages)
 
     def forget(self) -> None:
-        """Begins anew: no messages, an empty cache."""
+        """Begins anew: no messages, an empty cache, its memory given back."""
         with self._exclusive():
             self.messages = []
             self.engine.reset()
+            self.engine.release()  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Begins anew and gives the cache's memory back; the session can be used again, the weights stay as long as any session is held."""
+        """As `forget`. The session can be used again; the weights stay as long as any session is held. Of a bundle loaded with `idle`, whose only
+        session this is, also `unload`."""
         self.forget()
-        with self._exclusive():
-            self.engine.release()  # type: ignore[attr-defined]
+        graph: Graph | None = getattr(self.engine, "graph", None)
+        if graph is not None and graph.keeper.seconds is not None and graph.sequences == 1:
+            graph.keeper.unload()
+
+    def unload(self) -> None:
+        """Gives back all memory but the tokenizer's, for all sessions over these weights, until one of them is used again: then the bundle's files are
+        checked and opened again, and a conversation goes on with its tokens read again. Raises ConfigError while any of them is at work."""
+        graph: Graph | None = getattr(self.engine, "graph", None)
+        if graph is not None:
+            graph.keeper.unload()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the bundle is open: false from `unload`, or `load`'s `idle`, until the next use."""
+        graph: Graph | None = getattr(self.engine, "graph", None)
+        return graph is None or graph.keeper.awake
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of range."""
@@ -260,9 +278,15 @@ class Session:
         if not self._busy.acquire(blocking=False):
             raise ConfigError("the session is busy", "one generation at a time", "finish or close the other one first, or ask `another()`")
         try:
-            yield
+            with self._awake():
+                yield
         finally:
             self._busy.release()
+
+    def _awake(self) -> AbstractContextManager[None]:
+        """The body finds the graph open."""
+        graph: Graph | None = getattr(self.engine, "graph", None)
+        return nullcontext() if graph is None else graph.keeper.at_work()
 
     def _specials(self) -> dict[str, str]:
         model = self.manifest.model

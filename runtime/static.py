@@ -32,15 +32,16 @@ _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 class StaticGraph(Graph):
     """See `streamspec.runtime.graph.Graph`. `choice`: a session of the graph that chooses tokens where that is not greedy."""
 
-    def __init__(
-        self, model: Path, manifest: Manifest, threads: int | None = None, provider: str = "cpu", spin: bool = True, profile: Path | None = None
-    ) -> None:
-        """Raises as `Graph`."""
-        super().__init__(model, manifest, threads, provider, spin, profile)
+    def _begin(self, profile: Path | None = None) -> None:
+        super()._begin(profile)
         try:
-            self.choice = self.ort.InferenceSession(str(model.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"])
+            self.choice = self.ort.InferenceSession(str(self.model.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"])
         except Exception as error:
             raise BundleError(f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}", "a graph it can run", "export the bundle again") from None
+
+    def _close(self) -> None:
+        self.choice = None
+        super()._close()
 
     def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
         caches = [f"{i}.{kind}" for i in range(manifest.model.layers) for kind in ("key", "value")]

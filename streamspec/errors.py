@@ -75,6 +75,12 @@ class ProviderError(StreamspecError):
     code = "provider"
 
 
+class ResourceError(StreamspecError):
+    """The machine has less memory than is needed."""
+
+    code = "memory"
+
+
 class BaseModelError(StreamspecError):
     """A base model cannot be found, read or supported."""
 

@@ -51,6 +51,7 @@ def describe(path: Path) -> tuple[str, Rows]:
 
 def _bundle(path: Path) -> Rows:
     from streamspec.bundle import verify_files
+    from streamspec.runtime.memory import SURE, estimate
     from streamspec.trees import DraftTree
 
     manifest = verify_files(path)
@@ -80,6 +81,7 @@ def _bundle(path: Path) -> Rows:
         rows.append(("adapters", f"to be swapped in; room for {manifest.swappable}"))
         rows += [("adapter: " + name, _swappable(path, name, manifest)) for name in swappable.names(path)]
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
+    rows += [(f"memory, {context:,} tokens of context", f"about {estimate(path, context=context)}") for context in sorted({min(SURE, model.context_length), model.context_length})]
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
     rows += [

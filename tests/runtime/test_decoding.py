@@ -83,6 +83,7 @@ def test_the_cache_keeps_exactly_the_accepted_rows(data: st.DataObject) -> None:
 
 def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamspec.runtime.kv.FIRST_CAPACITY", 4)
+    monkeypatch.setattr("streamspec.runtime.kv.RESERVED", 0)
     cache = KeyValueCache(1, 2, 8, limit=20, dtype=np.dtype(np.float32))
     assert cache.capacity == 4 and not cache.reserve(4)
     cache.data[..., :3, :] = 7

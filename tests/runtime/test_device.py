@@ -52,8 +52,9 @@ def test_rows_pruned_above_the_exit_are_moved_apart(bundles: Bundles) -> None:
 
 
 @pytest.fixture
-def caches(bundles: Bundles) -> tuple[DeviceCache, KeyValueCache]:
+def caches(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> tuple[DeviceCache, KeyValueCache]:
     """Empty ones of the same shape, which grow at once."""
+    monkeypatch.setattr("streamspec.runtime.kv.RESERVED", 0)
     folder = bundles("device full")
     model = read_manifest(folder).model
     mover = onnxruntime.InferenceSession(str(folder / "compact.onnx"), providers=[CPU.ort])

@@ -125,6 +125,7 @@ def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> N
 def test_small_chunks_and_a_growing_cache_change_nothing(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [open_session(bundles("fp32")).generate(p, max_new_tokens=100).token_ids for p in PROMPTS]
     monkeypatch.setattr("streamspec.runtime.kv.FIRST_CAPACITY", 4)
+    monkeypatch.setattr("streamspec.runtime.kv.RESERVED", 0)
     monkeypatch.setattr("streamspec.runtime.engine.CHUNK", 3)
     monkeypatch.setattr("streamspec.runtime.binding.SMALL", 2)
     session = open_session(bundles("fp32"))
@@ -234,6 +235,7 @@ def test_senseless_options_are_refused(bundles: Bundles, options: dict[str, obje
 
 def test_a_cache_that_grew_is_not_kept_twice(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv, "FIRST_CAPACITY", 16)
+    monkeypatch.setattr(kv, "RESERVED", 0)
     engine: Any = open_session(bundles("fp32")).engine
     engine.score([5, 6, 7])
     old = weakref.ref(engine.cache.data)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +75,19 @@ def test_systems_without_huge_pages_are_left_alone(tmp_path: Path, monkeypatch: 
             pass
     with huge_pages(False):
         pass
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc only")
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    code = """
+from pathlib import Path
+from streamspec.runtime.pages import trim
+resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+pieces = [bytes(10_000) for _ in range(8000)]
+last = bytes(10_000)  # lies behind them
+del pieces
+before = resident()
+trim()
+print(before - resident())
+"""
+    assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) > 60e6
