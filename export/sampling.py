@@ -46,12 +46,14 @@ class Chooser:
         g.store.add("seen", np.zeros(self.vocab, np.bool_))
         g.store.add_inline("free", np.ones(1, np.bool_))
         g.store.add_inline("allowed", np.ones((1, 1), np.bool_))
-        calmly = g.op("And", g.op("LessOrEqual", "temperature", _f32(g, 0)), g.op("Equal", "repetition_penalty", _f32(g, 1)))
-        untouched = g.op("And", calmly, "free")
+        mild = g.op("Equal", "repetition_penalty", _f32(g, 1))
+        untouched = g.op("And", g.op("And", g.op("LessOrEqual", "temperature", _f32(g, 0)), mild), "free")
         greedy, inner = Scope(g.store, "greedy"), Scope(g.store, "processed")
         best = greedy.op("ArgMax", raw, axis=-1, keepdims=0)
-        penalised = self._penalise(inner, inner.op("Mul", raw, scale) if scale else raw, tokens, mask)
-        penalised = inner.op("Where", self._allowed(inner, places), penalised, _f32(inner, -np.inf))
+        logits = inner.op("Mul", raw, scale) if scale else raw
+        as_they_are, harder = Scope(g.store, "unpenalised"), Scope(g.store, "penalised")
+        branches = (as_they_are, as_they_are.op("Identity", logits)), (harder, self._penalise(harder, logits, tokens, mask))
+        penalised = self._mask(inner, _if(inner, mild, *branches, FLOAT), places)
         hot = inner.op("Greater", "temperature", _f32(inner, 0))
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
         calmest = calm.op("ArgMax", penalised, axis=-1, keepdims=0)
@@ -60,12 +62,12 @@ class Chooser:
         chosen = _if(inner, hot, (drawing, drawn), (calm, calmest), INT64)
         return _if(g, untouched, (greedy, best), (inner, chosen), INT64, out=out)
 
-    def _allowed(self, g: Scope, places: str) -> str:
-        """Bool [r, vocab], or [1, 1] where all tokens are."""
-        if not places:
-            return "allowed"
-        some, free = Scope(g.store, g.label + "/allowed"), Scope(g.store, g.label + "/free")
-        return _if(g, "free", (free, free.op("Identity", "allowed")), (some, some.op("Gather", "allowed", places, axis=0)), BOOL)
+    def _mask(self, g: Scope, logits: str, places: str) -> str:
+        """The logits of what is `allowed`; where all tokens are, nothing is read of that input, which may hold an earlier mask."""
+        some, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
+        allowed = some.op("Gather", "allowed", places, axis=0) if places else "allowed"
+        masked = some.op("Where", allowed, logits, _f32(some, -np.inf))
+        return _if(g, "free", (free, free.op("Identity", logits)), (some, masked), FLOAT)
 
     def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
         """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if negative."""

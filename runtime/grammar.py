@@ -50,6 +50,8 @@ class Grammar:
             raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
         if not isinstance(given, (dict, bool)):
             raise ConfigError(f"a JSON schema that is a {type(given).__name__}", "a JSON object", "correct it")
+        if isinstance(given, dict):
+            given.pop("x-guidance", None)  # the library's own settings, some of which give promises up
         for pattern in _patterns(given):
             _check_pattern(pattern)
         for separator, mark in zip(separators, ",:", strict=True):
@@ -199,7 +201,7 @@ def _patterns(schema: Any, depth: int = 0) -> Iterator[str]:
         yield from _patterns(part, depth + 1)
 
 
-_PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}|.", re.DOTALL)
+_PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}|.", re.DOTALL)
 
 
 def _check_pattern(pattern: str) -> None:
@@ -210,7 +212,7 @@ def _check_pattern(pattern: str) -> None:
     last = 1  # and in what a count would repeat
     for piece in _PIECES.finditer(pattern):
         if piece["least"] is not None:
-            last *= max(1, int(piece["most"] or piece["least"]))
+            last *= max(1, int((piece["most"] or piece["least"])[:9]))
             inside[-1] = max(inside[-1], last)
         elif piece[0] == "(":
             inside.append(1)

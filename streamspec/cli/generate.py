@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from streamspec.cli.options import (
     Use,
 )
 from streamspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamspec.runtime import Grammar
 
 
 def command(
@@ -45,6 +48,13 @@ def command(
     min_p: MinP = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File of a JSON schema that the answer must satisfy.", show_default=False)
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that the whole answer must match.", show_default=False)] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="Answer with this text; given again: with one of them.", show_default=False)
+    ] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Say on stderr how fast it was and why.")] = False,
 ) -> None:
     """Answer one prompt, streamed."""
@@ -53,11 +63,12 @@ def command(
         raise ConfigError("an empty prompt", "some text", "check --prompt")
     from streamspec.runtime import Sampling, load
 
+    grammar = _grammar(json_schema, regex, choice)
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     session = load(bundle, threads=threads, provider=provider, tree=rows or "auto", ngram=not no_ngram, adapter=use)
     last = None
     for chunk in session.stream(
-        text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation, sampling=sampling
+        text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation, sampling=sampling, grammar=grammar
     ):
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
@@ -65,3 +76,20 @@ def command(
     print()
     if stats and last is not None and last.stats is not None:
         print(f"{last.stats}; provider: {session.provider}", file=sys.stderr)
+
+
+def _grammar(json_schema: Path | None, regex: str | None, choice: list[str] | None) -> Grammar | None:
+    given = {"--json-schema": json_schema, "--regex": regex, "--choice": choice or None}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(" and ".join(named), "one of them", "leave the others out")
+    if not named:
+        return None
+    from streamspec.runtime import Grammar
+
+    if json_schema is not None:
+        try:
+            return Grammar.json_schema(json_schema.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{json_schema}: {error}", "a file with a JSON schema", "check --json-schema") from None
+    return Grammar.regex(regex) if regex is not None else Grammar.choice(choice or [])

@@ -49,11 +49,13 @@ def choose(graph: Any, logits: np.ndarray, tokens: list[int], mask: np.ndarray, 
     return np.asarray(graph.run(["choices"], {"logits": (logits / SCALE).astype(np.float32), "scale": np.full((len(logits), 1), SCALE, np.float32), "tokens": np.array(tokens), "mask": mask, **fed})[0])
 
 
-def expected(logits: np.ndarray, context: list[int], **given: float) -> np.ndarray:
+def expected(logits: np.ndarray, context: list[int], allowed: list[int] | None = None, **given: float) -> np.ndarray:
     """Probabilities by transformers' processors, in its order."""
     scores, ids = torch.tensor(logits)[None], torch.tensor([context])
     if given.get("repetition_penalty", 1) != 1:
         scores = hf.RepetitionPenaltyLogitsProcessor(given["repetition_penalty"])(ids, scores)
+    if allowed is not None:
+        scores = hf.PrefixConstrainedLogitsProcessor(lambda batch, text: allowed, 1)(ids, scores)
     scores = hf.TemperatureLogitsWarper(float(given["temperature"]))(ids, scores)
     if given.get("top_k"):
         scores = hf.TopKLogitsWarper(int(given["top_k"]))(ids, scores)
@@ -77,10 +79,12 @@ SETTINGS: list[dict[str, float]] = [
 ]
 
 
+@pytest.mark.parametrize("share", [None, 0.5, 0.01])
 @pytest.mark.parametrize("given", SETTINGS, ids=str)
 def test_frequencies_over_a_grid_of_uniforms_are_the_processed_probabilities(
-    graph: tuple[int, Any], given: dict[str, float]
+    graph: tuple[int, Any], given: dict[str, float], share: float | None
 ) -> None:
+    """With and without a mask that allows a `share` of the tokens, and one at least."""
     vocab, run = graph
     random = np.random.default_rng(vocab)
     logits = random.normal(0, 2.5, vocab).astype(np.float32)
@@ -90,9 +94,14 @@ def test_frequencies_over_a_grid_of_uniforms_are_the_processed_probabilities(
     uniforms = ((np.arange(GRID) + 0.5) / GRID).astype(np.float32)
     rows = np.repeat(logits[None], GRID, axis=0)
     mask = np.zeros((GRID, 3), np.float32)
-    drawn = choose(run, rows, context[6:], mask, uniforms=uniforms, seen=seen, **given)
+    masked: dict[str, Any] = {}
+    allowed = None
+    if share is not None:
+        allowed = np.argsort(random.random(vocab))[: max(1, int(share * vocab))].tolist()
+        masked = {"free": np.array([False]), "allowed": np.repeat(np.isin(np.arange(vocab), allowed)[None], GRID, axis=0)}
+    drawn = choose(run, rows, context[6:], mask, uniforms=uniforms, seen=seen, **given, **masked)
     frequency = np.bincount(drawn, minlength=vocab) / GRID
-    wanted = expected(logits, context, **given)
+    wanted = expected(logits, context, allowed, **given)
     assert np.abs(frequency - wanted).max() <= 1.01 / GRID
     assert not frequency[wanted == 0].any()
 
@@ -120,6 +129,28 @@ def test_only_what_precedes_a_row_is_penalised(graph: tuple[int, Any]) -> None:
     seen = np.zeros(vocab, np.bool_)
     seen[3] = True
     assert choose(run, logits, [3, 5, 1], mask, repetition_penalty=4.0, seen=seen).tolist() == [5, 7, 5]
+
+
+def test_a_greedy_choice_is_the_best_of_what_its_row_allows(graph: tuple[int, Any]) -> None:
+    vocab, run = graph
+    logits = np.random.default_rng(5).normal(0, 2, (4, vocab)).astype(np.float32)
+    mask, allowed = np.zeros((4, 1), np.float32), np.zeros((4, vocab), np.bool_)
+    for row, tokens in enumerate(([0], [1, 5, 7], [vocab - 1, 2], range(vocab))):
+        allowed[row, list(tokens)] = True
+    wanted = np.where(allowed, logits, -np.inf).argmax(1).tolist()
+    assert choose(run, logits, [0], mask, free=np.array([False]), allowed=allowed).tolist() == wanted
+    assert choose(run, logits, [0], mask, free=np.array([True]), allowed=allowed).tolist() == logits.argmax(1).tolist()
+    drawn = choose(run, logits, [0], mask, temperature=1e-3, uniforms=np.full(4, 0.5, np.float32), free=np.array([False]), allowed=allowed)
+    assert drawn.tolist() == wanted
+
+
+def test_a_mask_of_before_does_not_matter_where_all_tokens_are_free(graph: tuple[int, Any]) -> None:
+    vocab, run = graph
+    logits = np.random.default_rng(5).normal(0, 2, (4, vocab)).astype(np.float32)
+    mask, stale = np.zeros((4, 1), np.float32), np.zeros((9, vocab), np.bool_)
+    for given in ({"temperature": 1.0, "uniforms": np.full(4, 0.7, np.float32)}, {"repetition_penalty": 1.5}, {}):
+        wanted = choose(run, logits, [0], mask, **given).tolist()
+        assert choose(run, logits, [0], mask, free=np.array([True]), allowed=stale, **given).tolist() == wanted
 
 
 def test_defaults_are_greedy_and_the_edges_of_the_interval_are_safe(graph: tuple[int, Any]) -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -26,7 +27,7 @@ from streamspec.cli.inspect import describe
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.families import FAMILIES
-from streamspec.runtime import Session
+from streamspec.runtime import Grammar, Sampling, Session
 from tests.adapters.tiny import options, tiny_model, tiny_tokenizer
 
 SHIPPED = Path(__file__).parents[2] / "benchmarks" / "adapters"
@@ -155,6 +156,24 @@ def test_adapters_of_the_reference_base_are_swapped(tmp_path: Path) -> None:
     for task in (*PROMPTS, "wikisql"):
         session.swap(task)
         check_shipped(session, task)
+
+
+@pytest.mark.base
+def test_constrained_answers_of_the_reference_base(tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "continent": {"enum": ["Africa", "America", "Asia", "Europe"]}, "people": {"type": "integer", "maximum": 9999}},
+        "required": ["name", "continent", "people"],
+        "additionalProperties": False,
+    }
+    export_bundle("smollm2-135m", SHIPPED / "chat", tmp_path / "bundle", "int8", progress=lambda line: None)
+    session, grammar = load(tmp_path / "bundle", tree=12, threads=1), Grammar.json_schema(schema)
+    for prompt in ("Describe Tokyo as JSON.", "Which city is the largest of Africa? Answer in JSON."):
+        for sampling in (Sampling(), Sampling(1.0, top_p=0.9, seed=5)):
+            plain, spec = (session.generate(prompt, grammar=grammar, sampling=sampling, speculate=speculate, logprobs=2) for speculate in (False, True))
+            assert (spec.token_ids, spec.logprobs, spec.finish_reason) == (plain.token_ids, plain.logprobs, "eos")
+            jsonschema.validate(json.loads(spec.text), schema)
+            assert spec.stats.forced_tokens > 10 and spec.stats.tau > 1.5
 
 
 EXPORT = "import sys; from streamspec.export import export_bundle; export_bundle(*sys.argv[1:4], sys.argv[4], force=True)"

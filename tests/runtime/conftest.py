@@ -10,20 +10,24 @@ import pytest
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle; `("static full")`: as `("full")`, of fixed shapes, 8 rows; `("device full")`: for a device."""
+    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle; `("lettered ...")`: of a base that can write anything (`lettered_base`), `("endless ...")`: and whose vocabulary has no end-of-text; `("static full")`: as `("full")`, of fixed shapes, 8 rows; `("device full")`: for a device."""
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:
         if name not in made:
             from streamspec.export import Target
-            from tests.runtime.tiny_bundles import tiny_bundle
+            from tests.runtime.tiny_bundles import lettered_base, tiny_bundle
 
             *shape, kept = name.split()
+            folder, base = tmp_path_factory.mktemp(name.replace(" ", "-")), None
+            for letters in {"lettered", "endless"} & {*shape}:
+                shape.remove(letters)
+                base = lettered_base(folder / "base", letters == "lettered")
             target = {"": Target(), "static": Target(static=True, rows=8), "device": Target("cuda")}["".join(shape)]
             precision = {"int8": "int8", "lists": "int8", "int4": "int4", "fp16": "fp16"}.get(kept, "fp32")
             kind = "chat" if kept == "chat" else "raw"
             method = kept if kept in ("jakiro", "eagle", "lists") else ""
-            made[name] = tiny_bundle(tmp_path_factory.mktemp(name.replace(" ", "-")), precision, kept != "lora", kind, kept == "full", method, target)
+            made[name] = tiny_bundle(folder, precision, kept != "lora", kind, kept == "full", method, target, base)
         return made[name]
 
     return make

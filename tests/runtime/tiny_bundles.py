@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from streamspec.acceptance import Acceptance
 from streamspec.adapters.base import resolve_base
@@ -29,6 +30,28 @@ def tiny_base(folder: Path, chat: bool = False) -> Path:
     torch.set_num_threads(1)
     tiny_model("llama", initializer_range=0.5).save_pretrained(folder)
     tiny_tokenizer(chat).save_pretrained(folder)
+    return folder
+
+
+def lettered_base(folder: Path, eos: bool = True) -> Path:
+    """As `tiny_base`, with a tokenizer that can write anything: all bytes, and words that JSON is made of. Context 256."""
+    torch.set_num_threads(1)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {name: i for i, name in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    merges = []
+    for word in ('{"', '"}', '",', "true", "false", "null", 'Ġ"', '":', "na", "name", "me", "12"):
+        for end in range(2, len(word) + 1):
+            if word[:end] not in vocabulary:
+                vocabulary[word[:end]] = len(vocabulary)
+                merges.append((word[: end - 1], word[end - 1]))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    named = {"bos_token": "<s>", "pad_token": "<pad>"} | ({"eos_token": "</s>"} if eos else {})
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+    size = len(vocabulary) + 5  # a model's vocabulary may be larger than its tokenizer's
+    changes = {"vocab_size": size, "max_position_embeddings": 256, "initializer_range": 0.5}
+    tiny_model("llama", **changes | ({} if eos else {"eos_token_id": None})).save_pretrained(folder)
     return folder
 
 
@@ -92,9 +115,12 @@ def draft_layer(folder: Path, base: Path, method: str) -> Path:
     return adapter
 
 
-def tiny_bundle(folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False, method: str = "", target: Target = PLAIN_CPU) -> Path:
+def tiny_bundle(
+    folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False, method: str = "", target: Target = PLAIN_CPU,
+    base: Path | None = None,
+) -> Path:
     """A bundle of a tiny base and a random adapter."""
-    base = tiny_base(folder / "base", chat=kind == "chat")
+    base = base or tiny_base(folder / "base", chat=kind == "chat")
     adapter = draft_layer(folder / "adapter", base, method) if method else tiny_adapter(folder / "adapter", base, streams, kind, full)
     export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, target=target)
     return folder / "bundle"
