@@ -79,28 +79,24 @@ def idle(server: Server) -> None:
     print(f"idle: {100 * used / 10:.1f} % of a core over 10 s; /health: {median(taken):.1f} ms with a connection of its own", flush=True)
 
 
-def times(server: Server, session: Session, tokens: int, repeats: int = 5) -> None:
+def times(server: Server, session: Session, tokens: int, repeats: int = 3) -> None:
     client, firsts, rates = server.client(), {False: list[float](), True: list[float]()}, {False: list[float](), True: list[float]()}
     for i in range(repeats):
-        for prompt in PROMPTS:
+        for number, prompt in enumerate(PROMPTS):
             messages = user(f"{i} {prompt}")  # new to every cache
-            for served in (False, True) if i % 2 else (True, False):
+            for served in (False, True) if (i + number) % 2 else (True, False):
+                session.forget()
                 began = time.perf_counter()
-                arrived, count = [], 0
-                if served:
-                    for chunk in client.chat.completions.create(model=server.models[0], messages=messages, max_tokens=tokens, stream=True):
-                        arrived.append(time.perf_counter())
-                        count += chunk.streamspec["committed"]  # type: ignore[attr-defined]
-                else:
-                    session.forget()
-                    for piece in session.stream(messages, max_new_tokens=tokens):
-                        arrived.append(time.perf_counter())
-                        count += len(piece.token_ids)
-                firsts[served].append(1e3 * (arrived[0] - began))
-                if count > 4:
-                    rates[served].append((count - 1) / (arrived[-1] - arrived[0]))
-    for what, found in (("first token, ms", firsts), ("tokens/s", rates)):
-        print(f"{what}: {median(found[True]):.1f} through the server, {median(found[False]):.1f} from a session", flush=True)
+                first = rate = 0.0
+                chunks: Any = client.chat.completions.create(model=server.models[0], messages=messages, max_tokens=tokens, stream=True) if served else session.stream(messages, max_new_tokens=tokens)
+                for chunk in chunks:
+                    first = first or 1e3 * (time.perf_counter() - began)
+                    rate = chunk.streamspec["tokens_per_second"] if served else chunk.stats.tokens_per_second
+                firsts[served].append(first)
+                rates[served].append(rate)
+    for what, found in (("first token, ms", firsts), ("tokens/s, as each side counts them", rates)):
+        ratio = median(one / other for one, other in zip(found[True], found[False], strict=True) if other)
+        print(f"{what}: {median(found[True]):.1f} through the server, {median(found[False]):.1f} from a session; ratio of the same prompt {ratio:.2f}", flush=True)
 
 
 def fair(server: Server, tokens: int) -> None:

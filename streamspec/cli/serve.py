@@ -34,6 +34,7 @@ def command(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds a request may take.")] = 300,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens an answer may ask for.")] = 4096,
     context: Annotated[int | None, typer.Option(min=2, help="Most tokens of a session's cache; default: the model's.", show_default=False)] = None,
+    idle: Annotated[float | None, typer.Option(help="Seconds without a request after which the bundle is unloaded; the next one opens it again.", show_default=False)] = None,
     no_page: Annotated[bool, typer.Option("--no-page", help="Without the web page.")] = False,
     log: Annotated[bool, typer.Option("--log", help="One line a request on stderr.")] = False,
     threads: Threads = None,
@@ -47,7 +48,7 @@ def command(
         logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
         logging.getLogger("streamspec.serve").setLevel(logging.INFO)
     given = token or os.environ.get(TOKEN)
-    options: dict[str, Any] = {"threads": threads, "provider": provider, "ngram": not no_ngram, "context": context}
+    options: dict[str, Any] = {"threads": threads, "provider": provider, "ngram": not no_ngram, "context": context, "idle": idle}
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamspec.errors import ConfigError, ContextOverflow, DataError, StreamspecError, one_line
+from streamspec.errors import ConfigError, ContextOverflow, DataError, ResourceError, StreamspecError, one_line
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 
@@ -54,6 +54,8 @@ def from_runtime(error: BaseException) -> ApiError:
         return ApiError(400, str(error), "context_length_exceeded", "messages")
     if isinstance(error, (DataError, ConfigError)):
         return ApiError(400, str(error), error.code)
+    if isinstance(error, ResourceError):
+        return ApiError(503, str(error), error.code, kind=SERVER, retry_after=5)
     if isinstance(error, StreamspecError):
         return ApiError(500, str(error), error.code, kind=SERVER)
     return ApiError(500, "an error inside the server; see its log", "internal_error", kind=SERVER)

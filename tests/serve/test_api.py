@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from streamspec.errors import AdapterError, ConfigError
+from streamspec.errors import AdapterError, ConfigError, ResourceError
 from streamspec.serve import Server
 from tests.serve.conftest import TOKEN, Running, until, user
 from tests.serve.fake import FakeSession, Shared
@@ -128,6 +128,10 @@ def test_an_error_in_a_running_stream_is_its_last_event(running: Make) -> None:
     server.shared.fails = AdapterError("alpha is damaged")
     with pytest.raises(openai.InternalServerError, match="alpha is damaged"):
         ask(server.client())
+    server.shared.fails = ResourceError("no room for 4096 tokens")
+    with pytest.raises(openai.InternalServerError, match="no room") as full:
+        ask(server.client())
+    assert full.value.status_code == 503 and full.value.code == "memory"
     server.shared.fails = None
     assert ask(server.client()).choices[0].message.content == "word word"
 

@@ -155,6 +155,17 @@ def test_clients_that_leave_at_random_spoil_nothing(server: Running, cold: Calla
         assert ask(server, user(prompt)).choices[0].message.content == cold(user(prompt), max_new_tokens=30).text
 
 
+def test_an_idle_server_unloads_its_bundle_and_answers_as_before(bundle: Path, cold: Callable[..., Any]) -> None:
+    session = load(bundle, threads=1, tree=8, idle=0.3)
+    running = Running(session, limits=Limits(sessions=2))
+    try:
+        for _ in range(2):
+            assert ask(running, user(PROMPTS[1])).choices[0].message.content == cold(user(PROMPTS[1]), max_new_tokens=30).text
+            until(lambda: not session.loaded)
+    finally:
+        running.stop()
+
+
 def test_adapters_are_models(tmp_path: Path) -> None:
     base = tiny_base(tmp_path / "base", chat=True)
     adapters = [tiny_adapter(tmp_path / "chatty", base, kind="chat"), tiny_adapter(tmp_path / "terse", base)]
