@@ -54,6 +54,7 @@ from streamspec.export.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, St
 from streamspec.export.target import PLAIN_CPU, ROWS, SLOTS, Target
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.weight_only import StaticPrecision
+from streamspec.graph_file import check_graphs
 from streamspec.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
@@ -127,7 +128,9 @@ def export_bundle(
         del session
         write_card(folder, manifest)
         say("hashing the files")
-        return finish(folder, manifest)
+        manifest = finish(folder, manifest)
+        check_graphs(folder, manifest)  # one that we would refuse to load must not be written
+        return manifest
 
 
 def asked_for(base: str | Path, adapter: str | Path | None, say: Progress) -> tuple[Base, Adapter | None]:

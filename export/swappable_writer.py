@@ -64,6 +64,7 @@ from streamspec.export.source import ModelSource, load_model, read_drafter, read
 from streamspec.export.streams import Lora, StreamSpec
 from streamspec.export.swappable import BEGIN, HEAD, SHIFT, STREAMS, TASK, SwappableStore, empty_streams, forms, update
 from streamspec.export.tokenizer_files import copy_tokenizer
+from streamspec.graph_file import check_graphs
 from streamspec.swappable import (
     ADAPTERS,
     METHODS,
@@ -119,6 +120,7 @@ def export_swappable(
         write_card(folder, manifest)
         say("hashing the files")
         manifest = finish(folder, manifest)
+        check_graphs(folder, manifest)
         for name, adapter in described.items():
             say(f"adapter {name}")
             (folder / ADAPTERS / name).mkdir(parents=True)
@@ -138,6 +140,7 @@ def adapt(
     say, folder, source = progress or to_stderr, Path(bundle), Path(adapter)
     manifest = verify_files(folder)
     check_swappable(manifest)
+    check_graphs(folder, manifest)
     target = Path(out) if out is not None else folder / ADAPTERS / _name(name or source.resolve().name)
     if name is not None and out is not None:
         raise ConfigError("--name and --out together", "one of them", "name the folder with --out")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from streamspec.bundle import MODEL, Manifest
 from streamspec.errors import StreamspecError, one_line
+from streamspec.graph_file import check_graphs
 from streamspec.runtime.calibrate import Calibration, calibrated, remembered
 from streamspec.runtime.engine import OrtEngine
 from streamspec.runtime.graph import Graph
@@ -29,6 +30,7 @@ def open_engine(
     Raises ConfigError for a name that no provider has; where the provider asked for, or with "auto" the CPU, cannot be used or
     leaves too much to the CPU, ProviderError; where it cannot load the graph or computes wrongly, BundleError.
     """
+    check_graphs(folder, manifest)
     if provider != AUTO:
         engine = open_on(folder, manifest, provider, threads, spin)
         return engine, Chosen(provider, engine.graph.on_cpu)
