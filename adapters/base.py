@@ -19,6 +19,7 @@ from typing import Any
 
 from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.cache import cache_dir
+from streamspec.checks import MAX_JSON, parse_object
 from streamspec.errors import BaseModelError
 
 REFERENCE = "smollm2-135m"
@@ -76,11 +77,12 @@ def weights_hash(folder: Path) -> str:
     for file in _weight_files(folder):
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
+            header = parse_object(stream.read(min(size, MAX_JSON + 1)), str(file), BaseModelError, "fetch the base again")
+            header.pop("__metadata__", None)
             try:
-                header = json.loads(stream.read(size))
-                header.pop("__metadata__", None)
-                whole = file.stat().st_size == 8 + size + max(d["data_offsets"][1] for d in header.values())
-            except (ValueError, AttributeError, TypeError, LookupError, MemoryError, OverflowError):
+                ends = [_end_of(described) for described in header.values()]
+                whole = file.stat().st_size == 8 + size + max(ends)
+            except (ValueError, TypeError, LookupError):
                 whole = False
         if not whole:
             raise BaseModelError(f"{file} is cut off or damaged", "a whole safetensors file", "fetch the base again")
@@ -93,6 +95,14 @@ def weights_hash(folder: Path) -> str:
             stream.seek(start + first)
             digest.update(stream.read(last - first))
     return digest.hexdigest()
+
+
+def _end_of(described: dict[str, Any]) -> int:
+    """Where a tensor's bytes end. Raises ValueError, TypeError or LookupError where its description makes no sense."""
+    first, last = described["data_offsets"]
+    if not (type(first) is int and type(last) is int and 0 <= first <= last and isinstance(described["dtype"], str) and isinstance(described["shape"], list)):
+        raise ValueError(described)
+    return int(last)
 
 
 # ---- the reference base and GGUF files
@@ -191,7 +201,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise BaseModelError(
             f"{file.parent} holds no {file.name}", "a Hugging Face model folder", "check --base"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BaseModelError(f"{file} cannot be read ({error})", "a JSON object", "fetch the base again") from None
     if not isinstance(value, dict):
         raise BaseModelError(f"{file} holds a {type(value).__name__}", "a JSON object", "fetch the base again")

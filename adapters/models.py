@@ -48,7 +48,7 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     """The base in training dtype, all weights frozen. Eager attention: on CPU its backward pass is faster than SDPA's (docs/decisions.md)."""
-    model = AutoModelForCausalLM.from_pretrained(run.base.path, dtype=dtype, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(run.base.path, dtype=dtype, attn_implementation="eager", use_safetensors=True)
     if run.device.type == "cuda" and model._supports_sdpa:
         model.set_attn_implementation("sdpa")
     return model.to(run.device).requires_grad_(False)
@@ -59,6 +59,7 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     model = load_base(run, torch.float32)
     if task is not None:
         try:
+            check_task_lora(task)
             model = PeftModel.from_pretrained(model, task).merge_and_unload()
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None

@@ -19,7 +19,16 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.acceptance import MAX_GAMMA, MISSED, Acceptance, node_order
-from streamspec.adapter import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, TASK_CONFIG, Adapter, odd_draft_layer, read_json
+from streamspec.adapter import (
+    ACCEPTANCE,
+    RESTORE,
+    STREAM_WEIGHTS,
+    TASK_CONFIG,
+    Adapter,
+    check_task_lora,
+    odd_draft_layer,
+    read_json,
+)
 from streamspec.adapters.base import Base
 from streamspec.bundle import DRAFT_LAYERS, POSITIONS
 from streamspec.errors import AdapterError
@@ -82,10 +91,11 @@ class ModelSource:
 def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its files' dtype with the
     LoRA beside it, to be read through `resting.FloatDecoder`."""
-    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager", use_safetensors=True)
     if adapter is not None and adapter.has_task_lora:
         from peft import PeftModel
 
+        check_task_lora(adapter.path)
         try:
             tuned = PeftModel.from_pretrained(model, str(adapter.path))
             settings = tuned.active_peft_config

@@ -113,9 +113,11 @@ class Vocabulary:
             return self._built
 
     def _build(self) -> tuple[Any, int]:
+        from tokenizers import Tokenizer
+
         library = _library()
         try:
-            own = type(self._tokenizer).from_str(self._tokenizer.to_str())
+            own = Tokenizer.from_str(self._tokenizer.to_str())
             own.no_padding()
             own.no_truncation()
             own.add_special_tokens([END])

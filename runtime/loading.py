@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from streamspec import swappable
-from streamspec.bundle import TEMPLATE, TOKENIZER, Manifest, verify_files
-from streamspec.errors import BundleError, ConfigError
+from streamspec.bundle import verify_files
+from streamspec.errors import ConfigError
 from streamspec.runtime.idle import check_idle
 from streamspec.runtime.interface import Pruning
 from streamspec.runtime.memory import check_memory
 from streamspec.runtime.session import Session
 from streamspec.runtime.setting import Asked, settle
+from streamspec.runtime.tokenizer import read_template, read_tokenizer
 
 
 def load(
@@ -77,25 +77,3 @@ def load(
         session.manifest.check_prunes()
     engine.graph.keeper.limit(idle)
     return session
-
-
-def read_tokenizer(folder: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str((folder / TOKENIZER).read_text(encoding="utf-8"))
-    except BaseException as error:  # the library's panics are not Exceptions
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise BundleError(f"{TOKENIZER}: {error}", "a tokenizer", "export the bundle again") from None
-
-
-def read_template(folder: Path, manifest: Manifest) -> str | None:
-    if TEMPLATE not in manifest.files:
-        if manifest.prompt_format.kind == "chat":
-            raise BundleError(f"a chat bundle without {TEMPLATE}", "a chat template", "export the bundle again")
-        return None
-    try:
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise BundleError(f"{TEMPLATE} is no UTF-8 text", "a chat template", "export the bundle again") from None

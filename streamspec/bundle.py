@@ -363,12 +363,22 @@ def read_manifest(path: str | Path) -> Manifest:
     return Manifest.from_json(read_small(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes"))
 
 
-def read_small(folder: Path, name: str, fix: str) -> bytes:
-    """The JSON file `name` of `folder`, if it is one by its kind and size. Raises BundleError."""
+def read_small(folder: Path, name: str, fix: str, most: int = MAX_JSON) -> bytes:
+    """The file `name` of `folder`, if it is one by its kind and has no more bytes than `most`. Raises BundleError.
+
+    It is looked at once more when it is open, and no more of it is read: one that is exchanged in between neither blocks nor fills the memory.
+    """
     file = regular_file(folder, name, fix)
-    if file.stat().st_size > MAX_JSON:
-        raise BundleError(f"{name} has {file.stat().st_size} bytes", f"at most {MAX_JSON}", "do not use this bundle")
-    return file.read_bytes()
+    try:
+        handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(handle, "rb") as stream:
+            info = os.fstat(handle)
+            data = stream.read(most + 1) if stat.S_ISREG(info.st_mode) else None
+    except OSError as error:
+        raise BundleError(f"{file}: {error.strerror}", "a readable file", fix) from None
+    if data is None or len(data) > most:
+        raise BundleError(f"{name} has {info.st_size} bytes", f"a file of at most {most}", "do not use this bundle")
+    return data
 
 
 def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: bool = True) -> Manifest:
@@ -391,7 +401,10 @@ def check_files(files: Mapping[str, Path], expected: Mapping[str, FileInfo], has
         if size != info.bytes:
             raise BundleError(f"{name} has {size} bytes", f"{info.bytes} bytes as the manifest says", fix)
     for name, info in expected.items() if hashes else ():
-        found = sha256_file(files[name])
+        try:
+            found = sha256_file(files[name])
+        except OSError as error:
+            raise BundleError(f"{files[name]}: {error.strerror}", "a readable file", fix) from None
         if found != info.sha256:
             raise BundleError(f"{name} has sha256 {found[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
 

@@ -15,6 +15,7 @@ from streamspec.errors import DataError
 
 Message = dict[str, str]
 TEXT_OPENING = 400  # characters of a `text` row that serve as its prompt, at most half of it
+MAX_LINE = 16 << 20  # characters
 SHAPES = "`text`; `messages`; `prompt` + `completion` as strings; `prompt` + `completion` as message lists; `turns` (bench only)"
 
 
@@ -65,7 +66,10 @@ def _parse(path: Path) -> Iterator[Example]:
     with file:
         number = 0
         try:
-            for number, line in enumerate(file, start=1):
+            while line := file.readline(MAX_LINE + 1):
+                number += 1
+                if len(line) > MAX_LINE:
+                    raise DataError(f"{path}, line {number}: more than {MAX_LINE} characters", "one JSON object a line", "check the file")
                 if line.strip():
                     where = f"{path}, line {number}"
                     yield replace(_example(_object(line, path, number), where), where=where)
@@ -79,6 +83,10 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = getattr(error, "msg", error)  # JSON's own errors count lines anew
         raise DataError(f"{path}, line {number}: {reason}", "one JSON object a line", "mend or drop the line") from None
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise DataError(f"{path}, line {number}: half of a surrogate pair, or nested too deep", "text that UTF-8 can hold", "mend or drop the line") from None
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number}: {type(row).__name__}", "a JSON object", "mend or drop the line")
     return row
@@ -90,9 +98,10 @@ def _example(row: dict[str, Any], where: str) -> Example:
         raise DataError(f"{where}: references are no list of strings", "a list of accepted answers", "mend or drop the line")
     extra: dict[str, Any] = {k: row[k] for k in ("category", "question_id") if k in row}
     if isinstance(row.get("turns"), list) and row["turns"]:
-        return Example(
-            "turns", str(row["turns"][0]), None, references, extra | {"turns": [str(t) for t in row["turns"]]}
-        )
+        turns = row["turns"]
+        if not all(isinstance(turn, str) for turn in turns):
+            raise DataError(f"{where}: turns are no list of strings", "what is said in each turn", "mend or drop the line")
+        return Example("turns", turns[0], None, references, extra | {"turns": turns})
     if isinstance(row.get("text"), str):
         return Example("text", "", row["text"])
     if "messages" in row:

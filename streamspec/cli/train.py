@@ -20,6 +20,8 @@ import typer
 from streamspec.adapters.config import TrainConfig
 from streamspec.errors import ConfigError
 
+MAX_YAML = 1 << 20  # bytes
+
 
 def command(**flags: Any) -> None:
     """Fine-tune an adapter that also drafts its own next tokens."""
@@ -54,11 +56,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Options from a YAML file; dashes and underscores in keys are the same."""
     import yaml
 
+    class Plain(yaml.SafeLoader):
+        """Without aliases, which let a small file grow without bound, and without keys that come twice."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("an alias")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            found = super().construct_mapping(node, deep)
+            if len(found) != len(node.value):
+                raise yaml.YAMLError("a key is repeated")
+            return found
+
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        if path.stat().st_size > MAX_YAML:
+            raise ConfigError(f"{path} has {path.stat().st_size} bytes", f"at most {MAX_YAML}", "check --config")
+        values = yaml.load(path.read_text(encoding="utf-8"), Plain) or {}
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "a readable YAML file", "check --config") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}", "YAML", "check --config") from None
     if not isinstance(values, dict):
         raise ConfigError(
