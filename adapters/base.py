@@ -77,12 +77,12 @@ def weights_hash(folder: Path) -> str:
     for file in _weight_files(folder):
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
-            header = parse_object(stream.read(min(size, MAX_JSON + 1)), str(file), BaseModelError, "fetch the base again")
-            header.pop("__metadata__", None)
             try:
+                header = parse_object(stream.read(min(size, MAX_JSON + 1)), str(file), BaseModelError, "fetch the base again")
+                header.pop("__metadata__", None)
                 ends = [_end_of(described) for described in header.values()]
                 whole = file.stat().st_size == 8 + size + max(ends)
-            except (ValueError, TypeError, LookupError):
+            except (BaseModelError, ValueError, TypeError, LookupError):
                 whole = False
         if not whole:
             raise BaseModelError(f"{file} is cut off or damaged", "a whole safetensors file", "fetch the base again")
@@ -185,7 +185,7 @@ def _model_type(folder: Path) -> str:
 
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise BaseModelError(
             f"{folder} is of the family `{model_type}`",
             f"one of {', '.join(FAMILIES)}",

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from streamspec.adapter import RESTORE, STREAM_WEIGHTS
+from streamspec.adapter import RESTORE, STREAM_WEIGHTS, check_task_lora
 from streamspec.adapters import folder
 from streamspec.adapters.data import Collator, TokenRow, draft_vocabulary
 from streamspec.adapters.families import Decoder

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from peft import get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
@@ -24,6 +25,7 @@ from streamspec.adapter import (
     RESTORE,
     STREAM_WEIGHTS,
     TASK_CONFIG,
+    TASK_WEIGHTS,
     Adapter,
     check_task_lora,
     odd_draft_layer,
@@ -98,6 +100,7 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
         check_task_lora(adapter.path)
         try:
             tuned = PeftModel.from_pretrained(model, str(adapter.path))
+            _check_loaded(tuned, adapter)
             settings = tuned.active_peft_config
             if not whole and (getattr(settings, "modules_to_save", None) or getattr(settings, "trainable_token_indices", None)):
                 return load_model(base, adapter)  # whole modules would be rounded to the base's dtype
@@ -105,6 +108,15 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RESTORE) from None
     return model.eval().requires_grad_(False)
+
+
+def _check_loaded(tuned: Any, adapter: Adapter) -> None:
+    """Raises AdapterError unless every tensor of the task LoRA came from its file, every tensor of the file is of the LoRA, and all are finite: PEFT only warns."""
+    wanted, found = (set(tensors) for tensors in (get_peft_model_state_dict(tuned, save_embedding_layers=False), load_file(adapter.path / TASK_WEIGHTS)))
+    faults = [f"no {name}" for name in sorted(wanted - found)] + [f"unknown {name}" for name in sorted(found - wanted)]
+    faults += [f"{name} is not finite" for name, value in tuned.named_parameters() if "lora_" in name and not bool(value.isfinite().all())]
+    if faults:
+        raise AdapterError(f"task LoRA of {adapter.path}: {'; '.join(faults[:4])}", f"a LoRA for {adapter.base_id}", RESTORE)
 
 
 def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:

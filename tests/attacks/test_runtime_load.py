@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from streamspec.errors import BundleError
 from streamspec.runtime import Sampling, load
+from tests.attacks.forging import edit, forge, refused
 
 
 @pytest.fixture(scope="module")
@@ -29,28 +28,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle(original: Path, tmp_path: Path) -> Path:
     shutil.copytree(original, tmp_path / "bundle")
     return tmp_path / "bundle"
-
-
-def forge(bundle: Path, name: str, content: bytes) -> None:
-    """Replaces a file and makes the manifest agree."""
-    (bundle / name).write_bytes(content)
-
-    def agree(manifest: dict[str, Any]) -> None:
-        manifest["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-
-    edit(bundle, agree)
-
-
-def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    change(manifest)
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-
-
-def refused(bundle: Path, match: str) -> None:
-    with pytest.raises(BundleError, match=match) as caught:
-        load(bundle, threads=1, tree="plain")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a" * 500])

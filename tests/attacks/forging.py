@@ -1,0 +1,34 @@
+"""Tools of the attacks: a bundle's files replaced so that its hashes agree again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamspec.errors import StreamspecError
+from streamspec.runtime import load
+
+
+def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes the manifest."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    change(manifest)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def forge(bundle: Path, name: str, content: bytes) -> None:
+    """Replaces a file and makes the manifest agree."""
+    (bundle / name).write_bytes(content)
+    edit(bundle, lambda manifest: manifest["files"].update({name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}}))
+
+
+def refused(bundle: Path, match: str, **options: Any) -> None:
+    """Loading ends in one line."""
+    with pytest.raises(StreamspecError, match=match) as caught:
+        load(bundle, threads=1, tree="plain", **options)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1500
