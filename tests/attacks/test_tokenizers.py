@@ -12,7 +12,7 @@ import pytest
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import load
-from streamspec.runtime.tokenizer import open_tokenizer
+from streamspec.runtime.tokenizer import read_tokenizer
 from tests.attacks.forging import forge, refused
 
 SECONDS = 20
@@ -103,7 +103,7 @@ def test_padding_of_a_trillion_tokens_is_taken_off(padding: dict[str, Any], bund
 
 def test_a_truncation_that_swallows_the_prompt_is_taken_off(original: Path, bundle: Path) -> None:
     change(bundle, truncation={"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0})
-    assert open_tokenizer(bundle).encode("abcabc").ids == open_tokenizer(original).encode("abcabc").ids
+    assert read_tokenizer(bundle).encode("abcabc").ids == read_tokenizer(original).encode("abcabc").ids
 
 
 @pytest.mark.parametrize("regex", ["((a{1,1000}){1,1000}){1,1000}", "(?:a|a)*b", "(?<=a{1,100000})b"])
@@ -111,7 +111,7 @@ def test_regular_expressions_that_multiply_end(regex: str, bundle: Path) -> None
     change(bundle, pre_tokenizer=split(regex))
     started = time.perf_counter()
     try:
-        open_tokenizer(bundle).encode("a" * 10_000)
+        read_tokenizer(bundle).encode("a" * 10_000)
     except StreamspecError as error:
         assert "\n" not in str(error)
     assert time.perf_counter() - started < SECONDS
@@ -121,7 +121,7 @@ def test_a_tokenizer_of_a_gigabyte_is_not_read(bundle: Path) -> None:
     with open(bundle / "tokenizer.json", "wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(StreamspecError, match="at most"):
-        open_tokenizer(bundle)
+        read_tokenizer(bundle)
 
 
 def test_a_token_that_claims_every_text(bundle: Path) -> None:
