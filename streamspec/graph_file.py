@@ -27,7 +27,7 @@ OPERATORS = {
     ),
 }
 BITS = {1: 32, 2: 8, 3: 8, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 16: 16, 21: 4, 22: 4}  # of a tensor's elements, by TensorProto.DataType
-INT64 = 7
+ONE_BY_ONE = {4: 1, 7: 7}  # fields of a tensor with numbers one by one, and their type
 
 VARINT, WIDE, BYTES, NARROW = 0, 1, 2, 5  # wire types
 Span = tuple[int, int]
@@ -43,7 +43,7 @@ ATTRIBUTE_FIELDS = {
     1: (BYTES, ONCE), 2: (NARROW, ONCE), 3: (VARINT, ONCE), 4: (BYTES, ONCE), 5: (BYTES, ONCE), 6: (BYTES, ONCE), 7: (NARROW, MANY), 8: (VARINT, MANY), 9: (BYTES, MANY),
     13: (BYTES, ONCE), 20: (VARINT, ONCE),
 }  # fmt: skip
-TENSOR_FIELDS = {1: (VARINT, MANY), 2: (VARINT, ONCE), 7: (VARINT, MANY), 8: (BYTES, ONCE), 9: (BYTES, ONCE), 12: (BYTES, ONCE), 13: (BYTES, MANY), 14: (VARINT, ONCE)}
+TENSOR_FIELDS = {1: (VARINT, MANY), 2: (VARINT, ONCE), 4: (NARROW, MANY), 7: (VARINT, MANY), 8: (BYTES, ONCE), 9: (BYTES, ONCE), 12: (BYTES, ONCE), 13: (BYTES, MANY), 14: (VARINT, ONCE)}
 ENTRY_FIELDS = {1: (BYTES, ONCE), 2: (BYTES, ONCE)}
 VALUE_FIELDS = {1: (BYTES, ONCE), 2: (BYTES, ONCE), 3: (BYTES, ONCE)}
 TYPE_FIELDS = {1: (BYTES, ONCE), 6: (BYTES, ONCE)}
@@ -144,8 +144,9 @@ class _Reader:
         if _number(tensor, 14):
             self.external(tensor, wanted)
             return
-        here = 8 * len(tensor[7]) if 7 in tensor else sum(end - start for start, end in _spans(tensor, 9))  # 64-bit numbers may be written one by one
-        if here != wanted or 13 in tensor or (7 in tensor and (9 in tensor or _number(tensor, 2) != INT64)):
+        listed = [field for field in ONE_BY_ONE if field in tensor]
+        here = sum(end - start for start, end in _spans(tensor, 9)) + sum(len(tensor[field]) * BITS[kind] // 8 for field, kind in ONE_BY_ONE.items() if field in tensor)
+        if here != wanted or 13 in tensor or len(listed) + (9 in tensor) > 1 or any(ONE_BY_ONE[field] != _number(tensor, 2) for field in listed):
             raise _Odd(f"a tensor of {wanted} bytes with {here}")
 
     def external(self, tensor: Message, wanted: int) -> None:
@@ -156,7 +157,7 @@ class _Reader:
             if key in entries or key not in (b"location", b"offset", b"length"):
                 raise _Odd(f"external data with {key[:40]!r}")
             entries[key] = value
-        if entries.get(b"location") != self.beside or 7 in tensor or 9 in tensor or _number(tensor, 14) != 1:
+        if entries.get(b"location") != self.beside or {9, *ONE_BY_ONE} & tensor.keys() or _number(tensor, 14) != 1:
             raise _Odd(f"external data in {entries.get(b'location', b'')[:80]!r}")
         numbers = [entries.get(key, b"") for key in (b"offset", b"length")]
         if not all(number.isdigit() and len(number) < 16 for number in numbers):
@@ -186,8 +187,7 @@ class _Reader:
             expected, many = known.get(number, (None, False))
             if wire == BYTES and expected in (VARINT, NARROW) and many:  # packed
                 assert isinstance(value, tuple)
-                if expected == VARINT:
-                    out.setdefault(number, []).extend(self.packed(*value))
+                out.setdefault(number, []).extend(self.packed(*value) if expected == VARINT else [0] * ((value[1] - value[0]) // 4))
                 continue
             if wire != expected or (number in out and not many):
                 raise _Odd(f"{what} with an unknown or repeated field {number}")

@@ -118,8 +118,10 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "sizes that lie": (lambda m: sized(m, 1, 1), "a tensor of 4 bytes"),
     "an unknown type": (lambda m: setattr(outside(m), "data_type", 99), "type 99"),
     "strings": (lambda m: m.graph.initializer.append(helper.make_tensor("attack", TensorProto.STRING, [1], [b"x"])), "a tensor with an unknown"),
-    "numbers one by one": (lambda m: m.graph.initializer.append(helper.make_tensor("attack", TensorProto.FLOAT, [2], [1, 2])), "a tensor with an unknown"),
+    "numbers one by one": (lambda m: m.graph.initializer.append(helper.make_tensor("attack", TensorProto.DOUBLE, [2], [1, 2])), "a tensor with an unknown"),
     "too few numbers": (lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=7, dims=[1000], int64_data=[1])), "a tensor of 8000 bytes with 8"),
+    "numbers of another type": (lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=1, dims=[2], int64_data=[1])), "a tensor of 8 bytes with 8"),
+    "numbers and bytes": (lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=7, dims=[2], int64_data=[1], raw_data=b"12345678")), "a tensor of 16 bytes with 16"),
     "too few bytes": (lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=1, dims=[1000], raw_data=b"1234")), "a tensor of 4000 bytes with 4"),
     "too few bytes in an attribute": (
         lambda m: m.graph.node.append(helper.make_node("Constant", [], ["attack"], value=TensorProto(data_type=1, dims=[1 << 30], raw_data=b""))), "a tensor of 4294967296 bytes with 0"

@@ -1,0 +1,143 @@
+"""`python -m tests.fuzz TARGET --runs 100000 --seed 0`: hostile inputs, the same for the same seed; `all` takes each target in turn.
+
+Batches run in processes of their own with a limit on memory, each input with one on time; what goes wrong is kept as a file and its number shown, and
+`--only NUMBER` runs that input alone. Needs POSIX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import mmap
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from streamspec.errors import StreamspecError
+from tests.fuzz.targets import TARGETS, Target
+
+SECONDS = 10  # for one input
+MEMORY = 6 << 30  # address space of a batch
+BATCH = 5000
+
+
+class Slow(BaseException):
+    """An input took too long."""
+
+
+def one_input(target: Target, data: bytes, folder: Path) -> str:
+    """What came of it: "fine", or the code of a StreamspecError. Anything else is raised."""
+    try:
+        target.run(data, folder)
+        return "fine"
+    except StreamspecError as error:
+        text = str(error)
+        if "\n" in text or len(text) > 2000 or not text.isprintable():
+            raise AssertionError(f"a message that is not one short line: {text[:200]!r}") from error
+        return error.code
+
+
+def run_batch(name: str, seed: int, numbers: range, at: Any = None, limited: bool = True) -> tuple[Counter[str], float, list[tuple[int, str]]]:
+    """(outcomes, seconds of the slowest input, failures). `at`: where the number of the input under way is kept."""
+    target, outcomes, slowest, failures = TARGETS[name], Counter[str](), 0.0, []
+
+    def late(*_: object) -> None:
+        raise Slow
+
+    previous = signal.signal(signal.SIGALRM, late) if limited else None
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, _quiet():
+        for number in numbers:
+            if at is not None:
+                at[:8] = number.to_bytes(8, "little")
+            data = target.make(Random(f"{name} {seed} {number}"))
+            started = time.perf_counter()
+            if limited:
+                signal.alarm(SECONDS)
+            try:
+                outcomes[one_input(target, data, Path(folder))] += 1
+            except (Exception, Slow):
+                failures.append((number, traceback.format_exc(limit=-3)))
+            finally:
+                signal.alarm(0)
+            slowest = max(slowest, time.perf_counter() - started)
+    if previous is not None:
+        signal.signal(signal.SIGALRM, previous)
+    return outcomes, slowest, failures
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Panics of native libraries print, whoever catches them."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def fuzz(name: str, runs: int, seed: int, keep: Path) -> int:
+    """All batches of a target; returns how many inputs failed."""
+    outcomes, slowest, failed = Counter[str](), 0.0, 0
+    at, started = mmap.mmap(-1, 8), time.perf_counter()
+    TARGETS[name].make(Random(0))  # corpora are made once
+    for first in range(0, runs, BATCH):
+        numbers = range(first, min(first + BATCH, runs))
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            found = run_batch(name, seed, numbers, at)
+            with os.fdopen(writing, "w") as pipe:
+                json.dump([dict(found[0]), found[1], found[2]], pipe)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            text = pipe.read()
+        _, status = os.waitpid(child, 0)
+        if status or not text:
+            number = int.from_bytes(at[:8], "little")
+            found = Counter(), 0.0, [(number, f"the process ended with status {status}")]
+        else:
+            found = json.loads(text)
+        outcomes.update(found[0])
+        slowest = max(slowest, found[1])
+        for number, why in found[2]:
+            failed += 1
+            file = keep / f"{name}-{seed}-{number}"
+            file.write_bytes(TARGETS[name].make(Random(f"{name} {seed} {number}")))
+            print(f"{name}: input {number} failed, kept as {file}\n{why}", flush=True)
+        print(f"{name}: {numbers.stop} of {runs}, {dict(outcomes.most_common())}, slowest {slowest:.2f} s, {time.perf_counter() - started:.0f} s, {failed} failed", file=sys.stderr, flush=True)
+    print(f"{name}: {runs} inputs, seed {seed}, {dict(outcomes.most_common())}, slowest {slowest:.2f} s, {time.perf_counter() - started:.0f} s, {failed} failed", flush=True)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("target", choices=[*TARGETS, "all"])
+    parser.add_argument("--runs", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="the number of one input")
+    parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()), help="folder for inputs that failed")
+    asked = parser.parse_args()
+    names = list(TARGETS) if asked.target == "all" else [asked.target]
+    if asked.only is not None:
+        found = run_batch(names[0], asked.seed, range(asked.only, asked.only + 1))
+        print(*found, sep="\n")
+        return len(found[2])
+    return min(1, sum(fuzz(name, asked.runs, asked.seed, asked.keep) for name in names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
