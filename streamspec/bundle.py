@@ -41,6 +41,7 @@ MAX_NODES, MAX_CANDIDATES = 256, 1024
 MAX_STATIC_ROWS = 256
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
+MAX_MANIFEST = 2 << 20  # bytes; 16 MB of nested lists take four seconds to read
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
 
 
@@ -178,7 +179,7 @@ class Manifest:
     @classmethod
     def from_json(cls, data: bytes | str) -> Manifest:
         """Raises BundleError, naming the field, on anything that is not a well-formed manifest of a known version."""
-        raw = Fields(parse_json(data.encode() if isinstance(data, str) else data, MANIFEST), "manifest")
+        raw = Fields(parse_json(data.encode() if isinstance(data, str) else data, MANIFEST, most=MAX_MANIFEST), "manifest")
         version = raw.integer("format_version", 1, 1 << 31)
         if version > FORMAT_VERSION:
             raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
@@ -360,7 +361,7 @@ def read_manifest(path: str | Path) -> Manifest:
     folder = Path(path)
     if not folder.is_dir():
         raise BundleError(f"{folder} is no folder", "a bundle folder", "check the path")
-    return Manifest.from_json(read_small(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes"))
+    return Manifest.from_json(read_small(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes", MAX_MANIFEST))
 
 
 def read_small(folder: Path, name: str, fix: str, most: int = MAX_JSON) -> bytes:

@@ -19,13 +19,19 @@ MAX_NESTING = 16  # of branches
 MAX_SIZE = 1 << 40  # of a dimension
 OPSETS = {"": range(18, 25), "com.microsoft": range(1, 2)}
 OPERATORS = {
-    "": frozenset(
-        ["Abs", "Add", "And", "ArgMax", "Cast", "Compress", "Concat", "Constant", "Cos", "CumSum", "DequantizeLinear", "Div", "Equal", "Erf", "Exp", "Expand", "Gather", "GatherElements", "GatherND", "Gemm", "Greater", "GreaterOrEqual", "Identity", "If", "LayerNormalization", "Less", "LessOrEqual", "Log", "LogSoftmax", "MatMul", "Max", "Min", "Mul", "NonZero", "Not", "Or", "Pad", "QuantizeLinear", "Range", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Reshape", "ScatterElements", "ScatterND", "Shape", "Sigmoid", "SimplifiedLayerNormalization", "Sin", "Size", "Slice", "Softmax", "Split", "Sqrt", "Squeeze", "Sub", "Tanh", "TensorScatter", "Tile", "TopK", "Transpose", "Unsqueeze", "Where"]
-    ),
-    "com.microsoft": frozenset(
-        ["FastGelu", "FusedMatMul", "GatherBlockQuantized", "Gelu", "GroupQueryAttention", "MatMulIntegerToFloat", "MatMulNBits", "QGemm", "QuickGelu", "RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"]
-    ),
-}
+    "": {
+        "Abs", "Add", "And", "ArgMax", "Cast", "Compress", "Concat", "Constant", "Cos", "CumSum", "DequantizeLinear", "Div", "Equal", "Erf", "Exp",
+        "Expand", "Gather", "GatherElements", "GatherND", "Gemm", "Greater", "GreaterOrEqual", "Identity", "If", "LayerNormalization", "Less",
+        "LessOrEqual", "Log", "LogSoftmax", "MatMul", "Max", "Min", "Mul", "NonZero", "Not", "Or", "Pad", "QuantizeLinear", "Range",
+        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Reshape", "ScatterElements", "ScatterND", "Shape", "Sigmoid",
+        "SimplifiedLayerNormalization", "Sin", "Size", "Slice", "Softmax", "Split", "Sqrt", "Squeeze", "Sub", "Tanh", "TensorScatter", "Tile", "TopK",
+        "Transpose", "Trilu", "Unsqueeze", "Where",
+    },
+    "com.microsoft": {
+        "FastGelu", "FusedMatMul", "GatherBlockQuantized", "Gelu", "GroupQueryAttention", "MatMulIntegerToFloat", "MatMulNBits", "QGemm", "QuickGelu",
+        "RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+    },
+}  # fmt: skip
 BITS = {1: 32, 2: 8, 3: 8, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 16: 16, 21: 4, 22: 4}  # of a tensor's elements, by TensorProto.DataType
 ONE_BY_ONE = {4: 1, 7: 7}  # fields of a tensor with numbers one by one, and their type
 

@@ -36,15 +36,19 @@ SORTS = 20  # times that sorting reads what it sorts
 WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")  # a printf field of a thousand and more
 FIELD = 1000
 # Filters and methods that fill up with blanks, multiply by tables, or take a time that grows faster than what they are given:
-GONE = frozenset(
-    ["center", "ljust", "rjust", "zfill", "expandtabs", "format_map", "batch", "slice", "wordwrap", "translate", "maketrans", "encode", "to_bytes", "from_bytes", "fromkeys", "urlize", "striptags", "pprint", "random", "xmlattr"]
-)
-SHALLOW = frozenset(["length", "count", "first", "last", "default", "d", "list", "items", "map", "select", "selectattr", "reject", "rejectattr", "reverse", "attr"])
-QUICK_TESTS = frozenset(
-    ["defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number", "boolean", "true", "false", "odd", "even", "divisibleby", "callable", "integer", "float", "sameas", "filter", "test", "escaped"]
-)
-SLIDING = frozenset(["trim", "strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit"])  # as long as both lengths multiplied
-SORTING = frozenset(["sort", "dictsort", "unique", "groupby", "min", "max"])
+GONE = {
+    "center", "ljust", "rjust", "zfill", "expandtabs", "format_map", "batch", "slice", "wordwrap", "translate", "maketrans", "encode", "to_bytes",
+    "from_bytes", "fromkeys", "urlize", "striptags", "pprint", "random", "xmlattr",
+}  # fmt: skip
+SHALLOW = {
+    "length", "count", "first", "last", "default", "d", "list", "items", "map", "select", "selectattr", "reject", "rejectattr", "reverse", "attr",
+}  # fmt: skip
+QUICK_TESTS = {
+    "defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number", "boolean", "true", "false", "odd", "even", "divisibleby",
+    "callable", "integer", "float", "sameas", "filter", "test", "escaped",
+}  # fmt: skip
+SLIDING = {"trim", "strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit"}  # as long as both lengths multiplied
+SORTING = {"sort", "dictsort", "unique", "groupby", "min", "max"}
 
 
 class TemplateRefusal(Exception):
