@@ -122,6 +122,7 @@ class Vocabulary:
             own.no_truncation()
             own.add_special_tokens([END])
             end = own.token_to_id(END)
+            assert end is not None
             return library.LLTokenizer(own.to_str(), eos_token=[end]), end
         except BaseException as error:  # the library's panics are not Exceptions
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -146,7 +146,7 @@ def _pay_printf(layout: str, values: Any) -> None:
 # ---- filters and tests
 
 
-def _paid(name: str, function: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+def _paid(name: str, function: Any, whole: bool) -> Callable[..., Any]:
     """`whole`: it reads all of its arguments, not their outermost layer alone."""
     first = int(hasattr(function, "jinja_pass_arg"))
 
