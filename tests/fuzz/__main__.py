@@ -97,11 +97,14 @@ def fuzz(name: str, runs: int, seed: int, keep: Path) -> int:
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-            found = run_batch(name, seed, numbers, at)
-            with os.fdopen(writing, "w") as pipe:
-                json.dump([dict(found[0]), found[1], found[2]], pipe)
-            os._exit(0)
+            try:
+                resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+                found = run_batch(name, seed, numbers, at)
+                with os.fdopen(writing, "w") as pipe:
+                    json.dump([dict(found[0]), found[1], found[2]], pipe)
+                os._exit(0)
+            finally:
+                os._exit(1)
         os.close(writing)
         with os.fdopen(reading) as pipe:
             text = pipe.read()
