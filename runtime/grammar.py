@@ -58,10 +58,7 @@ class Grammar:
             if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
                 raise ConfigError(f"a separator {separator!r}", f"{mark!r} with white space around it", "correct separators")
         rules = {"item_separator": separators[0], "key_separator": separators[1], "whitespace_flexible": False, "lenient": False}
-        try:
-            made = _library().LLMatcher.grammar_from_json_schema(json.dumps(given), overrides=rules)
-        except ValueError as error:
-            raise _bad("JSON schema", str(error)) from None
+        made = _asked("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(given), overrides=rules)
         return _checked("JSON schema", text, made)
 
     @staticmethod
@@ -75,7 +72,7 @@ class Grammar:
         if not isinstance(pattern, str) or not pattern:
             raise ConfigError(f"a regular expression {pattern!r}", "a text", "correct it")
         _check_pattern(pattern)
-        return _checked("regular expression", pattern, _library().LLMatcher.grammar_from_regex(pattern))
+        return _checked("regular expression", pattern, _asked("regular expression", _library().LLMatcher.grammar_from_regex, pattern))
 
     @staticmethod
     def choice(texts: Sequence[str]) -> Grammar:
@@ -168,10 +165,20 @@ def _limits() -> Any:
 
 
 def _checked(kind: str, source: str, made: str) -> Grammar:
-    wrong, messages = _library().LLMatcher.validate_grammar_with_warnings(made, None, limits=_limits())
+    wrong, messages = _asked(kind, _library().LLMatcher.validate_grammar_with_warnings, made, None, limits=_limits())
     if wrong:
         raise _bad(kind, messages[0])
     return Grammar(kind, source, made)
+
+
+def _asked(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """The library's answer. Raises ConfigError where it refuses what it is given or panics over it, in quoting it for example."""
+    try:
+        return function(*arguments, **options)
+    except BaseException as error:  # its panics are not Exceptions
+        if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+            raise
+        raise _bad(kind, str(error)) from None
 
 
 def _bad(kind: str, message: str) -> ConfigError:

@@ -16,6 +16,7 @@ import numpy as np
 
 from streamspec.bundle import COMPACT, FLOAT_ROWS, Manifest, Room, verify_files
 from streamspec.errors import BundleError, ConfigError
+from streamspec.graph_file import check_graphs
 from streamspec.runtime.binding import TYPES, Binding
 from streamspec.runtime.idle import Keeper
 from streamspec.runtime.interface import Cancelled
@@ -82,6 +83,7 @@ class Graph:
 
     def _reopen(self) -> None:
         verify_files(self.model.parent, self.manifest, self.hashes)
+        check_graphs(self.model.parent, self.manifest)
         self._begin()
         for engine in list(self._engines):
             engine.wake()

@@ -10,7 +10,7 @@ import pytest
 from streamspec.errors import ConfigError, DataError
 from streamspec.prompt_format import MAX_TEMPLATE, PromptFormat
 
-SECONDS, BYTES = 20, 1 << 29  # on a slow and busy machine; all stay below 1 s on a quiet one
+SECONDS, BYTES = 60, 1 << 29  # on a slow and busy machine; all stay below 1 s on a quiet one
 DOUBLED = "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x = EXPRESSION %}{% endfor %}{{ ns.x|length }}"
 
 ESCAPES = {
