@@ -243,7 +243,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     kind = kinds[0]
     flag, number = isinstance(value, bool), None
     if kind in (int, float) and not flag:
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             number = float(value)
     if kind is float and number is not None and math.isfinite(number):
         return number

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streamspec.adapters.base import resolve_base, weights_hash
+from streamspec.adapters.config import TrainConfig
 from streamspec.bundle import read_manifest, read_small, verify_files, write_bundle
 from streamspec.cli.train import read_yaml
 from streamspec.errors import BaseModelError, BundleError, ConfigError, DataError, StreamspecError
@@ -45,6 +46,12 @@ def test_yaml_with(content: tuple[str, bytes], tmp_path: Path) -> None:
         read_yaml(tmp_path / "c.yaml")
     assert "\n" not in str(caught.value) and time.perf_counter() - started < 20
     assert not Path("was-here").exists()
+
+
+def test_an_option_too_large_for_a_number(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_bytes(b"base: a\ndata: b\nout: c\nlr: " + b"9" * 400)
+    with pytest.raises(ConfigError, match="a number"):
+        TrainConfig.from_dict(read_yaml(tmp_path / "c.yaml"))
 
 
 @pytest.mark.parametrize("line", {
