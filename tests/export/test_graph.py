@@ -257,7 +257,7 @@ def test_prompt_in_chunks_equals_prompt_at_once(tmp_path: Path) -> None:
 def test_exported_tree_is_the_default_of_mask_and_parents(tmp_path: Path) -> None:
     built = build(tmp_path, tiny_model(), tree=TREE)
     assert {v.name for v in built.session.get_overridable_initializers()} == {
-        "tree_mask", "parents", "uniforms", "seen", *SCALARS
+        "tree_mask", "parents", "uniforms", "seen", "allowed", "free", *SCALARS
     }
     feed: dict[str, Any] = {
         "input_ids": DRAFT[None], "position_ids": np.asarray(TREE.depths, np.int64)[None], "past_length": np.array([0]),
