@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, DataError
 
 Message = Mapping[str, Any]
 OVERFLOW = ("refuse", "forget")
 
 
 def message(said: str | Message) -> dict[str, Any]:
-    """What the user said, as a message."""
+    """What the user said, as a message. Raises DataError for what is none."""
+    if not isinstance(said, (str, Mapping)):
+        raise DataError(f"a message of type {type(said).__name__}", "text, or an object with role and content", "correct the message")
     return {"role": "user", "content": said} if isinstance(said, str) else dict(said)
 
 

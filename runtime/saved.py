@@ -40,7 +40,8 @@ def key(manifest: Manifest) -> str:
 
 
 def write(path: Path, saved: Saved, manifest: Manifest) -> None:
-    """All or nothing."""
+    """All or nothing. Raises ConversationError where that cannot be written."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     tensors = {"tokens": np.asarray(saved.tokens, np.int64), "rows": np.ascontiguousarray(saved.rows)}
@@ -49,8 +50,11 @@ def write(path: Path, saved: Saved, manifest: Manifest) -> None:
     except (TypeError, ValueError) as error:
         raise ConversationError(f"messages that are no JSON: {error}", "text in the messages", "correct session.messages") from None
     about = {"format": FORMAT, "key": key(manifest), "sha256": _digest(tensors, messages)}
-    with new_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"streamspec": json.dumps(about), "messages": messages})
+    try:
+        with new_file(path) as temporary:
+            save_file(tensors, temporary, metadata={"streamspec": json.dumps(about), "messages": messages})
+    except (OSError, SafetensorError) as error:
+        raise ConversationError(f"{path} cannot be written: {error}", "a file in a folder that can be", "choose another path") from None
 
 
 def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: int) -> Saved:

@@ -206,7 +206,7 @@ class Session:
             raise DataError(f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt")
         if not isinstance(prompt, str):
             prompt = list(prompt)  # type: ignore[assignment]
-        if not isinstance(prompt, str) and prompt and all(isinstance(i, (int, np.integer)) for i in prompt):
+        if not isinstance(prompt, str) and all(isinstance(i, (int, np.integer)) for i in prompt):
             ids = [int(i) for i in prompt]  # type: ignore[arg-type]
         else:
             layout = self.manifest.prompt_format

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, Session
 from streamspec.serve import metrics
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime
@@ -73,8 +73,11 @@ class Service:
             raise closing()
         wish = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
         adapter = self._adapter(wish.model)
-        prompt = _prompt(wish)
-        hint = await asyncio.to_thread(self.pool.encode, adapter, prompt)
+        prompt, field = _prompt(wish), "messages" if wish.chat else "prompt"
+        try:
+            hint = await asyncio.to_thread(self.pool.encode, adapter, prompt)
+        except StreamspecError as error:
+            raise _api_error(error, field) from None
         job = self.pool.submit(adapter, prompt, wish.options, hint)
         answer = Answer(wish.chat, wish.model, None if adapter is None else str(wish.model), job.tokenizer, wish.usage)
         chunks = job.chunks()
@@ -89,7 +92,7 @@ class Service:
             raise
         except Exception as error:
             job.cancel()
-            raise _api_error(error) from None
+            raise _api_error(error, field) from None
 
     def _adapter(self, model: str) -> Any:
         if model not in self.models:
@@ -235,8 +238,9 @@ async def _left(request: Request) -> None:
         pass
 
 
-def _api_error(error: Exception) -> ApiError:
-    found = from_runtime(error)
+def _api_error(error: Exception, field: str | None = None) -> ApiError:
+    """`field`: of the request, that holds the prompt."""
+    found = from_runtime(error, field)
     if found is not error and found.code == "internal_error":
         log.error("a generation failed", exc_info=error)
     return found

@@ -46,13 +46,15 @@ def out_of_time(seconds: float) -> ApiError:
     return ApiError(503, f"no session became free within {seconds:g} s; expected one; ask again later", "timeout", kind=SERVER, retry_after=1)
 
 
-def from_runtime(error: BaseException) -> ApiError:
-    """What the runtime raised: the request's fault is a 400 with the runtime's own line, anything else a 500 without details."""
+def from_runtime(error: BaseException, field: str | None = None) -> ApiError:
+    """What the runtime raised: the request's fault is a 400 with the runtime's own line, anything else a 500 without details. `field`: where the prompt stood."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflow):
-        return ApiError(400, str(error), "context_length_exceeded", "messages")
-    if isinstance(error, (DataError, ConfigError)):
+        return ApiError(400, str(error), "context_length_exceeded", field)
+    if isinstance(error, DataError):
+        return invalid(str(error), field)
+    if isinstance(error, ConfigError):
         return ApiError(400, str(error), error.code)
     if isinstance(error, ResourceError):
         return ApiError(503, str(error), error.code, kind=SERVER, retry_after=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, fields
 
 from streamspec.errors import ConfigError
@@ -31,7 +32,9 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value, least = getattr(self, field.name), 0 if field.name == "queue" else 1
-            if field.type == "float" and value > 0:
+            if field.type == "float":
+                if not 0 < value < threading.TIMEOUT_MAX:
+                    raise ConfigError(f"{field.name} {value!r}", f"seconds above 0 and below {threading.TIMEOUT_MAX:.0f}", f"correct {field.name}")
                 continue
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{field.name} {value!r}", f"a number of at least {least}", f"correct {field.name}")

@@ -46,7 +46,7 @@ class Server:
     ) -> None:
         """`port` 0: a free one. `token` None: a new one. The rest as `create_app`.
 
-        Raises ConfigError for a host that is not loopback or a token that is too short or cannot be sent, OSError for a port that is taken.
+        Raises ConfigError for a host that is not loopback a port that is taken, or a token that is too short or cannot be sent.
         """
         if host not in HOSTS:
             raise ConfigError(f"host {host}", "127.0.0.1, localhost or ::1: the server is for this machine alone", "forward a port to it if another one has to reach it")
@@ -56,7 +56,10 @@ class Server:
         self.socket = socket.socket(HOSTS[host])
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind((host, port))
+            try:
+                self.socket.bind((host, port))
+            except OSError as error:
+                raise ConfigError(f"port {port} on {host}: {error.strerror or error}", "a port that is free", "choose another, or 0 for any") from None
             self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
             self.port: int = self.socket.getsockname()[1]
             self.url = f"http://{'[::1]' if host == '::1' else host}:{self.port}"

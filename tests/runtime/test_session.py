@@ -138,6 +138,18 @@ def test_cancel_without_a_generation_does_nothing() -> None:
     assert session.generate("p").text == "abc"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stop": 5}, "stop strings 5"), ({"sampling": 0.5}, "sampling of type float"), ({"timeout": 1e12}, "a timeout of 1000000000000.0"),
+        ({"timeout": True}, "a timeout of True"),
+    ],
+)  # fmt: skip
+def test_options_of_a_wrong_kind_are_refused_in_one_line(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        saying("x").generate("p", **options)
+
+
 def test_text_that_utf8_cannot_hold_is_refused() -> None:
     with pytest.raises(DataError, match="UTF-8"):
         saying("abc").generate("half a pair: \ud800")

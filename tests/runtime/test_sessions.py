@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from streamspec.errors import ConfigError, ContextOverflow, ConversationError
+from streamspec.errors import ConfigError, ContextOverflow, ConversationError, DataError
 from streamspec.runtime import Completion, Sampling, Session, load
 from streamspec.runtime import engine as engines
 from streamspec.runtime.conversation import forget
@@ -210,6 +210,24 @@ def test_a_conversation_goes_on_where_it_was_saved(bundle: str, bundles: Bundles
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[1].stats.reused_tokens == answers[0].stats.reused_tokens > 0
     assert [p.name for p in tmp_path.iterdir()] == ["talk"]
+
+
+def test_a_place_that_cannot_be_written_is_said_in_one_line(bundles: Bundles, tmp_path: Path) -> None:
+    session = open_session(bundles("chat"))
+    for path in (tmp_path / "nowhere" / "talk", tmp_path):
+        with pytest.raises(ConversationError, match="cannot be written"):
+            session.save(path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_message_that_is_none_is_refused(bundles: Bundles) -> None:
+    session = open_session(bundles("chat"))
+    for wrong in (5, None):
+        with pytest.raises(DataError, match="a message of type"):
+            session.chat(wrong)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="without tokens"):
+        session.generate([])
+    assert session.messages == []
 
 
 def test_an_empty_conversation_is_one_too(bundles: Bundles, tmp_path: Path) -> None:

@@ -115,14 +115,18 @@ def test_completions_take_text_as_it_is_and_tokens(server: Running, cold: Callab
     client = server.client()
     for prompt in ("abc abd", ids, ["abc abd"], [ids]):
         assert client.completions.create(model="base", prompt=prompt, max_tokens=12).choices[0].text == want
-    with pytest.raises(openai.BadRequestError, match="token ids"):
+    with pytest.raises(openai.BadRequestError, match="token ids") as caught:
         client.completions.create(model="base", prompt=[5000], max_tokens=1)
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "prompt")
 
 
 def test_a_prompt_beyond_the_context_is_refused_at_once(server: Running) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server, user("x" * 500))
-    assert caught.value.code == "context_length_exceeded" and "128" in str(caught.value)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages") and "128" in str(caught.value)
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client().completions.create(model="base", prompt="x" * 500)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
 def test_many_clients_at_once_get_what_each_would_alone(server: Running, cold: Callable[..., Any]) -> None:
