@@ -9,6 +9,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -26,6 +27,7 @@ from streamspec.serve.pool import Pool
 HOSTS = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
 SHORTEST_TOKEN = 8
 BACKLOG = 64
+READERS = 2  # threads that read requests; as for sessions, few keep less memory
 GRACE = 0.5  # seconds that cancelled generations have to end in
 
 
@@ -124,6 +126,7 @@ class _Uvicorn(uvicorn.Server):
 
     async def main_loop(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(READERS, "streamspec-request"))
         if not self.should_exit:
             await self._leaving.wait()
 
