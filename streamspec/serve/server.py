@@ -101,11 +101,11 @@ def serve(
     """Loads a bundle (`options`: of `load`) and serves it until a signal comes. `name`: the model id of the base, by default the bundle's
     folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is called before it begins to serve."""
     session = load(bundle, **options)
-    chosen = session.adapters if adapters is None else adapters
+    chosen, own = session.adapters if adapters is None else adapters, session.adapter
     for adapter in adapters or ():  # each is tried: a wrong one is to be said now
         session.swap(adapter)
     if adapters:
-        session.swap(None)
+        session.swap(own)
     offered = {Path(adapter).name: adapter for adapter in chosen}
     if len(offered) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,6 +79,27 @@ def test_the_adapter_is_the_model_that_was_asked_for(running: Make) -> None:
     for model in ("alpha", "base", "beta", "alpha", "alpha", "base"):
         assert ask(client, model=model).streamspec["adapter"] == (None if model == "base" else model)
     assert {slot.session.adapter for slot in server.server.pool.slots if slot.session} == {"alpha", None}
+
+
+def test_an_adapter_given_as_a_path_is_swapped_in_once(running: Make) -> None:
+    server = running(adapters={"mine": Path("some/adapter")}, limits={"sessions": 1})
+    assert [ask(server.client(), model="mine").usage.prompt_tokens_details.cached_tokens for _ in range(2)] == [0, 8]
+    assert server.shared and server.shared.swaps == 1
+
+
+def test_each_session_has_one_thread_which_ends_with_the_server(running: Make) -> None:
+    def found() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "streamspec-generation"}
+
+    before, server = found(), running(limits={"sessions": 2})
+    threads: set[threading.Thread] = set()
+    for _ in range(3):
+        with ThreadPoolExecutor(4) as clients:
+            assert {answer.choices[0].message.content for answer in clients.map(ask, [server.client()] * 4)} == {"word word"}
+        threads |= found() - before
+    assert 1 <= len(threads) <= 2
+    server.stop()
+    until(lambda: not any(thread.is_alive() for thread in threads))
 
 
 def test_a_conversation_finds_its_cache_also_beside_others(running: Make) -> None:

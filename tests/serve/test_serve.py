@@ -23,7 +23,7 @@ import pytest
 
 from streamspec.export import export_swappable
 from streamspec.runtime import Sampling, load
-from streamspec.serve import Limits
+from streamspec.serve import Limits, serve
 from tests.adapters.tiny import tiny_tokenizer
 from tests.runtime.tiny_bundles import tiny_adapter, tiny_base, tiny_bundle
 from tests.serve.conftest import TOKEN, Running, until, user
@@ -190,6 +190,9 @@ def test_adapters_are_models(tmp_path: Path) -> None:
             assert list(threads.map(one, asked)) == [want[which] for which in asked]
     finally:
         running.stop()
+    kept: list[str | None] = []
+    serve(tmp_path / "bundle", port=0, adapter="chatty", adapters=["terse"], ready=lambda server: (kept.append(server.pool.first.adapter), server.stop()), threads=1, tree=8)
+    assert kept == ["chatty"]  # the trial of the others leaves it
 
 
 class Process:
