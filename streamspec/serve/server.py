@@ -6,6 +6,7 @@ Knows nothing about requests.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class Server:
     ) -> None:
         """`port` 0: a free one. `token` None: a new one. The rest as `create_app`.
 
-        Raises ConfigError for a host that is not loopback or a token that is too short or cannot be sent, OSError for a port that is taken.
+        Raises ConfigError for a host that is not loopback, a port that is taken, or a token that is too short or cannot be sent.
         """
         if host not in HOSTS:
             raise ConfigError(f"host {host}", "127.0.0.1, localhost or ::1: the server is for this machine alone", "forward a port to it if another one has to reach it")
@@ -57,9 +58,13 @@ class Server:
             raise ConfigError("the token", f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks", "choose another, or leave it out for a new one")
         self.socket = socket.socket(HOSTS[host])
         try:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind((host, port))
-            self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
+            if os.name == "posix":  # elsewhere it would let others bind the port beside us
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                self.socket.bind((host, port))
+                self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
+            except OSError as error:
+                raise ConfigError(f"{host} port {port}: {error.strerror}", "a free port", "choose another, or 0 for any") from None
             self.port: int = self.socket.getsockname()[1]
             self.url = f"http://{'[::1]' if host == '::1' else host}:{self.port}"
             app, self.pool = create_app(session, token=self.token, port=self.port, name=name, adapters=adapters, limits=limits, page=page)

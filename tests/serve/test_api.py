@@ -270,7 +270,7 @@ def test_stopping_ends_everything_within_a_second_and_tells_the_clients(running:
 
 def test_a_port_that_is_taken_and_names_that_collide_are_refused() -> None:
     server = Server(FakeSession(Shared()), port=0, token=TOKEN)
-    with pytest.raises(OSError):
+    with pytest.raises(ConfigError, match=f"port {server.port}.* in use; expected a free port"):
         Server(FakeSession(Shared()), port=server.port, token=TOKEN)
     server.socket.close()
     with pytest.raises(ConfigError, match="--name"):
