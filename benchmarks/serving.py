@@ -22,6 +22,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
@@ -47,7 +48,10 @@ class Server:
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split("/v1")[0]
         self.watched = psutil.Process(self.process.pid)
-        self.models = [model.id for model in self.client().models.list()]
+
+    @cached_property
+    def models(self) -> list[str]:
+        return [model.id for model in self.client().models.list()]
 
     def client(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=TOKEN, max_retries=3, timeout=120)

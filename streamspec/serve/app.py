@@ -45,7 +45,7 @@ class Service:
 
     def __init__(self, session: Session, name: str, adapters: Mapping[str, str | Path], limits: Limits) -> None:
         self.pool, self.limits, self.created = Pool(session, limits), limits, int(time.time())
-        self.models: dict[str, Any] = {name: session.adapter, **adapters}
+        self.models: dict[str, str | None] = {name: session.adapter, **{model: str(adapter) for model, adapter in adapters.items()}}
         for model in (name, *adapters):
             if not NAME.fullmatch(model):
                 raise ConfigError(f"a model named {model!r}", "letters, digits, dots, dashes and underscores, at most 128", "give it another name")
@@ -94,7 +94,7 @@ class Service:
             job.cancel()
             raise _api_error(error, field) from None
 
-    def _adapter(self, model: str) -> Any:
+    def _adapter(self, model: str) -> str | None:
         if model not in self.models:
             known = ", ".join(self.models)
             raise ApiError(404, f"the model {model!r}; expected one of {known}", "model_not_found", "model")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, fields
 
 from streamspec.errors import ConfigError
 
+LONGEST = 1e6  # seconds; beyond some 1e9 timers fail
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one server; docs/serve.md has them as a table. Raises ConfigError for one that is not above 0 (`queue`: below)."""
+    """Bounds of one server; docs/serve.md has them as a table. Raises ConfigError for what is no such number; `queue` may be 0, seconds at most `LONGEST`."""
 
     sessions: int = 4  # generations at once, each with a cache of its own
     queue: int = 32  # requests that wait for one of them
@@ -33,11 +34,10 @@ class Limits:
         for field in fields(self):
             value, least = getattr(self, field.name), 0 if field.name == "queue" else 1
             if field.type == "float":
-                if not 0 < value < threading.TIMEOUT_MAX:
-                    raise ConfigError(f"{field.name} {value!r}", f"seconds above 0 and below {threading.TIMEOUT_MAX:.0f}", f"correct {field.name}")
-                continue
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"{field.name} {value!r}", f"a number of at least {least}", f"correct {field.name}")
+                if not (isinstance(value, (int, float)) and 0 < value <= LONGEST):
+                    raise ConfigError(f"{field.name} {value!r}", f"seconds, above 0 and at most {LONGEST:g}", f"correct {field.name}")
+            elif type(value) is not int or value < least:
+                raise ConfigError(f"{field.name} {value!r}", f"a whole number of at least {least}", f"correct {field.name}")
 
 
 DEFAULT = Limits()

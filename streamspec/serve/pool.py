@@ -1,7 +1,7 @@
 """A bounded number of sessions over one set of weights, and the requests that wait for one of them.
 
 A request gets the free session of its adapter whose cache holds most of its prompt; what waits is served in order of arrival. Lives in
-the event loop's thread; models run in threads of their own. Knows nothing about HTTP.
+the event loop's thread; every session has a thread of its own. Knows nothing about HTTP.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from streamspec.errors import StreamspecError
@@ -24,11 +26,29 @@ from streamspec.serve.limits import Limits
 
 @dataclass
 class Slot:
-    """A place for a session, opened when it is first needed. `used`: when it last answered."""
+    """A place for a session, opened when it is first needed, and its thread. `used`: when it last answered."""
 
     session: Session | None = None
     busy: bool = False
     used: float = 0.0
+    _tasks: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue)
+    _thread: threading.Thread | None = None
+
+    def run(self, task: Callable[[], None]) -> None:
+        """In the slot's thread: always the same, since malloc keeps memory by threads, and what many short ones leave behind adds up."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="streamspec-generation", daemon=True)
+            self._thread.start()
+        self._tasks.put(task)
+
+    def end(self) -> None:
+        """The thread ends behind what it does."""
+        self._tasks.put(None)
+
+    def _work(self) -> None:
+        while task := self._tasks.get():
+            task()
+            del task  # and the request with it
 
 
 @dataclass
@@ -100,10 +120,10 @@ class Job:
 
     def begin(self, slot: Slot) -> None:
         self.slot, self.began = slot, time.perf_counter()
-        threading.Thread(target=self._work, args=(slot, asyncio.get_running_loop()), name="streamspec-generation", daemon=True).start()
+        slot.run(partial(self._work, slot, asyncio.get_running_loop()))
 
     def _work(self, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread of its own."""
+        """In the slot's thread."""
         last: Chunk | None = None
         failure: BaseException | None = None
         try:
@@ -170,9 +190,11 @@ class Pool:
         self.closed = True
         for job in list(self.jobs):
             job.fail(closing())
+        for slot in self.slots:
+            slot.end()
 
     async def ended(self, seconds: float) -> None:
-        """Waits so long, at most, for every thread to end: after `close`."""
+        """Waits so long, at most, for every generation to end: after `close`."""
         ends = time.monotonic() + seconds
         while self.jobs and time.monotonic() < ends:
             await asyncio.sleep(0.01)
@@ -185,7 +207,7 @@ class Pool:
             self.counts.cancelled += 1
 
     def release(self, job: Job, slot: Slot, cancelled: bool, last: Chunk | None, failure: BaseException | None) -> None:
-        """A job's thread has ended."""
+        """A job has ended that ran."""
         self.jobs.discard(job)
         slot.busy, slot.used = False, time.monotonic()
         counts = self.counts

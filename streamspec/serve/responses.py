@@ -23,7 +23,7 @@ class Answer:
         self.waited = 0.0  # seconds for a session
         self._pieces = Pieces(tokenizer)
         self._text: list[str] = []
-        self._logprobs: list[Logprob] | None = None
+        self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not asked for
         self._drafted = self._offset = 0
         self._last: Chunk | None = None
 
@@ -35,8 +35,9 @@ class Answer:
         pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
         logprobs = None
         if chunk.logprobs is not None:
-            self._logprobs = [*(self._logprobs or []), *chunk.logprobs]
             logprobs = self._spell(chunk.logprobs)
+            for name, entries in logprobs.items():
+                self._logprobs.setdefault(name, []).extend(entries)
         said = _of_call(chunk, pieces)
         reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
         if reason is not None:
@@ -52,10 +53,8 @@ class Answer:
         """The response that is no stream, once the last chunk was pushed."""
         assert self._last is not None and self._last.finish_reason is not None
         text = "".join(self._text)
-        self._offset = 0
-        logprobs = None if self._logprobs is None else self._spell(self._logprobs)
         message = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        body = self._choice(message, text, logprobs, REASONS[self._last.finish_reason])
+        body = self._choice(message, text, self._logprobs or None, REASONS[self._last.finish_reason])
         self.usage = True
         return self._frame("chat.completion", [body], self._usage()) | {"streamspec": self.record()}
 

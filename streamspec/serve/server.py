@@ -6,9 +6,11 @@ Knows nothing about requests.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -26,6 +28,7 @@ from streamspec.serve.pool import Pool
 HOSTS = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
 SHORTEST_TOKEN = 8
 BACKLOG = 64
+READERS = 2  # threads that read requests; as for sessions, few keep less memory
 GRACE = 0.5  # seconds that cancelled generations have to end in
 
 
@@ -46,7 +49,7 @@ class Server:
     ) -> None:
         """`port` 0: a free one. `token` None: a new one. The rest as `create_app`.
 
-        Raises ConfigError for a host that is not loopback a port that is taken, or a token that is too short or cannot be sent.
+        Raises ConfigError for a host that is not loopback, a port that is taken, or a token that is too short or cannot be sent.
         """
         if host not in HOSTS:
             raise ConfigError(f"host {host}", "127.0.0.1, localhost or ::1: the server is for this machine alone", "forward a port to it if another one has to reach it")
@@ -55,12 +58,13 @@ class Server:
             raise ConfigError("the token", f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks", "choose another, or leave it out for a new one")
         self.socket = socket.socket(HOSTS[host])
         try:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name == "posix":  # elsewhere it would let others bind the port beside us
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 self.socket.bind((host, port))
+                self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
             except OSError as error:
-                raise ConfigError(f"port {port} on {host}: {error.strerror or error}", "a port that is free", "choose another, or 0 for any") from None
-            self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
+                raise ConfigError(f"{host} port {port}: {error.strerror}", "a free port", "choose another, or 0 for any") from None
             self.port: int = self.socket.getsockname()[1]
             self.url = f"http://{'[::1]' if host == '::1' else host}:{self.port}"
             app, self.pool = create_app(session, token=self.token, port=self.port, name=name, adapters=adapters, limits=limits, page=page)
@@ -102,11 +106,11 @@ def serve(
     """Loads a bundle (`options`: of `load`) and serves it until a signal comes. `name`: the model id of the base, by default the bundle's
     folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is called before it begins to serve."""
     session = load(bundle, **options)
-    chosen = session.adapters if adapters is None else adapters
+    chosen, own = session.adapters if adapters is None else adapters, session.adapter
     for adapter in adapters or ():  # each is tried: a wrong one is to be said now
         session.swap(adapter)
     if adapters:
-        session.swap(None)
+        session.swap(own)
     offered = {Path(adapter).name: adapter for adapter in chosen}
     if len(offered) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
@@ -127,6 +131,7 @@ class _Uvicorn(uvicorn.Server):
 
     async def main_loop(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(READERS, "streamspec-request"))
         if not self.should_exit:
             await self._leaving.wait()
 

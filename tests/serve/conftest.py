@@ -27,8 +27,8 @@ class Running:
         self.url = self.server.url
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
-        while not self.server.ready:
-            time.sleep(0.005)
+        until(lambda: self.server.ready or not self.thread.is_alive())
+        assert self.server.ready
 
     def client(self, **options: Any) -> openai.OpenAI:
         if not options:

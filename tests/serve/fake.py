@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,10 +46,10 @@ class FakeSession:
     def another(self) -> FakeSession:
         return FakeSession(self.shared, self.adapter)
 
-    def swap(self, adapter: str | None) -> None:
+    def swap(self, adapter: str | Path | None) -> None:
         self.shared.swaps += 1
         time.sleep(self.shared.swapping)
-        self.adapter, self.engine.tokens = adapter, []
+        self.adapter, self.engine.tokens = None if adapter is None else str(adapter), []
 
     def encode(self, prompt: Any) -> list[int]:
         text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -80,6 +81,27 @@ def test_the_adapter_is_the_model_that_was_asked_for(running: Make) -> None:
     assert {slot.session.adapter for slot in server.server.pool.slots if slot.session} == {"alpha", None}
 
 
+def test_an_adapter_given_as_a_path_is_swapped_in_once(running: Make) -> None:
+    server = running(adapters={"mine": Path("some/adapter")}, limits={"sessions": 1})
+    assert [ask(server.client(), model="mine").usage.prompt_tokens_details.cached_tokens for _ in range(2)] == [0, 8]
+    assert server.shared and server.shared.swaps == 1
+
+
+def test_each_session_has_one_thread_which_ends_with_the_server(running: Make) -> None:
+    def found() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "streamspec-generation"}
+
+    before, server = found(), running(limits={"sessions": 2})
+    threads: set[threading.Thread] = set()
+    for _ in range(3):
+        with ThreadPoolExecutor(4) as clients:
+            assert {answer.choices[0].message.content for answer in clients.map(ask, [server.client()] * 4)} == {"word word"}
+        threads |= found() - before
+    assert 1 <= len(threads) <= 2
+    server.stop()
+    until(lambda: not any(thread.is_alive() for thread in threads))
+
+
 def test_a_conversation_finds_its_cache_also_beside_others(running: Make) -> None:
     server = running(limits={"sessions": 3})
     client = server.client()
@@ -145,7 +167,8 @@ def test_the_queue_is_bounded_in_order_and_says_when_to_come_back(running: Make)
         for i in range(5):
             answers.append(threads.submit(ask, server.client(), f"say number{i}", max_tokens=2))
             until(lambda i=i: len(pool.jobs) == i + 1)
-        assert len(pool.waiting) == 3
+        queued = list(pool.waiting)
+        assert len(queued) == 3
         with pytest.raises(openai.RateLimitError) as caught:
             ask(server.client())
         assert caught.value.response.headers["retry-after"] == "1" and caught.value.code == "queue_full"
@@ -153,7 +176,8 @@ def test_the_queue_is_bounded_in_order_and_says_when_to_come_back(running: Make)
         assert 'streamspec_requests_total{result="refused"} 1\n' in metrics and "streamspec_waiting_requests 3\n" in metrics and 'streamspec_sessions{state="busy"} 2\n' in metrics
         shared.gate.set()
         assert [answer.result(5).choices[0].message.content for answer in answers] == ["nu"] * 5
-    assert shared.asked[2:] == ["number2", "number3", "number4"] and shared.most == 2
+    assert [job.began for job in queued] == sorted(job.began or 0.0 for job in queued)
+    assert sorted(shared.asked) == [f"number{i}" for i in range(5)] and shared.most == 2
 
 
 def test_a_request_that_finds_no_session_in_time_is_told_so(running: Make) -> None:
@@ -248,7 +272,7 @@ def test_stopping_ends_everything_within_a_second_and_tells_the_clients(running:
 
 def test_a_port_that_is_taken_and_names_that_collide_are_refused() -> None:
     server = Server(FakeSession(Shared()), port=0, token=TOKEN)
-    with pytest.raises(ConfigError, match=f"port {server.port} .*in use"):
+    with pytest.raises(ConfigError, match=f"port {server.port}.* in use; expected a free port"):
         Server(FakeSession(Shared()), port=server.port, token=TOKEN)
     server.socket.close()
     with pytest.raises(ConfigError, match="--name"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from streamspec.errors import ConfigError
 from streamspec.serve.errors import ApiError
 from streamspec.serve.limits import Limits
 from streamspec.serve.requests import ONLY, Wish, read_chat, read_completion
@@ -120,3 +121,11 @@ def test_what_is_no_plain_json_object_is_refused(body: bytes) -> None:
 
 def test_a_value_quoted_in_a_message_forges_no_line() -> None:
     assert "\n" not in refused(chat, **{"x\ny\x1b[31m": 1}).message
+
+
+@pytest.mark.parametrize("given", [{"timeout": float("inf")}, {"timeout": float("nan")}, {"timeout": 1e10}, {"head_seconds": 0.0}, {"sessions": 0}, {"sessions": 1.5}, {"queue": -1}, {"body": True}])
+def test_limits_that_could_not_be_kept_are_refused(given: dict[str, Any]) -> None:
+    """A timeout without an end was taken, and every request refused for it."""
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        Limits(**given)
+    assert Limits(queue=0, timeout=0.5).queue == 0

@@ -23,7 +23,7 @@ import pytest
 
 from streamspec.export import export_swappable
 from streamspec.runtime import Sampling, load
-from streamspec.serve import Limits
+from streamspec.serve import Limits, serve
 from tests.adapters.tiny import tiny_tokenizer
 from tests.runtime.tiny_bundles import tiny_adapter, tiny_base, tiny_bundle
 from tests.serve.conftest import TOKEN, Running, until, user
@@ -194,6 +194,9 @@ def test_adapters_are_models(tmp_path: Path) -> None:
             assert list(threads.map(one, asked)) == [want[which] for which in asked]
     finally:
         running.stop()
+    kept: list[str | None] = []
+    serve(tmp_path / "bundle", port=0, adapter="chatty", adapters=["terse"], ready=lambda server: (kept.append(server.pool.first.adapter), server.stop()), threads=1, tree=8)
+    assert kept == ["chatty"]  # the trial of the others leaves it
 
 
 class Process:
@@ -210,6 +213,21 @@ class Process:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=token, max_retries=0, timeout=20)
 
 
+@pytest.fixture
+def start(bundle: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """`start("--log", NAME=value)`: a process over the bundle, with a cache in `tmp_path`. Whatever becomes of the test, none is left."""
+    started: list[Process] = []
+
+    def one(*options: str, **environment: str) -> Process:
+        started.append(Process(bundle, *options, STREAMSPEC_CACHE=str(tmp_path), **environment))
+        return started[-1]
+
+    yield one
+    for served in started:
+        with served.process:  # closes its pipes and waits
+            served.process.kill()
+
+
 def leave_asking(client: openai.OpenAI) -> None:
     with suppress(openai.APIError):
         client.chat.completions.create(model="bundle", messages=user("hi"), max_tokens=120)
@@ -221,8 +239,8 @@ def files(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_process_within_a_second(bundle: Path, tmp_path: Path, how: signal.Signals) -> None:
-    served = Process(bundle, "--log", STREAMSPEC_CACHE=str(tmp_path))
+def test_a_signal_ends_the_process_within_a_second(start: Callable[..., Process], how: signal.Signals) -> None:
+    served = start("--log")
     found = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/v1; token: (\S+); page: (\S+)/#token=(\S+)\n", served.line)
     assert found and found[1] == found[3] and found[2] == found[4]
     stream = served.client(found[2]).chat.completions.create(model="bundle", messages=user("hi"), max_tokens=100, stream=True)
@@ -236,11 +254,11 @@ def test_a_signal_ends_the_process_within_a_second(bundle: Path, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_killed_server_leaves_bundle_and_cache_as_they_were(bundle: Path, tmp_path: Path) -> None:
+def test_a_killed_server_leaves_bundle_and_cache_as_they_were(start: Callable[..., Process], bundle: Path, tmp_path: Path) -> None:
     """Killed at its start and in the middle of answers, again and again: nothing is lost, the next one starts and answers alike."""
     before, said = files(bundle), set()
     for pause in (0.0, 0.05, 0.2):
-        served = Process(bundle, "--token", TOKEN, STREAMSPEC_CACHE=str(tmp_path))
+        served = start("--token", TOKEN)
         client = served.client(TOKEN)
         said.add(client.chat.completions.create(model="bundle", messages=user("hi"), max_tokens=20).choices[0].message.content)
         threading.Thread(target=leave_asking, args=(client,), daemon=True).start()
@@ -253,15 +271,13 @@ def test_a_killed_server_leaves_bundle_and_cache_as_they_were(bundle: Path, tmp_
 
 
 @pytest.mark.slow
-def test_a_token_that_is_given_is_not_printed(bundle: Path, tmp_path: Path) -> None:
-    served = Process(bundle, "--no-page", STREAMSPEC_TOKEN=TOKEN, STREAMSPEC_CACHE=str(tmp_path))
-    try:
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1\n", served.line)
-        assert httpx.get(f"{served.url}/v1/models", headers={"authorization": f"Bearer {TOKEN}"}).json()["data"][0]["id"] == "bundle"
-        assert httpx.get(f"{served.url}/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 404
-    finally:
-        served.process.terminate()
-        out, err = served.process.communicate(timeout=10)
+def test_a_token_that_is_given_is_not_printed(start: Callable[..., Process]) -> None:
+    served = start("--no-page", STREAMSPEC_TOKEN=TOKEN)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1\n", served.line)
+    assert httpx.get(f"{served.url}/v1/models", headers={"authorization": f"Bearer {TOKEN}"}).json()["data"][0]["id"] == "bundle"
+    assert httpx.get(f"{served.url}/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 404
+    served.process.terminate()
+    out, err = served.process.communicate(timeout=10)
     assert out == "" and err == ""
 
 
@@ -270,7 +286,7 @@ def test_a_token_that_is_given_is_not_printed(bundle: Path, tmp_path: Path) -> N
     ("options", "says"),
     [(["--host", "0.0.0.0"], "this machine alone"), (["--token", "x"], "the token"), (["--use", "gamma"], "adapter merged"), (["--name", "a b"], "a model named")],
 )
-def test_wrong_options_are_one_line(bundle: Path, tmp_path: Path, options: list[str], says: str) -> None:
-    served = Process(bundle, *options, STREAMSPEC_CACHE=str(tmp_path))
+def test_wrong_options_are_one_line(start: Callable[..., Process], options: list[str], says: str) -> None:
+    served = start(*options)
     out, err = served.process.communicate(timeout=60)
     assert served.process.returncode == 2 and out == "" and says in err and len(err.strip().splitlines()) == 1
