@@ -145,7 +145,8 @@ class OrtEngine:
     def fill(self, tokens: Sequence[int], rows: np.ndarray) -> None:
         """Takes up what `kept` gave."""
         self.rewind(0)
-        self._make_room(len(tokens))
+        self.cache.reserve(len(tokens))
+        self._scoring = None  # it would keep the old one alive
         self.cache.fill(rows)
         self.tokens = list(tokens)
         self._binding.follow(self.cache)
