@@ -14,7 +14,7 @@ from shutil import copytree
 
 import pytest
 
-from streamspec.errors import BundleError, ConfigError
+from streamspec.errors import BundleError, ConfigError, ResourceError
 from streamspec.runtime import Session, load
 from streamspec.runtime import graph as graphs
 from streamspec.runtime.idle import Keeper
@@ -232,6 +232,26 @@ def test_files_that_changed_meanwhile_are_refused(bundles: Bundles, tmp_path: Pa
             session.generate("hello")
     data.write_bytes(good)
     assert session.generate("hello", max_new_tokens=3).token_ids
+
+
+@pytest.mark.parametrize("bundle", ["fp32", "static fp32"])
+def test_a_graph_that_not_all_can_take_hold_of_is_not_kept(bundle: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = opened(bundles(bundle), tmp_path)
+    sessions = [first, first.another()]
+    expected = first.generate("hello", max_new_tokens=4).token_ids
+    first.unload()
+    caches = [first.engine._empty_cache()]  # type: ignore[attr-defined]
+
+    def scarce(engine: object) -> object:
+        if not caches:
+            raise ResourceError("no room")
+        return caches.pop()
+
+    with monkeypatch.context() as patch, pytest.raises(ResourceError):
+        patch.setattr(type(first.engine), "_empty_cache", scarce)
+        first.generate("hello")
+    assert not first.loaded and first.engine.graph.session is None  # type: ignore[attr-defined]
+    assert [session.generate("hello", max_new_tokens=4).token_ids for session in sessions] == [expected, expected]
 
 
 def test_calls_that_begin_as_it_falls_asleep_are_answered(bundles: Bundles, tmp_path: Path) -> None:
