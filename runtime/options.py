@@ -49,6 +49,8 @@ class Wanted:
             raise ConfigError(f"max_new_tokens {self.max_new_tokens!r}", "a whole number of at least 1", "correct it")
         if not isinstance(self.stop, Sequence) or any(not isinstance(s, str) or not s for s in self.stops):
             raise ConfigError(f"stop strings {self.stop!r}", "non-empty strings", "correct stop")
+        if not isinstance(self.sampling, Sampling):
+            raise ConfigError(f"sampling {self.sampling!r}", "a Sampling", "make one: Sampling(temperature=0.7)")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise ConfigError(f"a grammar of type {type(self.grammar).__name__}", "a Grammar", "make one with Grammar.json_schema, .regex or .choice")
         if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MOST_LOGPROBS):

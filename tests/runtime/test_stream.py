@@ -65,6 +65,11 @@ def test_senseless_stops_are_refused(stop: Any) -> None:
         saying("abc").generate("p", stop=stop)
 
 
+def test_sampling_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sampling 0.7"):
+        saying("abc").stream("p", sampling=0.7)  # type: ignore[typeddict-item]
+
+
 def test_a_stream_nobody_holds_leaves_the_session_free_at_once() -> None:
     session = saying(TEXT)
     gc.disable()
