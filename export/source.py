@@ -113,7 +113,8 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
 def _check_loaded(tuned: Any, adapter: Adapter) -> None:
     """Raises AdapterError unless every tensor of the task LoRA came from its file, every tensor of the file is of the LoRA, and all are finite: PEFT only warns."""
     wanted, found = (set(tensors) for tensors in (get_peft_model_state_dict(tuned, save_embedding_layers=False), load_file(adapter.path / TASK_WEIGHTS)))
-    faults = [f"no {name}" for name in sorted(wanted - found)] + [f"unknown {name}" for name in sorted(found - wanted)]
+    known = {name for name in found if name.endswith(".base_layer.weight")}  # PEFT keeps a copy of embeddings that it adapts
+    faults = [f"no {name}" for name in sorted(wanted - found)] + [f"unknown {name}" for name in sorted(found - wanted - known)]
     faults += [f"{name} is not finite" for name, value in tuned.named_parameters() if "lora_" in name and not bool(value.isfinite().all())]
     if faults:
         raise AdapterError(f"task LoRA of {adapter.path}: {'; '.join(faults[:4])}", f"a LoRA for {adapter.base_id}", RESTORE)

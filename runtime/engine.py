@@ -128,10 +128,10 @@ class OrtEngine:
         self._binding = self._bind()
 
     def sleep(self) -> None:
-        """Forgets all tokens and lets go of cache and graph."""
-        self.rewind(0)
-        self._scoring = None
-        del self.cache, self._binding
+        """Forgets all tokens and lets go of cache and graph, as far as it has them."""
+        self.tokens, self._scoring = [], None
+        for held in ("cache", "_binding"):
+            vars(self).pop(held, None)
 
     def wake(self) -> None:
         """Takes up the graph, opened again, with an empty cache."""
@@ -145,7 +145,8 @@ class OrtEngine:
     def fill(self, tokens: Sequence[int], rows: np.ndarray) -> None:
         """Takes up what `kept` gave."""
         self.rewind(0)
-        self._make_room(len(tokens))
+        self.cache.reserve(len(tokens))
+        self._scoring = None  # it would keep the old one alive
         self.cache.fill(rows)
         self.tokens = list(tokens)
         self._binding.follow(self.cache)

@@ -69,7 +69,7 @@ class Grammar:
     @staticmethod
     def regex(pattern: str) -> Grammar:
         """Text that `pattern` matches from its beginning to its end: the syntax of Rust's regex crate, without look-around. Raises ConfigError."""
-        if not isinstance(pattern, str) or not pattern:
+        if not isinstance(pattern, str) or not pattern or any("\ud800" <= c <= "\udfff" for c in pattern):
             raise ConfigError(f"a regular expression {pattern!r}", "a text", "correct it")
         _check_pattern(pattern)
         return _checked("regular expression", pattern, _asked("regular expression", _library().LLMatcher.grammar_from_regex, pattern))

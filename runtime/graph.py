@@ -39,7 +39,7 @@ class Sleeper(Protocol):
     """What holds on to an open graph."""
 
     def sleep(self) -> None:
-        """Lets go of it."""
+        """Lets go of it, where it has hold of it."""
 
     def wake(self) -> None:
         """Takes hold of it as it is now."""
@@ -84,9 +84,13 @@ class Graph:
     def _reopen(self) -> None:
         verify_files(self.model.parent, self.manifest, self.hashes)
         check_graphs(self.model.parent, self.manifest)
-        self._begin()
-        for engine in list(self._engines):
-            engine.wake()
+        try:
+            self._begin()
+            for engine in list(self._engines):
+                engine.wake()
+        except BaseException:  # awake all together, or nothing is kept
+            self._close()
+            raise
 
     def _close(self) -> None:
         for engine in list(self._engines):

@@ -5,6 +5,7 @@ Nothing is polled: one timer sleeps until it is due, and only where idleness is 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,26 +23,23 @@ class Keeper:
         self.seconds: float | None = None
         self.awake = True
         self._sleep, self._wake = WeakMethod(sleep), WeakMethod(wake)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # while it is held, a body that nobody holds any longer may end in the same thread
         self._users = 0
         self._timer: threading.Timer | None = None
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """The body finds everything awake; idleness begins where the last such body ends."""
+    def at_work(self, wake: bool = True) -> Iterator[bool]:
+        """The body finds everything awake; idleness begins where the last such body ends. Without `wake` what sleeps goes on sleeping, and the body
+        is told so: False."""
         with self._lock:
-            self._stop()
-            if not self.awake:
-                _call(self._wake)
-                self.awake = True
-            self._users += 1
+            there = self.awake or wake
+            if there:
+                self._begin()
         try:
-            yield
+            yield there
         finally:
-            with self._lock:
-                self._users -= 1
-                if self._users == 0 and self.seconds is not None:
-                    self._start(self.seconds)
+            if there:
+                self._end()
 
     def limit(self, seconds: float | None) -> None:
         """From now on idleness may last so long."""
@@ -56,7 +54,21 @@ class Keeper:
                 raise ConfigError("a bundle that is at work", "one that nobody uses", "cancel or finish what runs first")
             self._rest()
 
+    def _begin(self) -> None:
+        self._stop()
+        if not self.awake:
+            _call(self._wake)
+            self.awake = True
+        self._users += 1
+
+    def _end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self.seconds is not None and not sys.is_finalizing():  # a thread begun then never comes to run
+                self._start(self.seconds)
+
     def _start(self, seconds: float) -> None:
+        self._stop()
         self._timer = threading.Timer(seconds, self._due)
         self._timer.args = [self._timer]  # so that a timer knows whether it still counts
         self._timer.name, self._timer.daemon = "streamspec idle", True

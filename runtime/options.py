@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -47,16 +47,16 @@ class Wanted:
     def __post_init__(self) -> None:
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens {self.max_new_tokens!r}", "a whole number of at least 1", "correct it")
-        if not isinstance(self.stop, Iterable) or any(not isinstance(s, str) or not s for s in self.stops):
+        if not isinstance(self.stop, Sequence) or any(not isinstance(s, str) or not s for s in self.stops):
             raise ConfigError(f"stop strings {self.stop!r}", "non-empty strings", "correct stop")
         if not isinstance(self.sampling, Sampling):
-            raise ConfigError(f"sampling of type {type(self.sampling).__name__}", "a Sampling", "make one, as Sampling(temperature=0.7)")
+            raise ConfigError(f"sampling {self.sampling!r}", "a Sampling", "make one: Sampling(temperature=0.7)")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise ConfigError(f"a grammar of type {type(self.grammar).__name__}", "a Grammar", "make one with Grammar.json_schema, .regex or .choice")
         if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MOST_LOGPROBS):
             raise ConfigError(f"logprobs {self.logprobs!r}", f"a whole number from 0 to {MOST_LOGPROBS}", "correct it")
-        if self.timeout is not None and not (type(self.timeout) in (int, float) and 0 < self.timeout < threading.TIMEOUT_MAX):
-            raise ConfigError(f"a timeout of {self.timeout!r}", f"seconds, above 0 and below {threading.TIMEOUT_MAX:.0f}", "correct timeout")
+        if self.timeout is not None and not (type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX):
+            raise ConfigError(f"a timeout of {self.timeout!r}", f"seconds, above 0 and at most {threading.TIMEOUT_MAX:.0f}", "correct timeout")
 
     @property
     def stops(self) -> list[str]:

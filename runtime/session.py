@@ -174,10 +174,11 @@ class Session:
 
     def forget(self) -> None:
         """Begins anew: no messages, an empty cache, its memory given back."""
-        with self._exclusive():
+        with self._exclusive(wake=False) as awake:
             self.messages = []
-            self.engine.reset()
-            self.engine.release()  # type: ignore[attr-defined]
+            if awake:
+                self.engine.reset()
+                self.engine.release()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """As `forget`. The session can be used again; the weights stay as long as any session is held. Of a bundle loaded with `idle`, whose only
@@ -261,32 +262,31 @@ class Session:
 
         @contextmanager
         def exclusive(control: Control) -> Iterator[None]:
-            with self._exclusive():
+            with self._exclusive(control):
                 if swaps != self._swaps:
                     raise ConfigError("a prompt given before the adapter was swapped", "one for the adapter that answers", "ask again")
-                self._control = control
-                try:
-                    yield
-                finally:
-                    self._control = None
+                yield
 
         return Stream(Job(self.engine, self.tokenizer, ids, plan, wanted.stops, wanted.timeout, exclusive, finished or (lambda chunks: None)))
 
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Holds the session without waiting for it."""
+    def _exclusive(self, control: Control | None = None, wake: bool = True) -> Iterator[bool]:
+        """Holds the session without waiting for it, for a generation that `control` ends. The graph is open, unless it slept and is not to `wake`:
+        the body is told."""
         if not self._busy.acquire(blocking=False):
             raise ConfigError("the session is busy", "one generation at a time", "finish or close the other one first, or ask `another()`")
         try:
-            with self._awake():
-                yield
+            self._control = control  # already now: waking takes seconds
+            with self._awake(wake) as awake:
+                yield awake
         finally:
+            self._control = None
             self._busy.release()
 
-    def _awake(self) -> AbstractContextManager[None]:
-        """The body finds the graph open."""
+    def _awake(self, wake: bool = True) -> AbstractContextManager[bool]:
+        """The body finds the graph open (`Keeper.at_work`)."""
         graph: Graph | None = getattr(self.engine, "graph", None)
-        return nullcontext() if graph is None else graph.keeper.at_work()
+        return nullcontext(True) if graph is None else graph.keeper.at_work(wake)
 
     def _specials(self) -> dict[str, str]:
         model = self.manifest.model

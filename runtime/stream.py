@@ -5,18 +5,22 @@ Knows nothing about graphs (engine) or about accepting drafts (loop).
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakSet
 
 from streamspec.runtime.detokenize import TextStream
 from streamspec.runtime.interface import Cancelled, Engine
 from streamspec.runtime.logprobs import Logprob
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.runtime.stats import Stats
+
+LAST = 10.0  # seconds that threads have to end in, when the interpreter does
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Control:
     def __init__(self) -> None:
         self.reason = ""  # "cancelled" or "timeout", once somebody has ended it
         self.rollback = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # while it is held, a stream that nobody holds any longer may end in the same thread
         self._engine: Engine | None = None
 
     def end(self, reason: str, rollback: bool = False) -> None:
@@ -87,22 +91,30 @@ class Control:
                 self._engine.cancel()
 
     @contextmanager
-    def over(self, engine: Engine, timeout: float | None) -> Iterator[None]:
-        """The body is a generation on `engine`, which `end` reaches, of at most `timeout` seconds."""
-        timer = None if timeout is None else threading.Timer(timeout, self.end, ("timeout",))
+    def within(self, timeout: float | None) -> Iterator[None]:
+        """Ends the body, a generation and all it needs first, after `timeout` seconds."""
+        if timeout is None:
+            yield
+            return
+        timer = threading.Timer(timeout, self.end, ("timeout",))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @contextmanager
+    def over(self, engine: Engine) -> Iterator[None]:
+        """The body is a generation on `engine`, which `end` reaches."""
         with engine.generation():
             with self._lock:
                 self._engine = engine
             try:
-                if timer is not None:
-                    timer.daemon = True
-                    timer.start()
                 yield
             finally:
                 with self._lock:
                     self._engine = None
-                if timer is not None:
-                    timer.cancel()
 
     def check(self) -> None:
         """Between two calls of the model. Raises Cancelled."""
@@ -135,7 +147,7 @@ class Stream(Iterator[Chunk]):
 
 def _chunks(job: Job, control: Control) -> Generator[Chunk, None, None]:
     chunks = list[Chunk]()
-    with job.exclusive(control), control.over(job.engine, job.timeout):
+    with control.within(job.timeout), job.exclusive(control), control.over(job.engine):
         for chunk in _answer(job, control):
             chunks.append(chunk)
             if chunk.finish_reason and not control.rollback:
@@ -181,7 +193,9 @@ class Running:
         self._error: BaseException | None = None
         self._done = False
         self._read = 0
-        threading.Thread(target=self._work, name="streamspec", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="streamspec", daemon=True)
+        _running.add(self)
+        self._thread.start()
 
     @property
     def done(self) -> bool:
@@ -235,6 +249,19 @@ class Running:
             self._notify()
         except BaseException as error:
             self._error = self._error or error
+
+
+_running: WeakSet[Running] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that the interpreter's end meets inside the model would take the whole process down."""
+    left, end = [running for running in _running if not running.done], time.monotonic() + LAST
+    for running in left:
+        running.cancel()
+    for running in left:
+        running._thread.join(max(0.0, end - time.monotonic()))
 
 
 def _speak(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:

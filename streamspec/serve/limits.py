@@ -24,7 +24,7 @@ class Limits:
     text: int = 1 << 19  # characters of all messages or of a prompt
     stops: int = 4  # as OpenAI
     stop_length: int = 256  # characters
-    grammar: int = 64 << 10  # bytes of a schema as JSON, characters of a regular expression or of all choices
+    grammar: int = 16 << 10  # bytes of a schema as JSON, characters of a regular expression or of all choices
     connections: int = 128
     head_seconds: float = 10.0  # to send a request's head
     body_seconds: float = 20.0  # and its body

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from streamspec.cli import app
 from streamspec.runtime import Pruning, calibrate, load
 from streamspec.runtime.calibrate import Calibration, choose
 from streamspec.runtime.engine import OrtEngine
+from streamspec.runtime.interface import ROOT_ONLY
 
 Bundles = Callable[[str], Path]
 NODES = [(0, 0, 1.0), (0, 0, 0.8), (1, 0, 0.6), (2, 0, 0.4)]
@@ -127,3 +129,18 @@ def test_a_tight_budget_measures_plain_and_the_most_telling_tree(bundles: Bundle
     assert isinstance(session.engine, OrtEngine)
     costs, complete = calibrate.measure(session.engine, NODES, budget=0.0)
     assert set(costs) == {1, 4} and min(costs.values()) > 0 and not complete
+
+
+def test_time_in_line_behind_other_sessions_is_no_cost_of_a_step() -> None:
+    class Waits:
+        vocab_size, waited_seconds = 4, 0.0
+
+        def verify(self, *arguments: object, **options: object) -> None:
+            time.sleep(0.2)
+            self.waited_seconds += 0.2
+
+        def keep(self, path: object) -> None: ...
+
+        def rewind(self, length: int) -> None: ...
+
+    assert calibrate._time_step(Waits(), ROOT_ONLY, 3) < 0.1  # type: ignore[arg-type]

@@ -229,6 +229,7 @@ WRONG: list[tuple[Callable[[], Grammar], str]] = [
     (lambda: Grammar.json_schema({"patternProperties": {BOMBS[0]: {}}}), "repeats"),
     (lambda: Grammar.json_schema({"allOf": [{"properties": {"a": {"pattern": BOMBS[1]}}}]}), "repeats"),
     (lambda: Grammar.regex(""), "regular expression ''"),
+    (lambda: Grammar.regex("\ud800"), "regular expression '"),
     (lambda: Grammar.regex("(?=a)b"), "look-around"),
     (lambda: Grammar.regex("(a"), "unclosed"),
     (lambda: Grammar.regex("[" * MOST_PATTERN), "unclosed|cannot be used"),

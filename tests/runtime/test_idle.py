@@ -8,14 +8,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 
-from streamspec.errors import BundleError, ConfigError
+from streamspec.errors import BundleError, ConfigError, ResourceError
 from streamspec.runtime import Session, load
+from streamspec.runtime import graph as graphs
 from streamspec.runtime.idle import Keeper
 
 Bundles = Callable[[str], Path]
@@ -127,6 +128,35 @@ def test_what_is_kept_is_not_kept_alive() -> None:
     keeper.unload()
 
 
+def test_work_that_nobody_holds_may_end_while_other_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed, done = Bed(), threading.Event()
+    stop = bed.keeper._stop
+
+    def collecting() -> None:
+        gc.collect()
+        stop()
+
+    def abandoned() -> Iterator[None]:
+        with bed.keeper.at_work():
+            yield
+
+    work_begun = abandoned()
+    next(work_begun)
+    cycle: list[object] = [work_begun]
+    cycle.append(cycle)  # only the collector ends it
+    monkeypatch.setattr(bed.keeper, "_stop", collecting)
+    del work_begun, cycle
+
+    def work() -> None:
+        with bed.keeper.at_work():
+            pass
+        done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    assert done.wait(10)
+    bed.keeper.unload()  # nobody is at work any longer
+
+
 # ---- sessions
 
 
@@ -204,6 +234,26 @@ def test_files_that_changed_meanwhile_are_refused(bundles: Bundles, tmp_path: Pa
     assert session.generate("hello", max_new_tokens=3).token_ids
 
 
+@pytest.mark.parametrize("bundle", ["fp32", "static fp32"])
+def test_a_graph_that_not_all_can_take_hold_of_is_not_kept(bundle: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = opened(bundles(bundle), tmp_path)
+    sessions = [first, first.another()]
+    expected = first.generate("hello", max_new_tokens=4).token_ids
+    first.unload()
+    caches = [first.engine._empty_cache()]  # type: ignore[attr-defined]
+
+    def scarce(engine: object) -> object:
+        if not caches:
+            raise ResourceError("no room")
+        return caches.pop()
+
+    with monkeypatch.context() as patch, pytest.raises(ResourceError):
+        patch.setattr(type(first.engine), "_empty_cache", scarce)
+        first.generate("hello")
+    assert not first.loaded and first.engine.graph.session is None  # type: ignore[attr-defined]
+    assert [session.generate("hello", max_new_tokens=4).token_ids for session in sessions] == [expected, expected]
+
+
 def test_calls_that_begin_as_it_falls_asleep_are_answered(bundles: Bundles, tmp_path: Path) -> None:
     first = opened(bundles("int8"), tmp_path, idle=0.01)
     sessions = [first, *(first.another() for _ in range(3))]
@@ -235,6 +285,48 @@ def test_closing_the_only_session_leaves_no_timer(bundles: Bundles, tmp_path: Pa
     assert eventually(lambda: "streamspec idle" not in [t.name for t in threading.enumerate()]) and not session.loaded
     assert session.generate("hello", max_new_tokens=3).token_ids
     session.close()
+
+
+def test_closing_what_sleeps_does_not_wake_it(bundles: Bundles, tmp_path: Path) -> None:
+    session = opened(bundles("chat"), tmp_path)
+    expected = session.chat("hello", max_new_tokens=3).token_ids
+    session.unload()
+    session.close()
+    assert not session.loaded and session.messages == []
+    assert session.chat("hello", max_new_tokens=3).token_ids == expected
+
+
+@pytest.mark.parametrize("how", ["cancelled", "timeout"])
+def test_an_answer_can_be_ended_while_its_bundle_wakes(how: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened(bundles("fp32"), tmp_path)
+    graph = session.engine.graph  # type: ignore[attr-defined]
+    opening, ended, verify = threading.Event(), threading.Event(), graphs.verify_files
+
+    def slow(*arguments: object) -> object:
+        opening.set()
+        assert ended.wait(10)
+        return verify(*arguments)  # type: ignore[arg-type]
+
+    session.unload()
+    monkeypatch.setattr(graphs, "verify_files", slow)
+    running = session.stream("hello", max_new_tokens=100, timeout=0.05 if how == "timeout" else None).start()
+    assert opening.wait(10)
+    session.cancel() if how == "cancelled" else time.sleep(0.2)
+    ended.set()
+    answer = running.result(30)
+    assert (answer.finish_reason, answer.token_ids) == (how, []) and graph.keeper.awake
+    assert session.generate("hello", max_new_tokens=3).finish_reason == "length"
+
+
+@pytest.mark.parametrize("left", ["stream = session.stream('hello', max_new_tokens=100); next(stream)", "for _ in range(3): session.another().stream('hello', max_new_tokens=100).start()"])
+def test_a_program_ends_in_the_middle_of_an_answer(left: str, bundles: Bundles, tmp_path: Path) -> None:
+    code = f"""
+from streamspec.runtime import load
+session = load({str(bundles("fp32"))!r}, threads=1, idle=1000, cache_dir={str(tmp_path)!r})
+{left}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("idle", [0, -1, "soon", True, float("nan"), float("inf")])

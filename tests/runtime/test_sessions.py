@@ -228,6 +228,15 @@ def test_a_message_that_is_none_is_refused(bundles: Bundles) -> None:
     with pytest.raises(DataError, match="without tokens"):
         session.generate([])
     assert session.messages == []
+@pytest.mark.parametrize("bundle", ["full", "static full"])
+def test_a_conversation_that_fills_the_context_is_restored(bundle: str, bundles: Bundles, tmp_path: Path) -> None:
+    session = open_session(bundles(bundle))
+    session.generate([7, 9, 11, 30] * 31, max_new_tokens=4)
+    assert session.engine.length == session.engine.context_length - 1
+    session.save(tmp_path / "talk")
+    session.restore(tmp_path / "talk")
+    answer = session.generate([7, 9, 11, 30] * 31, max_new_tokens=4)
+    assert answer.stats.reused_tokens == 123 and answer.token_ids == cold(session, [7, 9, 11, 30] * 31, max_new_tokens=4).token_ids
 
 
 def test_an_empty_conversation_is_one_too(bundles: Bundles, tmp_path: Path) -> None:

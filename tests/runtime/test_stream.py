@@ -53,10 +53,21 @@ def test_time_that_runs_out_ends_the_answer_with_what_there_is() -> None:
         assert not timer.is_alive()
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "soon"])
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "soon", True, 1e12])
 def test_senseless_timeouts_are_refused(timeout: Any) -> None:
     with pytest.raises(ConfigError, match="timeout"):
         saying("abc").generate("p", timeout=timeout)
+
+
+@pytest.mark.parametrize("stop", [None, 5, [5], "", [""], b"x"])
+def test_senseless_stops_are_refused(stop: Any) -> None:
+    with pytest.raises(ConfigError, match="stop"):
+        saying("abc").generate("p", stop=stop)
+
+
+def test_sampling_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sampling 0.7"):
+        saying("abc").stream("p", sampling=0.7)  # type: ignore[typeddict-item]
 
 
 def test_a_stream_nobody_holds_leaves_the_session_free_at_once() -> None:
