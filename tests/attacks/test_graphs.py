@@ -20,18 +20,6 @@ from tests.attacks.forging import edit, forge, refused
 Change = Callable[[onnx.ModelProto], object]
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.runtime.tiny_bundles import tiny_bundle
-
-    return tiny_bundle(tmp_path_factory.mktemp("graphs"))
-
-
-@pytest.fixture
-def bundle(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "bundle"))
-
-
 def outside(model: onnx.ModelProto) -> TensorProto:
     """A tensor whose data lie beside the graph."""
     return next(one for one in model.graph.initializer if one.external_data)

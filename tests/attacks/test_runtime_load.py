@@ -17,19 +17,6 @@ from streamspec.runtime import Sampling, load
 from tests.attacks.forging import edit, forge, refused
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.runtime.tiny_bundles import tiny_bundle
-
-    return tiny_bundle(tmp_path_factory.mktemp("attacked"))
-
-
-@pytest.fixture
-def bundle(original: Path, tmp_path: Path) -> Path:
-    shutil.copytree(original, tmp_path / "bundle")
-    return tmp_path / "bundle"
-
-
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a" * 500])
 def test_a_model_file_that_is_no_graph(bundle: Path, content: bytes) -> None:
     forge(bundle, "model.onnx", content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,6 @@ from streamspec.runtime.tokenizer import read_tokenizer
 from tests.attacks.forging import forge, refused
 
 SECONDS = 20
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.runtime.tiny_bundles import tiny_bundle
-
-    return tiny_bundle(tmp_path_factory.mktemp("tokenizers"))
-
-
-@pytest.fixture
-def bundle(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "bundle"))
 
 
 def change(bundle: Path, **parts: Any) -> None:
