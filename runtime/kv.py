@@ -74,8 +74,8 @@ class KeyValueCache:
 
     def fill(self, rows: np.ndarray) -> None:
         """Commits what `rows` gave, in place of everything. There must be room (`reserve`)."""
-        self.length = 0
-        self.place(rows, range(rows.shape[4]))
+        self.length = rows.shape[4]
+        self.data[..., : self.length, :] = rows
 
     def views(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Per layer: key and value [1, kv_heads, capacity, head_dim], contiguous views of `data`."""

@@ -141,7 +141,7 @@ def test_cancel_without_a_generation_does_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"stop": 5}, "stop strings 5"), ({"sampling": 0.5}, "sampling of type float"), ({"timeout": 1e12}, "a timeout of 1000000000000.0"),
+        ({"stop": 5}, "stop strings 5"), ({"sampling": 0.5}, "sampling 0.5"), ({"timeout": 1e12}, "a timeout of 1000000000000.0"),
         ({"timeout": True}, "a timeout of True"),
     ],
 )  # fmt: skip
