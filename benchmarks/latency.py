@@ -72,8 +72,9 @@ def later_turns(session: Session, conversations: list[list[str]], limit: int) ->
 
 def cancels(session: Session, prompt: list[int], count: int, chance: random.Random) -> int:
     """Prints how soon a generation ends once it is cancelled; returns how many did not end as cancelled."""
+    strange = 0
     for place in ("reading", "writing"):
-        waits, strange = [], 0
+        waits, before = [], strange
         for _ in track(range(count), f"cancelled while {place}", count):
             session.forget()
             running = session.stream(prompt if place == "reading" else prompt[:30], max_new_tokens=400).start()
@@ -89,7 +90,7 @@ def cancels(session: Session, prompt: list[int], count: int, chance: random.Rand
             strange += answer.finish_reason != "cancelled" or (place == "reading" and bool(answer.token_ids))
         waits.sort()
         at = {p: waits[min(len(waits) - 1, int(len(waits) * p / 100))] for p in (50, 99)}
-        print(f"cancelled while {place}: {at[50]:.1f} ms (median), {at[99]:.1f} (p99), {waits[-1]:.1f} (most) of {len(waits)}; {strange} ended otherwise")
+        print(f"cancelled while {place}: {at[50]:.1f} ms (median), {at[99]:.1f} (p99), {waits[-1]:.1f} (most) of {len(waits)}; {strange - before} ended otherwise")
     return strange
 
 
