@@ -124,8 +124,8 @@ class OrtEngine:
     def release(self) -> None:
         """Forgets all tokens and gives their memory back."""
         self.rewind(0)
-        self.cache, self._scoring = self._empty_cache(), None
-        self._binding = self._bind()
+        self._scoring = None
+        self.wake()
 
     def sleep(self) -> None:
         """Forgets all tokens and lets go of cache and graph, as far as it has them."""
@@ -134,7 +134,7 @@ class OrtEngine:
             vars(self).pop(held, None)
 
     def wake(self) -> None:
-        """Takes up the graph, opened again, with an empty cache."""
+        """Takes up the graph, which may have been opened again, with an empty cache."""
         self.cache = self._empty_cache()
         self._binding = self._bind()
 

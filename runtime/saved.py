@@ -18,7 +18,8 @@ import numpy as np
 from streamspec.atomic import new_file
 from streamspec.bundle import Manifest
 from streamspec.checks import Fields, parse_json
-from streamspec.errors import ConversationError
+from streamspec.errors import ConversationError, DataError
+from streamspec.prompt_format import check_messages
 
 FORMAT = 1
 MAX_MESSAGES = 100_000
@@ -91,10 +92,12 @@ def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: 
 
 
 def _messages(value: object, path: Path) -> list[dict[str, Any]]:
-    right = isinstance(value, list) and len(value) <= MAX_MESSAGES
-    if not right or any(not isinstance(m, dict) or not isinstance(m.get("role"), str) or "content" not in m for m in value):  # type: ignore[attr-defined]
-        raise ConversationError(f"{path.name}: messages {str(value)[:60]}", "a list of objects with role and content", AGAIN)
-    assert isinstance(value, list)
+    if not isinstance(value, list) or len(value) > MAX_MESSAGES:
+        raise ConversationError(f"{path.name}: messages {str(value)[:60]}", f"a list of at most {MAX_MESSAGES}", AGAIN)
+    try:
+        check_messages(value)
+    except DataError as error:
+        raise ConversationError(f"{path.name}: {error.found}", error.expected, AGAIN) from None
     return value
 
 

@@ -177,29 +177,26 @@ class Session:
         with self._exclusive(wake=False) as awake:
             self.messages = []
             if awake:
-                self.engine.reset()
                 self.engine.release()  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """As `forget`. The session can be used again; the weights stay as long as any session is held. Of a bundle loaded with `idle`, whose only
         session this is, also `unload`."""
         self.forget()
-        graph: Graph | None = getattr(self.engine, "graph", None)
+        graph = self._graph
         if graph is not None and graph.keeper.seconds is not None and graph.sequences == 1:
             graph.keeper.unload()
 
     def unload(self) -> None:
         """Gives back all memory but the tokenizer's, for all sessions over these weights, until one of them is used again: then the bundle's files are
         checked and opened again, and a conversation goes on with its tokens read again. Raises ConfigError while any of them is at work."""
-        graph: Graph | None = getattr(self.engine, "graph", None)
-        if graph is not None:
-            graph.keeper.unload()
+        if self._graph is not None:
+            self._graph.keeper.unload()
 
     @property
     def loaded(self) -> bool:
         """Whether the bundle is open: false from `unload`, or `load`'s `idle`, until the next use."""
-        graph: Graph | None = getattr(self.engine, "graph", None)
-        return graph is None or graph.keeper.awake
+        return self._graph is None or self._graph.keeper.awake
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of range."""
@@ -285,8 +282,12 @@ class Session:
 
     def _awake(self, wake: bool = True) -> AbstractContextManager[bool]:
         """The body finds the graph open (`Keeper.at_work`)."""
-        graph: Graph | None = getattr(self.engine, "graph", None)
-        return nullcontext(True) if graph is None else graph.keeper.at_work(wake)
+        return nullcontext(True) if self._graph is None else self._graph.keeper.at_work(wake)
+
+    @property
+    def _graph(self) -> Graph | None:
+        """What sleeps and wakes; None for an engine without one."""
+        return getattr(self.engine, "graph", None)
 
     def _specials(self) -> dict[str, str]:
         model = self.manifest.model

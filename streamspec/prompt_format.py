@@ -45,7 +45,7 @@ class PromptFormat:
         the template is missing or broken.
         """
         if not isinstance(prompt, str):
-            _check_messages(prompt)
+            check_messages(prompt)
         if self.kind == "raw":
             turns = [prompt] if isinstance(prompt, str) else [str(m["content"]) for m in prompt]
             return "".join(turn + self.separator for turn in turns)
@@ -75,7 +75,8 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
         ) from None
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises DataError for anything but objects with a role and a content."""
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise DataError(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from streamspec.runtime.drafting import PlaceGuesses
+from streamspec.runtime.engine import shared_prefix
 from streamspec.runtime.governor import Governor
 from streamspec.runtime.interface import Cancelled, Pruning, Verified
 from streamspec.runtime.sampling import GREEDY, Sampling
@@ -69,9 +70,7 @@ class ToyEngine:
         self.cache = []
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
-        same = 0
-        while same < min(len(self.cache), len(prompt) - 1) and self.cache[same] == prompt[same]:
-            same += 1
+        same = shared_prefix(self.cache, prompt[:-1])
         self.cache, self.sampling, self._wants_logits = self.cache[:same], sampling, logits
         return same
 
