@@ -3,7 +3,8 @@
 
 Needs Python 3.11 or newer and nothing else. Makes `.venv` beside itself, installs what the command needs and stays out
 of the way afterwards: a second call only compares a stamp. Package sources are pip's own settings (PIP_INDEX_URL,
-PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, ...); on Linux, name an index that carries CPU builds there to spare a CUDA download.
+PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, ...); on Linux, name an index that carries CPU builds there to spare a CUDA
+download.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 TORCH = "torch==2.13.0"
-USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain against speculative, plot
-       python3 run.py test              lint, type check and tests, as CI runs them
+USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
+       python3 run.py test              format, lint, type check and tests, as CI runs them
        python3 run.py COMMAND ...       any streamspec command: train, shrink, export, generate, bench, tune, inspect"""
 
 
 def call(*command: str | Path, cwd: Path | None = ROOT) -> int:
-    """Runs a command, from the repository root unless told, and returns its exit code; Ctrl-C goes to the command, which cleans up."""
+    """Runs a command, from the repository root unless told, and returns its exit code; Ctrl-C goes to the command,
+    which cleans up.
+    """
     process = subprocess.Popen([str(part) for part in command], cwd=cwd)
     while True:
         try:
@@ -58,14 +61,26 @@ def type_check() -> int:
     """mypy on the package as it ships: the four folders are one package only once they are installed."""
     build, installed = ROOT / "build", ROOT / "build" / "typecheck"
     shutil.rmtree(build, ignore_errors=True)  # setuptools would copy stale modules from it
-    check(PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
-          "--disable-pip-version-check", "--target", installed, ".")  # fmt: skip
+    check(
+        PYTHON,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        "--target",
+        installed,
+        ".",
+    )
     return call(PYTHON, "-m", "mypy", "--config-file", "pyproject.toml", installed / "streamspec")
 
 
 def test(pytest_arguments: list[str]) -> int:
     checks = {
-        "ruff": lambda: call(PYTHON, "-m", "ruff", "check", "."),
+        "format": lambda: call(PYTHON, "-m", "ruff", "format", "--check", "."),
+        "lint": lambda: call(PYTHON, "-m", "ruff", "check", "."),
         "mypy": type_check,
         "pytest": lambda: call(PYTHON, "-m", "pytest", *pytest_arguments),
     }
@@ -74,7 +89,7 @@ def test(pytest_arguments: list[str]) -> int:
         print(f"== {name}", flush=True)
         if run():
             failed.append(name)
-    print(f"== result: {'failed: ' + ', '.join(failed) if failed else 'ruff, mypy and pytest passed'}", flush=True)
+    print(f"== result: {'failed: ' + ', '.join(failed) if failed else 'all passed'}", flush=True)
     return 1 if failed else 0
 
 

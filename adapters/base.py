@@ -1,9 +1,10 @@
 """Finds a base model and hands back a Hugging Face folder with the identity of its weights.
 
-A base is named by the word `smollm2-135m` (the reference base), a Hugging Face folder, a GGUF file or a hub id. Whatever
-has to be fetched or converted lives in the cache (`STREAMSPEC_CACHE`, else the user's cache folder) and appears there by
-a rename, so a run that was cut off leaves nothing half-made and the next one goes on from the last finished step.
-A user's own folder is only read. Knows nothing about training: it never loads a model, except to convert a GGUF file.
+A base is named by the word `smollm2-135m` (the reference base), a Hugging Face folder, a GGUF file or a hub id.
+Whatever has to be fetched or converted lives in the cache (`STREAMSPEC_CACHE`, else the user's cache folder) and
+appears there by a rename, so a run that was cut off leaves nothing half-made and the next one goes on from the last
+finished step. A user's own folder is only read. Knows nothing about training: it never loads a model, except to convert
+a GGUF file.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def weights_hash(folder: Path) -> str:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")
             try:
-                header = parse_object(stream.read(min(size, MAX_JSON + 1)), str(file), BaseModelError, "fetch the base again")
+                header = parse_object(
+                    stream.read(min(size, MAX_JSON + 1)), str(file), BaseModelError, "fetch the base again"
+                )
                 header.pop("__metadata__", None)
                 ends = [_end_of(described) for described in header.values()]
                 whole = file.stat().st_size == 8 + size + max(ends)
@@ -100,7 +103,13 @@ def weights_hash(folder: Path) -> str:
 def _end_of(described: dict[str, Any]) -> int:
     """Where a tensor's bytes end. Raises ValueError, TypeError or LookupError where its description makes no sense."""
     first, last = described["data_offsets"]
-    if not (type(first) is int and type(last) is int and 0 <= first <= last and isinstance(described["dtype"], str) and isinstance(described["shape"], list)):
+    if not (
+        type(first) is int
+        and type(last) is int
+        and 0 <= first <= last
+        and isinstance(described["dtype"], str)
+        and isinstance(described["shape"], list)
+    ):
         raise ValueError(described)
     return int(last)
 
@@ -143,7 +152,9 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
 
 
 def _read_identity(folder: Path) -> Base | None:
-    """A folder of ours is complete once it has its final name; the file inside says what it is. Elsewhere it says nothing: weights may have changed."""
+    """A folder of ours is complete once it has its final name; the file inside says what it is. Elsewhere it says
+    nothing: weights may have changed.
+    """
     if folder.resolve().parent != (cache_dir() / "bases").resolve():
         return None
     try:

@@ -36,7 +36,11 @@ class Formatter:
         written = getattr(tokenizer, "chat_template", None)
         self.template: str | None = written.get("default") if isinstance(written, dict) else written  # several by name
         if tokenizer.eos_token_id is None:
-            raise BaseModelError("a base whose tokenizer names no end-of-text token", "eos_token in tokenizer_config.json", "add it there")
+            raise BaseModelError(
+                "a base whose tokenizer names no end-of-text token",
+                "eos_token in tokenizer_config.json",
+                "add it there",
+            )
         if prompt_format.kind == "chat" and not self.template:
             raise DataError("this base has no chat template", "a chat template", "use --format raw")
 
@@ -61,7 +65,9 @@ class Formatter:
             ids = self.tokenizer(example.completion)["input_ids"] + [self.tokenizer.eos_token_id]
             return TokenRow(ids, [False] + [True] * (len(ids) - 1))
         if example.completion is None:
-            raise DataError(f"{example.where} has no completion", "prompt and completion", "use rows with answers to train")
+            raise DataError(
+                f"{example.where} has no completion", "prompt and completion", "use rows with answers to train"
+            )
         turns = example.prompt if isinstance(example.prompt, list) else [{"role": "user", "content": example.prompt}]
         answers = example.completion if isinstance(example.completion, list) else None
         if answers is None and self.format.kind == "raw":
@@ -93,7 +99,9 @@ def joined(prompt: list[int], answer: list[int]) -> TokenRow:
 
 
 class LengthGroupedOrder(Sampler[int]):
-    """Shuffled order with rows of like length side by side; a function of (seed, epoch), so a resumed run sees the same batches."""
+    """Shuffled order with rows of like length side by side; a function of (seed, epoch), so a resumed run sees the same
+    batches.
+    """
 
     def __init__(self, rows: list[TokenRow], batch_size: int, seed: int) -> None:
         self.lengths, self.batch_size, self.seed, self.epoch = [len(r.input_ids) for r in rows], batch_size, seed, 0

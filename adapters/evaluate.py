@@ -25,8 +25,8 @@ def record_ranks(
 ) -> list[list[list[int]]]:
     """For each row: [positions][gamma] rank of the true token among each place's guesses (see docs/architecture.md).
 
-    A guess is ranked behind the true tokens before it. Positions are those whose root is a completion token: position t of a
-    completion drafts tokens t+1 .. t+gamma after root t.
+    A guess is ranked behind the true tokens before it. Positions are those whose root is a completion token: position t
+    of a completion drafts tokens t+1 .. t+gamma after root t.
     """
     gamma, device = model.gamma, model.device
     collate, lookup = Collator(device), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
@@ -54,10 +54,13 @@ def record_ranks(
 
 
 @torch.no_grad()
-def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, list[float] | float]:
-    """How a draft layer's parts are used, over rows of the text: `expert_shares`, the experts' weights; `expert_overlap`, the squared
-    cosine of what the two best say; and where the last place has a branch of its own `branches_agree`, how often its first guess is the
-    mixture's for the same place, the last that the mixture guesses."""
+def layer_statistics(
+    model: JakiroModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
+) -> dict[str, list[float] | float]:
+    """How a draft layer's parts are used, over rows of the text: `expert_shares`, the experts' weights;
+    `expert_overlap`, the squared cosine of what the two best say; and where the last place has a branch of its own
+    `branches_agree`, how often its first guess is the mixture's for the same place, the last that the mixture
+    guesses."""
     shares: list[Tensor] = []
     alike: list[Tensor] = []
     agree: list[Tensor] = []
@@ -70,14 +73,19 @@ def layer_statistics(model: JakiroModel, rows: list[TokenRow], vocabulary: Tenso
         counts = picked.labels[:, :, : model.passes] != IGNORE
         shares.append(found.shares[counts])
         alike.append(found.overlap[counts])
-        before = model.passes - model.config.parallel  # behind so many passes the branch guesses what the mixture does behind all
+        before = (
+            model.passes - model.config.parallel
+        )  # behind so many passes the branch guesses what the mixture does behind all
         branch = model.unroll(main, picked, before).last if before else None
         if branch is not None:
-            said, also = (model.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch))
+            said, also = (
+                model.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch)
+            )
             agree.append(said == also)
     used: dict[str, list[float] | float] = {
-        "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)], "expert_overlap": round(float(torch.cat(alike).mean()), 3)
-    }  # fmt: skip
+        "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)],
+        "expert_overlap": round(float(torch.cat(alike).mean()), 3),
+    }
     return used | {"branches_agree": round(float(torch.cat(agree).float().mean()), 3)} if agree else used
 
 

@@ -52,7 +52,9 @@ class Decoder:
         return int(window)
 
     def rotary_embeddings(self, hidden: Tensor, positions: Tensor) -> Any:
-        """cos and sin for `positions` [B, R], those of each kind of layer where they differ, or None where positions enter at the embedding only."""
+        """cos and sin for `positions` [B, R], those of each kind of layer where they differ, or None where positions
+        enter at the embedding only.
+        """
         if self.rotary is None:
             return None
         if isinstance(self.rotary.rope_type, dict):

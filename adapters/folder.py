@@ -58,7 +58,9 @@ def copy_task_lora(source: Path, out: Path) -> None:
 
 
 def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None:
-    """Raises AdapterError if `adapter` has no file `needed` or was trained on other weights. A plain PEFT folder names none."""
+    """Raises AdapterError if `adapter` has no file `needed` or was trained on other weights. A plain PEFT folder names
+    none.
+    """
     if not (adapter / needed).exists():
         raise AdapterError(f"{adapter} has no {needed}", "an adapter folder with it", f"check {option}")
     if (adapter / STREAM_CONFIG).exists():
@@ -94,11 +96,15 @@ def drafter_tensors(drafter: DraftingModel, vocabulary: Tensor | None) -> dict[s
 def load_drafter(adapter: Path, drafter: DraftingModel) -> None:
     """Puts the drafter's tensors of `adapter` into `drafter`; names every tensor that does not fit in one error.
 
-    A bigram, an early exit and shares may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts without effect. Layers that
-    `drafter` does not have are left out.
+    A bigram, an early exit and shares may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts
+    without effect. Layers that `drafter` does not have are left out.
     """
     saved, current = read_tensors(adapter / STREAM_WEIGHTS), drafter.drafter_tensors()
-    new = tuple(part for part, sign in (("bigram_", "bigram_in"), ("prune_", "prune_up"), ("shares", "shares")) if sign not in saved)
+    new = tuple(
+        part
+        for part, sign in (("bigram_", "bigram_in"), ("prune_", "prune_up"), ("shares", "shares"))
+        if sign not in saved
+    )
     current = {n: p for n, p in current.items() if not n.startswith(new)}
     wrong = sorted(n for n, p in current.items() if n not in saved or not _fits(n, saved[n], p))
     if wrong:

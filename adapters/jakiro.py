@@ -1,33 +1,37 @@
-"""Jakiro's draft layer over a frozen Hugging Face causal LM (Jakiro, arXiv 2502.06282; with one expert and no contrast: EAGLE).
+"""Jakiro's draft layer over a frozen Hugging Face causal LM (Jakiro, arXiv 2502.06282; with one expert and no contrast:
+EAGLE).
 
 One decoder layer drafts token after token from the target's hidden states. Row t stands for the pair (m_t, y_(t+1)):
 
-    x_t = U e(y_(t+1)) + s_t + b        s_t = V m_t, m_t the hidden states of row t below the last layers, side by side; e and each m over its rms
-    u_t = x_t + attention(norm(x_t))             over rows <= t
-    z_t = norm(u_t)     s = softmax(R z_t)     a = the K largest s, over their sum
-    g_t = final(u_t + sum_i a_i E_i(z_t))                              mixture (equations 3 and 6): head(g_t) guesses y_(t+2)
-    c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)) + T e(y_(t+2)))      contrast (equation 7): head(c_t) guesses y_(t+3), one place further
+    x_t = U e(y_(t+1)) + s_t + b        s_t = V m_t, m_t the hidden states of row t below the last layers, side by side;
+    e and each m over its rms u_t = x_t + attention(norm(x_t))             over rows <= t z_t = norm(u_t)     s =
+    softmax(R z_t)     a = the K largest s, over their sum g_t = final(u_t + sum_i a_i E_i(z_t))
+    mixture (equations 3 and 6): head(g_t) guesses y_(t+2) c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)) + T e(y_(t+2)))
+    contrast (equation 7): head(c_t) guesses y_(t+3), one place further
 
-E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on from itself:
-the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place comes from c, so it costs no pass of the layer.
-In training the true tokens take the guesses' place and rows are unrolled, up to the full length (HASS, EAGLE-3), so the layer learns
-to live with its own states. What c costs is asked of the deepest pass of a step; it teaches the layer where that is the last, in which c is used, else only C, T and
-the last norm.
+E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on
+from itself: the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place
+comes from c, so it costs no pass of the layer. In training the true tokens take the guesses' place and rows are
+unrolled, up to the full length (HASS, EAGLE-3), so the layer learns to live with its own states. What c costs is asked
+of the deepest pass of a step; it teaches the layer where that is the last, in which c is used, else only C, T and the
+last norm.
 
-Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel` the last place has
-a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With `prefix_attention` the first pass alone attends: the
-others are heads behind it that hand on their states; with `own_heads` each has weights of its own, as Hydra++'s have (arXiv 2402.05109).
-With `two_lists` every expert that counts guesses for itself (the paper's MoE tree, equation 4); a guess has the chance that it has on average,
+Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel`
+the last place has a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With
+`prefix_attention` the first pass alone attends: the others are heads behind it that hand on their states; with
+`own_heads` each has weights of its own, as Hydra++'s have (arXiv 2402.05109). With `two_lists` every expert that counts
+guesses for itself (the paper's MoE tree, equation 4); a guess has the chance that it has on average,
 
     p_t(v) = sum_i a_i softmax(head(final(u_t + E_i(z_t))))_v
 
-so the better list is asked first, what both name is one guess, and the loss is least where experts know different things (the last place's
-branch keeps one list).
+so the better list is asked first, what both name is one guess, and the loss is least where experts know different
+things (the last place's branch keeps one list).
 
-Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP dealt out to the
-experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of what that layer sees one row later, C and T of
-what the target says behind the tokens that c knows (`fit_start`). So the layer drafts before it has learnt anything. And m is taken
-below the last layers (`taps`), where the target has not yet narrowed its state to one next token. Knows nothing about data, optimisers or files.
+Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP
+dealt out to the experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of what that layer
+sees one row later, C and T of what the target says behind the tokens that c knows (`fit_start`). So the layer drafts
+before it has learnt anything. And m is taken below the last layers (`taps`), where the target has not yet narrowed its
+state to one next token. Knows nothing about data, optimisers or files.
 """
 
 from __future__ import annotations
@@ -50,9 +54,10 @@ EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start f
 
 @dataclass
 class JakiroConfig:
-    """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by their mixture;
-    `parallel`: without a pass of its own. `two_lists`: experts that count guess each for itself. `taps`: layers of the target above each of the
-    states that the layer reads. `prefix_attention`: only the first pass attends; `own_heads`: the others have weights of their own."""
+    """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by
+    their mixture; `parallel`: without a pass of its own. `two_lists`: experts that count guess each for itself. `taps`:
+    layers of the target above each of the states that the layer reads. `prefix_attention`: only the first pass attends;
+    `own_heads`: the others have weights of their own."""
 
     gamma: int
     experts: int = 2
@@ -67,14 +72,18 @@ class JakiroConfig:
     def check(self, layers: int) -> None:
         """Raises ConfigError where a base of so many layers cannot have it."""
         if not all(1 <= tap <= layers for tap in self.taps):
-            raise ConfigError(f"taps = {','.join(map(str, self.taps))}", f"1..{layers}, the layers of this base", "change --taps")
+            raise ConfigError(
+                f"taps = {','.join(map(str, self.taps))}", f"1..{layers}, the layers of this base", "change --taps"
+            )
 
 
 class Branches(NamedTuple):
-    """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from and, if there is
-    one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, and `last` [B, P, H] is of the last pass and
-    guesses the same place or, if parallel, the next); `shares` [.., N], the experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what
-    the two best say; with two lists `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its weight, side by side."""
+    """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from
+    and, if there is one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, and
+    `last` [B, P, H] is of the last pass and guesses the same place or, if parallel, the next); `shares` [.., N], the
+    experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what the two
+    best say; with two lists `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its
+    weight, side by side."""
 
     mixture: Tensor
     last: Tensor | None
@@ -98,7 +107,9 @@ class Experts(nn.Module):
 
     def forward(self, z: Tensor) -> Branches:
         """What the experts make of rows z [.., H], not yet added to them; `last` is their contrast."""
-        inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum("...h,eih->...ei", z, self.up)
+        inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum(
+            "...h,eih->...ei", z, self.up
+        )
         said = torch.einsum("...ei,eih->...eh", inner, self.down)
         experts = len(self.gate)
         if self.router is None:
@@ -166,7 +177,11 @@ class JakiroModel(DraftingModel):
         layer = copy.deepcopy(last).float().requires_grad_(True)
         shape = config.experts, config.active, config.two_lists
         self.experts = Experts(layer.mlp, *shape)
-        self.attention, self.norm_in, self.norm_mid = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
+        self.attention, self.norm_in, self.norm_mid = (
+            layer.self_attn,
+            layer.input_layernorm,
+            layer.post_attention_layernorm,
+        )
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
         own = range(self.passes - 1) if config.own_heads else ()
@@ -214,19 +229,28 @@ class JakiroModel(DraftingModel):
             part = self._part(step)
             states = nn.functional.linear(self._finish(steps[-1].mixture).float(), part.from_state)
             steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, behind))
-        mixture, shares, overlap = (torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap"))
+        mixture, shares, overlap = (
+            torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap")
+        )
         apart = None
         if self.config.two_lists:
-            lists = torch.stack([one.apart for one in steps if one.apart is not None], dim=2).unflatten(-1, (self.config.active, -1))
-            apart = torch.cat([self._finish(lists[..., :-1]), lists[..., -1:].to(self.decoder.embedding.weight.dtype)], dim=-1).flatten(-2)
+            lists = torch.stack([one.apart for one in steps if one.apart is not None], dim=2).unflatten(
+                -1, (self.config.active, -1)
+            )
+            apart = torch.cat(
+                [self._finish(lists[..., :-1]), lists[..., -1:].to(self.decoder.embedding.weight.dtype)], dim=-1
+            ).flatten(-2)
         last = None
         if self.last_state is not None:
             said = steps[-1].last
             assert said is not None
-            # Only the layer's last pass is asked for that place: one before teaches the maps, and is not taught to look further than its own.
+            # Only the layer's last pass is asked for that place: one before teaches the maps, and is not taught to look
+            # further than its own.
             last = nn.functional.linear(said if passes == self.passes else said.detach(), self.last_state)
             if self.last_token is not None:
-                last = last + nn.functional.linear(self._embedded(following[:, :, passes - 1].clamp(min=0)), self.last_token)
+                last = last + nn.functional.linear(
+                    self._embedded(following[:, :, passes - 1].clamp(min=0)), self.last_token
+                )
             last = self._finish(last)
         return Branches(self._finish(mixture), last, shares, overlap, apart)
 
@@ -246,18 +270,31 @@ class JakiroModel(DraftingModel):
         """What holds the weights of a pass, the first being 0."""
         return self.heads[step - 1] if self.config.own_heads and step else self
 
-    def _layer(self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind | None) -> Branches:
-        """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache they attend to nothing."""
+    def _layer(
+        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind | None
+    ) -> Branches:
+        """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache they attend to
+        nothing.
+        """
         x = nn.functional.linear(self._embedded(tokens), part.from_token, part.bias) + states
         u = x
         if cache is not None:
             mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
             rotary = self.decoder.rotary_embeddings(x, positions)
-            u = x + self.attention(self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache)[0]
+            u = (
+                x
+                + self.attention(
+                    self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache
+                )[0]
+            )
         said: Branches = part.experts(part.norm_mid(u))
         last = said.last if self.config.contrast else said.mixture
-        apart = None if said.apart is None else said.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
-        return said._replace(mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart)
+        apart = (
+            None if said.apart is None else said.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
+        )
+        return said._replace(
+            mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart
+        )
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return unit_rms(self.decoder.embed(tokens).float())
@@ -273,20 +310,29 @@ class JakiroModel(DraftingModel):
 
     def described(self) -> dict[str, Any]:
         shape = self.config
-        biases = sorted(name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias"))
+        biases = sorted(
+            name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias")
+        )
         return super().described() | {
-            "experts": shape.experts, "active": shape.active, "contrast": shape.contrast, "parallel": shape.parallel,
-            "two_lists": shape.two_lists, "taps": list(shape.taps), "prefix_attention": shape.prefix_attention, "own_heads": shape.own_heads,
+            "experts": shape.experts,
+            "active": shape.active,
+            "contrast": shape.contrast,
+            "parallel": shape.parallel,
+            "two_lists": shape.two_lists,
+            "taps": list(shape.taps),
+            "prefix_attention": shape.prefix_attention,
+            "own_heads": shape.own_heads,
             "biases": biases,
-        }  # fmt: skip
+        }
 
 
 @torch.no_grad()
 def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Sets U, V and b to the least-squares fit of what the target's last layer sees at row t + 1, by e(y_(t+1)) and m_t, over the rows
-    of `batches` (ids and attention mask [B, T] each); then S, by which a finished state f_t best makes V m_t; then C and T, by which the
-    last branch at row t best makes f_(t+2), or f_(t+1), before its norm. Returns the share of the first fit's variance that is left. Massive
-    activations are left out, and batches beyond `FIT_TOKENS`, as for streams.
+    """Sets U, V and b to the least-squares fit of what the target's last layer sees at row t + 1, by e(y_(t+1)) and
+    m_t, over the rows of `batches` (ids and attention mask [B, T] each); then S, by which a finished state f_t best
+    makes V m_t; then C and T, by which the last branch at row t best makes f_(t+2), or f_(t+1), before its norm.
+    Returns the share of the first fit's variance that is left. Massive activations are left out, and batches beyond
+    `FIT_TOKENS`, as for streams.
     """
     decoder, width = drafter.decoder, drafter.decoder.hidden_size
     mains, usable, fitted, count = [], [], [], 0
@@ -332,7 +378,9 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
 
 
 def _last_and_true(drafter: JakiroModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
-    """What the last branch has at rows t, its token beside its state, and the target's finished states of the row it stands for, before the norm's weight [n, H]."""
+    """What the last branch has at rows t, its token beside its state, and the target's finished states of the row it
+    stands for, before the norm's weight [n, H].
+    """
     last, ahead = drafter.main_rows(main, _Behind([], [])).last, 1 + drafter.config.parallel
     assert last is not None
     both = usable[:, :-ahead] & usable[:, ahead:]

@@ -18,11 +18,13 @@ MAY_CHANGE = ("out", "resume", "threads", "save_steps", "tensorboard")  # option
 
 
 class Journal:
-    """`log[part]`: what a finished part reports; `minutes[part]`: what it took of `--max-minutes`, all attempts together
-    (of regeneration the last alone: what the others wrote is a gift)."""
+    """`log[part]`: what a finished part reports; `minutes[part]`: what it took of `--max-minutes`, all attempts
+    together (of regeneration the last alone: what the others wrote is a gift)."""
 
     def __init__(self, file: Path, config: TrainConfig, contents: Mapping[str, str] | None = None) -> None:
-        """Reads `file` where the run is resumed. `contents`: hashes of what lies behind an option. Raises ConfigError for options that differ, AdapterError for a damaged file."""
+        """Reads `file` where the run is resumed. `contents`: hashes of what lies behind an option. Raises ConfigError
+        for options that differ, AdapterError for a damaged file.
+        """
         self.file = file
         self.options = {k: v for k, v in config.to_json().items() if k not in MAY_CHANGE}
         self.options |= {k: f"{self.options[k]} ({digest[:12]})" for k, digest in (contents or {}).items()}
@@ -50,7 +52,9 @@ class Journal:
             saved = json.loads(self.file.read_text(encoding="utf-8"))
             options, self.log, self.minutes = saved["options"], saved["log"], saved["minutes"]
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise AdapterError(f"{self.file}: {error}", "the journal of a run", "start anew with another --out") from None
+            raise AdapterError(
+                f"{self.file}: {error}", "the journal of a run", "start anew with another --out"
+            ) from None
         changed = sorted(k for k in self.options | options if self.options.get(k) != options.get(k))
         if changed:
             name = changed[0]

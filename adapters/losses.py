@@ -42,8 +42,9 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
 
 
 def pick_passes(most: int) -> int:
-    """How many passes of a draft layer one step of training unrolls: n of 1 .. most with a chance in proportion to 1/n, so that most
-    steps are cheap and teach the first pass, on which all others wait, and the rest teach the layer to live with its own states."""
+    """How many passes of a draft layer one step of training unrolls: n of 1 .. most with a chance in proportion to 1/n,
+    so that most steps are cheap and teach the first pass, on which all others wait, and the rest teach the layer to
+    live with its own states."""
     return 1 + int(torch.multinomial(1 / torch.arange(1.0, most + 1), 1))
 
 
@@ -55,11 +56,12 @@ def draft_losses(
     lookup: Tensor | None,
     kind: str = "hard",
 ) -> Tensor:
-    """Mean loss of each of the drafter's places [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it.
+    """Mean loss of each of the drafter's places [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside
+    it.
 
-    `kind`: "hard", cross-entropy of the tokens that came; "kl" or "tv", Kullback-Leibler divergence or total variation from what
-    the main stream expects in the same place, over the tokens that may be proposed; "topk", cross-entropy of its ten likeliest
-    tokens there by its chances (HASS).
+    `kind`: "hard", cross-entropy of the tokens that came; "kl" or "tv", Kullback-Leibler divergence or total variation
+    from what the main stream expects in the same place, over the tokens that may be proposed; "topk", cross-entropy of
+    its ten likeliest tokens there by its chances (HASS).
     """
     states = model.draft_pass(main, picked)
     return _losses(model, main, states, picked, 0, vocabulary, lookup, kind)
@@ -76,9 +78,10 @@ def jakiro_losses(
 ) -> dict[str, Tensor]:
     """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
 
-    "places" [passes]: mean loss of the mixture's guesses. "last": of those of the last place's branch behind the last of these passes; not
-    there where a place is like any other. "state": smooth L1 of the mixture's states against the target's own, over the spread of these.
-    "alike": 0 where the two best experts of a row say what is at right angles and all experts are used alike.
+    "places" [passes]: mean loss of the mixture's guesses. "last": of those of the last place's branch behind the last
+    of these passes; not there where a place is like any other. "state": smooth L1 of the mixture's states against the
+    target's own, over the spread of these. "alike": 0 where the two best experts of a row say what is at right angles
+    and all experts are used alike.
     """
     drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
     mixture = drafted.mixture
@@ -101,7 +104,14 @@ def jakiro_losses(
 
 
 def _losses(
-    model: DraftingModel, main: MainPass, states: Tensor, picked: DraftRows, first: int, vocabulary: Tensor | None, lookup: Tensor | None, kind: str
+    model: DraftingModel,
+    main: MainPass,
+    states: Tensor,
+    picked: DraftRows,
+    first: int,
+    vocabulary: Tensor | None,
+    lookup: Tensor | None,
+    kind: str,
 ) -> Tensor:
     """Mean losses [m] of states [B, P, m, E] of the places first + 1 .. first + m."""
     ahead = slice(first, first + states.shape[2])
@@ -115,7 +125,9 @@ def _losses(
     else:
         row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + place
         text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
-        asked, which = torch.unique(text * main.final.shape[1] + row, return_inverse=True)  # places of neighbours are the same row
+        asked, which = torch.unique(
+            text * main.final.shape[1] + row, return_inverse=True
+        )  # places of neighbours are the same row
         with torch.no_grad():
             wanted = model.head(main.final.flatten(0, 1)[asked], vocabulary).float().log_softmax(-1)[which]
         given = logits.log_softmax(-1)

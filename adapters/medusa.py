@@ -2,8 +2,9 @@
 
     state_j = h_t + SiLU(W_j h_t + b_j)             j = 1..gamma
 
-h_t is the finished hidden state of row t, W and b start at zero. The guess of place j is a head over state_j: one of its own, which
-starts as the rows of the LM head, or the LM head itself. Medusa knows neither the row's next token nor its other places' guesses.
+h_t is the finished hidden state of row t, W and b start at zero. The guess of place j is a head over state_j: one of
+its own, which starts as the rows of the LM head, or the LM head itself. Medusa knows neither the row's next token nor
+its other places' guesses.
 
 Knows nothing about data, optimisers or files.
 """
@@ -44,7 +45,9 @@ class MedusaModel(DraftingModel):
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """States [B, P, gamma, E], from the rows alone."""
         hidden = torch.gather(main.final, 1, picked.rows[:, :, None].expand(-1, -1, main.final.shape[2]))
-        moved = torch.einsum("bph,jeh->bpje", hidden, self.block_weights.to(hidden.dtype)) + self.block_biases.to(hidden.dtype)
+        moved = torch.einsum("bph,jeh->bpje", hidden, self.block_weights.to(hidden.dtype)) + self.block_biases.to(
+            hidden.dtype
+        )
         return hidden[:, :, None] + nn.functional.silu(moved)
 
     def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:

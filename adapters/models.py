@@ -47,8 +47,12 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
 
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:
-    """The base in training dtype, all weights frozen. Eager attention: on CPU its backward pass is faster than SDPA's (docs/decisions.md)."""
-    model = AutoModelForCausalLM.from_pretrained(run.base.path, dtype=dtype, attn_implementation="eager", use_safetensors=True)
+    """The base in training dtype, all weights frozen. Eager attention: on CPU its backward pass is faster than SDPA's
+    (docs/decisions.md).
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        run.base.path, dtype=dtype, attn_implementation="eager", use_safetensors=True
+    )
     if run.device.type == "cuda" and model._supports_sdpa:
         model.set_attn_implementation("sdpa")
     return model.to(run.device).requires_grad_(False)
@@ -108,9 +112,15 @@ def start_fitted(run: Run, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], floa
 
 
 def new_streams(
-    run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool, kind: type[StreamingModel] = StreamingModel
+    run: Run,
+    model: PreTrainedModel,
+    vocabulary: Tensor | None,
+    frozen: bool,
+    kind: type[StreamingModel] = StreamingModel,
 ) -> StreamingModel:
-    """Fresh streams at the measured scale of the hidden state they are added to, or at that of the streams they start from."""
+    """Fresh streams at the measured scale of the hidden state they are added to, or at that of the streams they start
+    from.
+    """
     config, ns = run.config, run.ns
     if config.warm_start is not None:
         scale = float(folder.streams_of(config.warm_start)["scale"])

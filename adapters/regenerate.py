@@ -1,4 +1,5 @@
-"""The target's own completions of a list of prompts, greedy or half of them sampled: batched, kept line by line, resumable.
+"""The target's own completions of a list of prompts, greedy or half of them sampled: batched, kept line by line,
+resumable.
 
 Acceptance is counted on what the model itself writes, so drafters learn from these. Knows nothing about streams.
 """
@@ -22,7 +23,8 @@ from streamspec.progress import track
 
 
 class AnswerFile:
-    """Answers by prompt, kept in a file: a first line that says what made them, then a line for each, written as they come.
+    """Answers by prompt, kept in a file: a first line that says what made them, then a line for each, written as they
+    come.
 
     A line that a killed process left torn is dropped. Raises DataError where something else made the answers.
     """
@@ -34,16 +36,22 @@ class AnswerFile:
             rows = [row for row in map(_parsed, lines) if row is not None]
             self.known = {tuple(row["prompt"]): list(row["answer"]) for row in rows[1:]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: {type(error).__name__} {error}", "a file of answers", "name another file") from None
+            raise DataError(
+                f"{path}: {type(error).__name__} {error}", "a file of answers", "name another file"
+            ) from None
         if rows and rows[0] != made_by:
-            raise DataError(f"{path}: answers of {_short(rows[0])}", _short(made_by), "name another file, or remove this one")
+            raise DataError(
+                f"{path}: answers of {_short(rows[0])}", _short(made_by), "name another file, or remove this one"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
 
     def add(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
         self.known |= {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True))
+            file.writelines(
+                json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True)
+            )
 
 
 def _short(row: dict[str, Any]) -> str:
@@ -62,7 +70,9 @@ Choose = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 
 def best(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """int64 [B]: the likeliest token behind each row of `logits` [B, vocabulary]; `rows` [B] are their numbers in the batch."""
+    """int64 [B]: the likeliest token behind each row of `logits` [B, vocabulary]; `rows` [B] are their numbers in the
+    batch.
+    """
     return logits.argmax(-1)
 
 
@@ -94,8 +104,9 @@ def regenerate(
 ) -> list[tuple[list[int], list[int]]]:
     """(prompt, answer) in the order of `prompts`, end-of-text included where it was reached.
 
-    `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept` are not made again, new ones are added to it. With `minutes`, stops at that time by the clock `now`, with at least one batch:
-    prompts without an answer are then left out.
+    `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept`
+    are not made again, new ones are added to it. With `minutes`, stops at that time by the clock `now`, with at least
+    one batch: prompts without an answer are then left out.
     """
     known, started = kept.known, now()
     missing = [list(p) for p in dict.fromkeys(map(tuple, prompts)) if p not in known]
@@ -129,9 +140,7 @@ def answer_batch(
     cache = DynamicCache()
     for _ in range(max_new_tokens):
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-        out = body(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        )
+        out = body(input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
         # two dimensions: with a third, torch copies the head's matrix once per row of the batch
         choices = choose(head(out.last_hidden_state[:, -1]), rows)
         for row, token in zip(rows, choices.tolist(), strict=True):

@@ -1,7 +1,8 @@
 """`streamspec shrink`: an adapter folder whose LoRAs keep their strongest directions only.
 
-B A of rank R is replaced by the closest product of rank r: its truncated singular value decomposition (Eckart-Young). What a
-LoRA learns uses the rank it was trained with; what it has learnt often needs far less. Knows nothing about training.
+B A of rank R is replaced by the closest product of rank r: its truncated singular value decomposition (Eckart-Young).
+What a LoRA learns uses the rank it was trained with; what it has learnt often needs far less. Knows nothing about
+training.
 """
 
 from __future__ import annotations
@@ -26,16 +27,23 @@ from streamspec.adapters.folder import read_tensors, save_tensors, write_json
 from streamspec.atomic import new_folder
 from streamspec.errors import AdapterError, ConfigError
 
-PLAIN_LORA = {"rank_pattern": {}, "alpha_pattern": {}, "use_dora": False, "use_rslora": False, "lora_bias": False}  # in PEFT's config
+PLAIN_LORA = {
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "use_dora": False,
+    "use_rslora": False,
+    "lora_bias": False,
+}  # in PEFT's config
 
 
 def shrink(adapter: Path, out: Path, rank: int) -> dict[str, float]:
-    """Writes `adapter` to `out`, every LoRA in it cut to `rank`. Returns the mean share of squared singular values kept, by part.
+    """Writes `adapter` to `out`, every LoRA in it cut to `rank`. Returns the mean share of squared singular values
+    kept, by part.
 
-    A cut task LoRA is another target: its answers may differ, so measure them. A cut stream LoRA only changes what is drafted.
-    A LoRA of that rank or less stays as it is. Figures in the folder (`training.json`, `acceptance.json`) stay those of the
-    whole adapter. Raises AdapterError for a damaged folder or one that holds more than plain LoRAs, ConfigError where there is
-    nothing to cut, and writes nothing then.
+    A cut task LoRA is another target: its answers may differ, so measure them. A cut stream LoRA only changes what is
+    drafted. A LoRA of that rank or less stays as it is. Figures in the folder (`training.json`, `acceptance.json`) stay
+    those of the whole adapter. Raises AdapterError for a damaged folder or one that holds more than plain LoRAs,
+    ConfigError where there is nothing to cut, and writes nothing then.
     """
     if out.exists() or adapter.resolve() in out.resolve().parents:
         raise AdapterError(f"{out} is there already, or inside the adapter", "a new folder", "choose another --out")
@@ -84,7 +92,9 @@ def cut_streams(folder: Path, rank: int) -> float | None:
 
 
 def cut(tensors: dict[str, Tensor], rank: int, scale: float) -> tuple[dict[str, Tensor], float]:
-    """Every pair `lora_A` [r, in], `lora_B` [out, r] cut to `rank` with `scale` folded in, other tensors as they are; the mean share kept."""
+    """Every pair `lora_A` [r, in], `lora_B` [out, r] cut to `rank` with `scale` folded in, other tensors as they are;
+    the mean share kept.
+    """
     out, shares = dict(tensors), []
     for name in (n for n in tensors if "lora_A" in n):
         other = name.replace("lora_A", "lora_B")
@@ -98,4 +108,3 @@ def cut(tensors: dict[str, Tensor], rank: int, scale: float) -> tuple[dict[str, 
         out[name] = (root[:, None] * (right[:rank] @ basis_a.T)).to(tensors[name].dtype)
         out[other] = ((basis_b @ left[:, :rank]) * root).to(tensors[other].dtype)
     return out, round(sum(shares) / len(shares), 4)
-

@@ -1,14 +1,14 @@
 """Speculative streams over an unmodified Hugging Face causal LM (Speculative Streaming, arXiv 2402.11131, section 3.2).
 
-Two passes, the same in training and in the exported graph. Pass 1 is the plain model over the main rows; its K/V is kept.
-Pass 2 runs stream rows only, through the family's own last `Ns` decoder layers:
+Two passes, the same in training and in the exported graph. Pass 1 is the plain model over the main rows; its K/V is
+kept. Pass 2 runs stream rows only, through the family's own last `Ns` decoder layers:
 
     S_(t,j) = c_j M_t + scale * (P_j + a_j W e(y_(t+1)))          j = 1..gamma
 
 M_t is the hidden state of row t at the input of layer N-Ns (equation 4 with a factor for f), e(y) the embedding of the
-token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known. All of them start
-as what least squares make of M_(t+j), the state that row t+j will have there (`fit_start`).
-For pruning (section 3.2.3) a map of low rank foretells the next token from M_t alone, through the model's own norm and head:
+token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known. All
+of them start as what least squares make of M_(t+j), the state that row t+j will have there (`fit_start`). For pruning
+(section 3.2.3) a map of low rank foretells the next token from M_t alone, through the model's own norm and head:
 
     early(M_t) = head(norm(u + B A u))                    u = M_t over its rms
 
@@ -212,10 +212,10 @@ def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, T
 
 @torch.no_grad()
 def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Sets c, a, W and P to the least-squares fit of M_(t+j) by M_t and e(y_(t+1)) over the rows of `batches` (ids and attention mask
-    [B, T] each): W for the first stream, two factors and a mean for each. Returns the share of the first stream's variance that
-    is left. Rows with massive activations (rms above `MASSIVE` times the scale) are left out: they would rule the fit. No more
-    batches are read once `FIT_TOKENS` rows are there.
+    """Sets c, a, W and P to the least-squares fit of M_(t+j) by M_t and e(y_(t+1)) over the rows of `batches` (ids and
+    attention mask [B, T] each): W for the first stream, two factors and a mean for each. Returns the share of the first
+    stream's variance that is left. Rows with massive activations (rms above `MASSIVE` times the scale) are left out:
+    they would rule the fit. No more batches are read once `FIT_TOKENS` rows are there.
     """
     seen, count = [], 0
     for ids, mask in batches:
@@ -227,7 +227,9 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
             break
     left = 1.0
     for j in range(streams.config.gamma):
-        token, state, wanted = (torch.cat(side) for side in zip(*(pairs_ahead(*one, ahead=j + 1) for one in seen), strict=True))
+        token, state, wanted = (
+            torch.cat(side) for side in zip(*(pairs_ahead(*one, ahead=j + 1) for one in seen), strict=True)
+        )
         if not len(token):  # texts shorter than a draft
             break
         means = token.mean(0), state.mean(0), wanted.mean(0)
@@ -257,4 +259,6 @@ def pairs_ahead(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> t
 def ridge(x: Tensor, y: Tensor) -> Tensor:
     """The matrix [columns of x, columns of y] by which x [n, ..] best makes y [n, ..]."""
     square = x.T @ x
-    return torch.linalg.solve(square + RIDGE * square.diagonal().mean() * torch.eye(len(square), device=x.device), x.T @ y)
+    return torch.linalg.solve(
+        square + RIDGE * square.diagonal().mean() * torch.eye(len(square), device=x.device), x.T @ y
+    )

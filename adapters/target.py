@@ -1,7 +1,8 @@
-"""The target while something is trained on or beside it: a Hugging Face causal LM whose main pass leaves behind what drafters need.
+"""The target while something is trained on or beside it: a Hugging Face causal LM whose main pass leaves behind what
+drafters need.
 
-The drafter's base class stands here too: what every drafter shares, whatever it computes. Knows nothing about data, optimisers or
-files, nor about any one drafter.
+The drafter's base class stands here too: what every drafter shares, whatever it computes. Knows nothing about data,
+optimisers or files, nor about any one drafter.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ IGNORE = -100
 
 @dataclass
 class MainPass:
-    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first`, or at those of all `tapped` layers side by
-    side, the finished hidden states [B, T, E] and K/V of the layers from `first` on."""
+    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first`, or at those of
+    all `tapped` layers side by side, the finished hidden states [B, T, E] and K/V of the layers from `first` on."""
 
     tokens: Tensor
     entry: Tensor
@@ -51,10 +52,12 @@ class DraftRows:
 
 
 class Target(nn.Module):
-    """A causal LM. `frozen`: nothing that is trained may change it, and LoRA layers inside it belong to the drafter alone: they
-    are switched off in the main pass."""
+    """A causal LM. `frozen`: nothing that is trained may change it, and LoRA layers inside it belong to the drafter
+    alone: they are switched off in the main pass."""
 
-    def __init__(self, model: PreTrainedModel, first: int | None = None, frozen: bool = False, tapped: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, model: PreTrainedModel, first: int | None = None, frozen: bool = False, tapped: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.model, self.frozen = model, frozen
         self.decoder = Decoder(model)
@@ -66,7 +69,9 @@ class Target(nn.Module):
         return self.decoder.embedding.weight.device
 
     def train(self, mode: bool = True) -> Target:
-        """A target that nothing must change is never in training mode: its dropout would blur what drafters learn from it."""
+        """A target that nothing must change is never in training mode: its dropout would blur what drafters learn from
+        it.
+        """
         super().train(mode)
         if self.frozen:
             self.model.eval()
@@ -110,12 +115,15 @@ class Target(nn.Module):
         if vocabulary is None:
             return self.decoder.logits(hidden)
         bias = self.decoder.lm_head.bias
-        logits = nn.functional.linear(hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary])
+        logits = nn.functional.linear(
+            hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
+        )
         return self.decoder.capped(logits)
 
 
 class DraftingModel(Target, ABC):
-    """A target with a drafter of `gamma` places beside every main row: place j guesses the token j behind the row's next.
+    """A target with a drafter of `gamma` places beside every main row: place j guesses the token j behind the row's
+    next.
 
     A low-rank bigram may make a guess depend on the token before it:
 
@@ -123,7 +131,13 @@ class DraftingModel(Target, ABC):
     """
 
     def __init__(
-        self, model: PreTrainedModel, gamma: int, first: int | None, frozen: bool, bigram: tuple[int, int] | None = None, tapped: tuple[int, ...] = ()
+        self,
+        model: PreTrainedModel,
+        gamma: int,
+        first: int | None,
+        frozen: bool,
+        bigram: tuple[int, int] | None = None,
+        tapped: tuple[int, ...] = (),
     ) -> None:
         """`bigram`: (tokens that the drafter may propose, rank)."""
         super().__init__(model, first, frozen, tapped)
@@ -134,14 +148,20 @@ class DraftingModel(Target, ABC):
 
     @abstractmethod
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
-        """States [B, P, gamma, E] beside the rows `picked`, ready for `guess`. A place may look at tokens before its own."""
+        """States [B, P, gamma, E] beside the rows `picked`, ready for `guess`. A place may look at tokens before its
+        own.
+        """
 
     def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
-        """Logits [n, D] of states [n, E] of the places `places` int64 [n], 0 .. gamma-1; the bigram's share is not in them."""
+        """Logits [n, D] of states [n, E] of the places `places` int64 [n], 0 .. gamma-1; the bigram's share is not in
+        them.
+        """
         return self.head(states, vocabulary)
 
     def with_bigram(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Float logits [.., D] given the token before each, as its number `before` [..] among the D, negative for others."""
+        """Float logits [.., D] given the token before each, as its number `before` [..] among the D, negative for
+        others.
+        """
         if self.bigram_in is None or self.bigram_out is None:
             return logits.float()
         known = self.bigram_in[before.clamp(min=0)] * (before >= 0)[..., None]
@@ -155,4 +175,8 @@ class DraftingModel(Target, ABC):
 
     def described(self) -> dict[str, Any]:
         """The drafter's shape as the adapter folder states it."""
-        return {"gamma": self.gamma, "lora": None, "bigram": None if self.bigram_in is None else self.bigram_in.shape[1]}
+        return {
+            "gamma": self.gamma,
+            "lora": None,
+            "bigram": None if self.bigram_in is None else self.bigram_in.shape[1],
+        }

@@ -1,8 +1,8 @@
 """`streamspec train`: data and a base in, an adapter folder out. Runs the stages of the chosen recipe.
 
-    lora      task LoRA
-    joint     one LoRA on all rows, next-token and stream losses together [+ a last stretch on the model's own answers]
-    staged    task LoRA (trained here, given, or none) -> the target answers the prompts again -> streams learn from that,
+    lora      task LoRA joint     one LoRA on all rows, next-token and stream losses together [+ a last stretch on the
+    model's own answers] staged    task LoRA (trained here, given, or none) -> the target answers the prompts again ->
+    streams learn from that,
               with a LoRA of their own, while the target is frozen; Medusa heads likewise
 
 Every stage can be interrupted and resumed. Knows nothing about ONNX.
@@ -122,7 +122,11 @@ def prepare(config: TrainConfig) -> Run:
     if config.method in DRAFT_LAYERS:
         if not FAMILIES[base.model_type].takes_draft_layer:
             expected = ", ".join(name for name, family in FAMILIES.items() if family.takes_draft_layer)
-            raise BaseModelError(f"--method {config.method} on the family `{base.model_type}`", expected, "choose another --base or --method")
+            raise BaseModelError(
+                f"--method {config.method} on the family `{base.model_type}`",
+                expected,
+                "choose another --base or --method",
+            )
         JakiroConfig(config.gamma, **config.layer_shape()).check(layers)
     ns = config.ns or max(1, round(layers / 3))
     if ns > layers:
@@ -130,7 +134,9 @@ def prepare(config: TrainConfig) -> Run:
     try:
         tokenizer = AutoTokenizer.from_pretrained(base.path)
     except (OSError, ValueError) as error:
-        raise BaseModelError(f"{base.path}: {error}", "a base with its tokenizer", "add the tokenizer's files") from None
+        raise BaseModelError(
+            f"{base.path}: {error}", "a base with its tokenizer", "add the tokenizer's files"
+        ) from None
     formatter = Formatter(tokenizer, PromptFormat(config.format, config.separator))
     if not val_examples:
         held = min(config.val_rows, max(1, len(examples) // 20))
@@ -152,7 +158,11 @@ def prepare(config: TrainConfig) -> Run:
 
 def contents(config: TrainConfig, base: Base) -> dict[str, str]:
     """Hashes of what a run reads, by option: a path says little of what lies there."""
-    files = {"data": config.data, "val": config.val, "warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS}
+    files = {
+        "data": config.data,
+        "val": config.val,
+        "warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS,
+    }
     if config.target_adapter is not None and task_lora(config) is not None:
         files["target_adapter"] = config.target_adapter / TASK_WEIGHTS
     return {"base": base.sha256} | {name: sha256_file(file) for name, file in files.items() if file is not None}
@@ -166,7 +176,9 @@ def check_out(config: TrainConfig) -> None:
     if not out.is_dir():
         raise AdapterError(f"{out} is a file", "a new folder", "choose another --out")
     if (out / PROVENANCE).exists():
-        raise AdapterError(f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out")
+        raise AdapterError(
+            f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out"
+        )
     if not any(out.iterdir()):
         return
     if not (out / WORK / JOURNAL).exists():
@@ -183,16 +195,25 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
     elif config.target_adapter is not None and (config.target_adapter / TASK_WEIGHTS).exists():
         raise ConfigError(
             f"--target-adapter {UNTOUCHED}, and an adapter in a folder of that name",
-            "the untouched base or that adapter", "give the folder's whole path, or rename it",
-        )  # fmt: skip
+            "the untouched base or that adapter",
+            "give the folder's whole path, or rename it",
+        )
     if config.warm_start is not None:
         folder.check_same_base(config.warm_start, base, "--warm-start", STREAM_WEIGHTS)
         saved = folder.streams_of(config.warm_start)
-        kept: dict[str, Any] = {name: saved.get(name) for name in ("gamma", "positions", "root_token")} | {"ns": min(ns, saved["ns"])}  # the last ns of more
-        kept |= {"bigram_rank": saved.get("bigram"), "prune_rank": saved.get("pruning"), "stream_rank": (saved.get("lora") or {}).get("rank", 0)}
+        kept: dict[str, Any] = {name: saved.get(name) for name in ("gamma", "positions", "root_token")} | {
+            "ns": min(ns, saved["ns"])
+        }  # the last ns of more
+        kept |= {
+            "bigram_rank": saved.get("bigram"),
+            "prune_rank": saved.get("pruning"),
+            "stream_rank": (saved.get("lora") or {}).get("rank", 0),
+        }
         wanted = asdict(config) | {"ns": ns}
         odd = [name for name in ("gamma", "ns", "positions", "root_token") if kept[name] != wanted[name]]
-        odd += [name for name in ("bigram_rank", "prune_rank") if kept[name] and wanted[name] not in (0, kept[name])]  # may be new, or dropped
+        odd += [
+            name for name in ("bigram_rank", "prune_rank") if kept[name] and wanted[name] not in (0, kept[name])
+        ]  # may be new, or dropped
         odd += ["stream_rank"] if kept["stream_rank"] > config.stream_rank else []
         if odd:
             found = f"--warm-start {config.warm_start}: streams with {odd[0]} = {kept[odd[0]]}"
@@ -200,16 +221,22 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
 
 
 def check_format(config: TrainConfig, target: Path) -> None:
-    """A drafter is of use in the prompt format alone that its target was trained with; a plain PEFT folder names none."""
+    """A drafter is of use in the prompt format alone that its target was trained with; a plain PEFT folder names
+    none.
+    """
     if not (target / STREAM_CONFIG).exists():
         return
     own, given = read_adapter(target).prompt_format, PromptFormat(config.format, config.separator)
     if (own.kind, own.kind == "raw" and own.separator) != (given.kind, given.kind == "raw" and given.separator):
         flags = f"--format {own.kind}" + f" --separator {own.separator!r}" * (own.kind == "raw")
-        raise ConfigError(f"--format {given.kind} --separator {given.separator!r}", f"the prompt format of {target}", f"give {flags}")
+        raise ConfigError(
+            f"--format {given.kind} --separator {given.separator!r}", f"the prompt format of {target}", f"give {flags}"
+        )
 
 
-def check_answers(config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]) -> None:
+def check_answers(
+    config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]
+) -> None:
     """Drafts are measured, and mostly learnt, on the target's own answers: some prompts must leave room for them."""
     for name, some in (("data", examples), ("validation data", val_examples)):
         if not any(fits(formatter.opening_ids(e), config) for e in some):
@@ -243,7 +270,9 @@ def train_lora(run: Run) -> dict[str, Any]:
 
 
 def train_joint(run: Run) -> dict[str, Any]:
-    """The paper's recipe (section 3.2.4): one LoRA for main and stream rows. Medusa's heads learn alone first (Medusa-2)."""
+    """The paper's recipe (section 3.2.4): one LoRA for main and stream rows. Medusa's heads learn alone first
+    (Medusa-2).
+    """
     config = run.config
     peft, model = with_task_lora(run)
     vocabulary = choose_vocabulary(run, run.rows)
@@ -342,16 +371,24 @@ def fit_drafter(
         else:
             parts["next_token"] = next_token_loss(drafter, main, batch)
             total = parts["next_token"] + config.alpha * (weights * per_stream).sum()
-        if isinstance(drafter, StreamingModel) and drafter.prune_down is not None:  # its own parameters alone learn from it
+        if (
+            isinstance(drafter, StreamingModel) and drafter.prune_down is not None
+        ):  # its own parameters alone learn from it
             parts["early_exit"] = exit_loss(drafter, main, picked, vocabulary, lookup)
             total = total + parts["early_exit"]
         return {"total": total, **parts}
 
     def draft_layer_loss(found: dict[str, Tensor]) -> dict[str, Tensor]:
         places, last = found["places"], found.get("last")
-        parts = {f"place_{j + 1}": value for j, value in enumerate(places)} | {name: found[name] for name in ("state", "alike")}
+        parts = {f"place_{j + 1}": value for j, value in enumerate(places)} | {
+            name: found[name] for name in ("state", "alike")
+        }
         counted = weights[: len(places)]
-        total = (counted * places).sum() / counted.sum() + state_weight * found["state"] + config.expert_weight * found["alike"]
+        total = (
+            (counted * places).sum() / counted.sum()
+            + state_weight * found["state"]
+            + config.expert_weight * found["alike"]
+        )
         if last is not None:
             parts["last"] = last
             total = total + config.last_weight * last
@@ -360,7 +397,9 @@ def fit_drafter(
     if run.journal.finished(name):
         folder.load_stage(done, drafter)
         return
-    log, used = run_stage(Stage(name, drafter, loss, rows, lr, config.drafter_batch, minutes), config, run.work / f"checkpoints-{name}")
+    log, used = run_stage(
+        Stage(name, drafter, loss, rows, lr, config.drafter_batch, minutes), config, run.work / f"checkpoints-{name}"
+    )
     folder.save_stage(done, drafter)
     run.journal.finish(name, used, log)
 
@@ -409,7 +448,9 @@ def made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
     target = "trained in this run"
     if config.target_adapter is not None:
         task = task_lora(config)
-        target = UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
+        target = (
+            UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
+        )
     made = {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
     drawn = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
     return made | drawn if config.answer_temperature else made

@@ -1,7 +1,7 @@
 """One training stage: transformers' Trainer over a target, with or without a drafter, with a wall-clock budget.
 
-A stage saves only what it trains, resumes exactly, and can be cut at any moment: a checkpoint counts once its marker file is there.
-Knows nothing about recipes or the adapter folder.
+A stage saves only what it trains, resumes exactly, and can be cut at any moment: a checkpoint counts once its marker
+file is there. Knows nothing about recipes or the adapter folder.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
 
 @contextmanager
 def _autocast_only(model: nn.Module) -> Iterator[None]:
-    """LoRA layers cast their input to fp32 and autocast casts it back: leave it to autocast, a tenth of a step cheaper."""
+    """LoRA layers cast their input to fp32 and autocast casts it back: leave it to autocast, a tenth of a step
+    cheaper.
+    """
     layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)] if has_bf16() else []
     for layer in layers:
         layer.cast_input_dtype_enabled = False
@@ -111,7 +113,9 @@ def processor_time() -> float:
 
 
 class Clock(TrainerCallback, ExportableState):
-    """Budget of a stage. Progress is the larger of steps done and minutes used, so the learning rate ends at 0 either way."""
+    """Budget of a stage. Progress is the larger of steps done and minutes used, so the learning rate ends at 0 either
+    way.
+    """
 
     def __init__(self, minutes: float | None, warmup: float, now: Callable[[], float] = time.monotonic) -> None:
         self.minutes, self.warmup, self.now = minutes, warmup, now
@@ -168,7 +172,8 @@ class _Lines(TrainerCallback):
         budget = f" of {self.stage.minutes:.1f}" if self.stage.minutes else ""
         parts = [f"{name} {value:.3f}" for name, value in logs.items() if name.startswith(("loss", "next", "stream"))]
         print(
-            f"{self.stage.name}: step {state.global_step}/{state.max_steps}, {logs['minutes']:.1f}{budget} min, {', '.join(parts)}",
+            f"{self.stage.name}: step {state.global_step}/{state.max_steps}, {logs['minutes']:.1f}{budget} min, "
+            f"{', '.join(parts)}",
             file=sys.stderr,
             flush=True,
         )
@@ -254,7 +259,8 @@ def has_bf16() -> bool:
 
 
 def spare_allocator() -> None:
-    """Makes glibc keep freed memory: large activations otherwise go back to the kernel, and their page faults cost more than the products.
+    """Makes glibc keep freed memory: large activations otherwise go back to the kernel, and their page faults cost more
+    than the products.
 
     mmap is switched off rather than its threshold raised, because glibc refuses thresholds above 32 MiB.
     """

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What each choice of the streams is worth: `python benchmarks/ablations.py --target-adapter DIR --data DIR/e2e --out OUT`.
+"""What each choice of the streams is worth: `python benchmarks/ablations.py --target-adapter DIR --data DIR/e2e --out
+OUT`.
 
-The target answers `--rows` training and `--val-rows` validation prompts once. Every variant then starts from the same seed, learns from
-the same answers for the same `--minutes` of processor time, and is judged by the tau that a tree of 16 rows would have on the same validation answers
-(`acceptance.simulated_tau`). One process per variant; `OUT/results.jsonl` gains a line for each, and a later call does what is
-missing (another `--minutes` wants another OUT). `--only NAME ...` picks groups; without `--data` the tables of what is there are printed.
+The target answers `--rows` training and `--val-rows` validation prompts once. Every variant then starts from the same
+seed, learns from the same answers for the same `--minutes` of processor time, and is judged by the tau that a tree of
+16 rows would have on the same validation answers (`acceptance.simulated_tau`). One process per variant;
+`OUT/results.jsonl` gains a line for each, and a later call does what is missing (another `--minutes` wants another
+OUT). `--only NAME ...` picks groups; without `--data` the tables of what is there are printed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Variant:
     model: str = "StreamingModel"
 
 
-BASIS = Variant("basis", "gamma 6, Ns 10, embeddings and root token, t + j, hard labels, no bigram, rank 32")  # and a random start
+BASIS = Variant(
+    "basis", "gamma 6, Ns 10, embeddings and root token, t + j, hard labels, no bigram, rank 32"
+)  # and a random start
 MOST_CHILDREN = (1, 2, 3, 4)  # k: guesses of a stream that a tree may use, tried on the basis
 VARIANTS = (
     BASIS,
@@ -111,15 +115,34 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
 
     spare_allocator()
     shared = TrainConfig(
-        base=arguments.base, data=arguments.data / "train.jsonl", val=arguments.data / "dev.jsonl", out=arguments.out / "shared", recipe="staged",
-        target_adapter=arguments.target_adapter, regenerate_rows=arguments.rows, val_rows=arguments.val_rows, max_new_tokens=96,
-        threads=arguments.threads, epochs=50, clock="cpu", prune_rank=0, resume=True, ns=10, bigram_rank=0, stream_lr=1e-3, stream_batch_size=8, fit_start=False,
-    )  # fmt: skip
+        base=arguments.base,
+        data=arguments.data / "train.jsonl",
+        val=arguments.data / "dev.jsonl",
+        out=arguments.out / "shared",
+        recipe="staged",
+        target_adapter=arguments.target_adapter,
+        regenerate_rows=arguments.rows,
+        val_rows=arguments.val_rows,
+        max_new_tokens=96,
+        threads=arguments.threads,
+        epochs=50,
+        clock="cpu",
+        prune_rank=0,
+        resume=True,
+        ns=10,
+        bigram_rank=0,
+        stream_lr=1e-3,
+        stream_batch_size=8,
+        fit_start=False,
+    )
     run = stages.prepare(shared)
     model = models.load_target(run, stages.task_lora(shared))
     rows, val_rows = (
         stages.own_answers(run, model, some, count, name, None)
-        for some, count, name in ((run.examples, shared.regenerate_rows, "train"), (run.val_examples, shared.val_rows, "val"))
+        for some, count, name in (
+            (run.examples, shared.regenerate_rows, "train"),
+            (run.val_examples, shared.val_rows, "val"),
+        )
     )
     # From here on everything is the variant's.
     own = arguments.out / "variants" / f"{variant.group}-{variant.name}".replace(" ", "-")
@@ -130,13 +153,17 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     models.inject_stream_lora(run, model)
     torch.manual_seed(shared.seed)
     streams = models.new_streams(run, model, vocabulary, True, variants()[variant.model])
-    stages.fit_drafter(run, "streams", streams, rows, vocabulary, run.config.stream_lr, run.journal.left(arguments.minutes))
+    stages.fit_drafter(
+        run, "streams", streams, rows, vocabulary, run.config.stream_lr, run.journal.left(arguments.minutes)
+    )
     streams.eval()
     ranks = record_ranks(streams, val_rows, vocabulary)
     shown = {
-        "accuracy": [round(float(x), 3) for x in per_stream_accuracy(ranks)], "steps": run.journal.log["streams"][-1]["step"],
-        "parameters": sum(p.numel() for p in streams.parameters() if p.requires_grad), "minutes": arguments.minutes,
-    }  # fmt: skip
+        "accuracy": [round(float(x), 3) for x in per_stream_accuracy(ranks)],
+        "steps": run.journal.log["streams"][-1]["step"],
+        "parameters": sum(p.numel() for p in streams.parameters() if p.requires_grad),
+        "minutes": arguments.minutes,
+    }
 
     def judged(group: str, name: str, ranks: list[list[list[int]]]) -> dict[str, Any]:
         tree = DraftTree.from_nodes(node_order(ranks, streams.gamma), REPORTED_ROWS)
@@ -144,19 +171,25 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
 
     found = [judged(variant.group, variant.name, ranks)]
     for most in MOST_CHILDREN if variant is BASIS else ():
-        found.append(judged("k", str(most), [[[r if r < most else MISSED for r in row] for row in answer] for answer in ranks]))
+        found.append(
+            judged("k", str(most), [[[r if r < most else MISSED for r in row] for row in answer] for answer in ranks])
+        )
     return found
 
 
 def table(results: Path) -> str:
     found = [json.loads(line) for line in results.read_text().splitlines()]
     basis = next((r["tau"] for r in found if r["group"] == BASIS.group), math.nan)
-    lines = ["| group | variant | tau, 16 rows | over basis | first guesses right, per stream | steps | parameters |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| group | variant | tau, 16 rows | over basis | first guesses right, per stream | steps | parameters |",
+        "|---|---|---|---|---|---|---|",
+    ]
     order = [BASIS.group, "k", *(variant.group for variant in VARIANTS)]
     for r in sorted(found, key=lambda r: order.index(r["group"])):
         right = " ".join(f"{100 * x:.0f}" for x in r["accuracy"])
         lines.append(
-            f"| {r['group']} | {r['name']} | {r['tau']:.2f} | {r['tau'] / basis - 1:+.1%} | {right} | {r['steps']} | {r['parameters'] / 1e6:.2f} M |"
+            f"| {r['group']} | {r['name']} | {r['tau']:.2f} | {r['tau'] / basis - 1:+.1%} | {right} | {r['steps']} | "
+            f"{r['parameters'] / 1e6:.2f} M |"
         )
     return "\n".join(lines)
 
@@ -188,7 +221,9 @@ def main() -> None:
         done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
         if not any((r["group"], r["name"]) == (variant.group, variant.name) for r in done):
             print(f"{variant.group}: {variant.name}", file=sys.stderr, flush=True)
-            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", f"{variant.group} {variant.name}"], check=True)
+            subprocess.run(
+                [sys.executable, __file__, *sys.argv[1:], "--one", f"{variant.group} {variant.name}"], check=True
+            )
     print(table(results) if results.exists() else "nothing measured yet")
 
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Prompts that no drafter has learnt: `python benchmarks/adversarial.py --data DIR --out adversarial`, then for each file
-`streamspec bench BUNDLE --prompts adversarial/random.jsonl --max-new-tokens 96`, and once more with `--temperature 1.5`.
+"""Prompts that no drafter has learnt: `python benchmarks/adversarial.py --data DIR --out adversarial`, then for each
+file `streamspec bench BUNDLE --prompts adversarial/random.jsonl --max-new-tokens 96`, and once more with `--temperature
+1.5`.
 
-Writes random.jsonl (letters and digits drawn at random) and books.jsonl (passages of `DIR/books/train.jsonl.gz`). Speculation must
-notice that it does not pay: at least 0.97 of plain decoding's speed is asked. The same seed gives the same files.
+Writes random.jsonl (letters and digits drawn at random) and books.jsonl (passages of `DIR/books/train.jsonl.gz`).
+Speculation must notice that it does not pay: at least 0.97 of plain decoding's speed is asked. The same seed gives the
+same files.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from chat_data import asked, books
 
 
 def noise(rng: random.Random) -> str:
-    words = ("".join(rng.choices(string.ascii_letters + string.digits + "#%&/()=?", k=rng.randrange(1, 9))) for _ in range(24))
+    words = (
+        "".join(rng.choices(string.ascii_letters + string.digits + "#%&/()=?", k=rng.randrange(1, 9)))
+        for _ in range(24)
+    )
     return " ".join(words)
 
 

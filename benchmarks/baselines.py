@@ -1,25 +1,28 @@
 #!/usr/bin/env python3
-"""Streams, Medusa heads, draft layers and a second model from the same start: `python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
+"""Streams, Medusa heads, draft layers and a second model from the same start: `python benchmarks/baselines.py --task
+NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
-The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes` of processor time (medusa-2, which has no target
-beside it, from the references, its own task LoRA included):
+The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes`
+of processor time (medusa-2, which has no target beside it, from the references, its own task LoRA included):
 
     streams         gamma 6, Ns 2, rank 32             streams-bigram  the same with a bigram of rank 32
     streams-deep    that with Ns 10 and rank 24
     medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
     medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
     eagle           a draft layer, a pass for each place, after: eagle-first  training counts its first pass alone,
-                    eagle-full  every step unrolls all passes,  eagle-tokens  learns the tokens that came alone, no states,
-                    eagle-fused  it reads three layers' states,  eagle-paper  nearest to the paper's recipe here: the
-                    states at the last layer's input, first pass alone (what hands states on stays as fitted)
-    eagle-prefix    eagle whose first pass alone attends; hydra  with weights of its own for each further pass
-    mtp             on the state that the last layer saw, first pass alone, the tokens that came: DeepSeek's module, drafting on from itself
-    jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts two; jakiro-lists  each with guesses of its own
+                    eagle-full  every step unrolls all passes,  eagle-tokens  learns the tokens that came alone, no
+                    states, eagle-fused  it reads three layers' states,  eagle-paper  nearest to the paper's recipe
+                    here: the states at the last layer's input, first pass alone (what hands states on stays as fitted)
+    eagle-prefix    eagle whose first pass alone attends; hydra  with weights of its own for each further pass mtp
+    on the state that the last layer saw, first pass alone, the tokens that came: DeepSeek's module, drafting on from
+    itself jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts
+    two; jakiro-lists  each with guesses of its own
                     jakiro-experts, -parallel, -contrast  the experts alone, or with one of the other two parts
     two-models      the target's first 6 layers, all their weights trained
 
-and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding (`streamspec bench`, n-grams off), the
-second model against streams-deep, or streams-bigram where these are not there. What is there is not trained again; `--train` ends before measuring. One JSON line per drafter is kept in
+and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding
+(`streamspec bench`, n-grams off), the second model against streams-deep, or streams-bigram where these are not there.
+What is there is not trained again; `--train` ends before measuring. One JSON line per drafter is kept in
 OUT/NAME.jsonl.
 """
 
@@ -72,7 +75,11 @@ def parameters(adapter: Path) -> dict[str, int]:
     """Of the drafter in an adapter folder, its bigram apart."""
     from safetensors.numpy import load_file
 
-    sizes = {name: tensor.size for name, tensor in load_file(adapter / "streamspec.safetensors").items() if name != "draft_vocab"}
+    sizes = {
+        name: tensor.size
+        for name, tensor in load_file(adapter / "streamspec.safetensors").items()
+        if name != "draft_vocab"
+    }
     bigram = sum(size for name, size in sizes.items() if name.startswith("bigram"))
     return {"parameters": sum(sizes.values()) - bigram, "bigram parameters": bigram}
 
@@ -85,7 +92,10 @@ def answer(config: dict[str, object]) -> None:
 
     prepared = stages.prepare(TrainConfig.from_dict(config))
     model = models.load_target(prepared, prepared.config.target_adapter)
-    for examples, count, name in ((prepared.examples, prepared.config.regenerate_rows, "train"), (prepared.val_examples, prepared.config.val_rows, "val")):
+    for examples, count, name in (
+        (prepared.examples, prepared.config.regenerate_rows, "train"),
+        (prepared.val_examples, prepared.config.val_rows, "val"),
+    ):
         stages.own_answers(prepared, model, examples, count, name, None)
 
 
@@ -114,14 +124,43 @@ def main() -> None:
     answers = out / f"{arguments.task}-answers.jsonl"
     base, target = ["--base", arguments.base], ["--target-adapter", arguments.target_adapter]
     shape = json.loads((arguments.target_adapter / "streamspec_config.json").read_text())["prompt_format"]
-    data = ["--data", arguments.data / "train.jsonl", "--val", arguments.data / "dev.jsonl", "--format", shape["kind"], "--separator", shape["separator"]]
-    same = [*data, "--regenerate-rows", arguments.rows, "--max-new-tokens", arguments.max_new_tokens, "--epochs", 50, "--clock", "cpu", *threads]
+    data = [
+        "--data",
+        arguments.data / "train.jsonl",
+        "--val",
+        arguments.data / "dev.jsonl",
+        "--format",
+        shape["kind"],
+        "--separator",
+        shape["separator"],
+    ]
+    same = [
+        *data,
+        "--regenerate-rows",
+        arguments.rows,
+        "--max-new-tokens",
+        arguments.max_new_tokens,
+        "--epochs",
+        50,
+        "--clock",
+        "cpu",
+        *threads,
+    ]
     if arguments.answer:
         options = {
-            "base": arguments.base, "target_adapter": arguments.target_adapter, "answers": answers, "data": arguments.data / "train.jsonl",
-            "val": arguments.data / "dev.jsonl", "format": shape["kind"], "separator": shape["separator"], "regenerate_rows": arguments.rows,
-            "max_new_tokens": arguments.max_new_tokens, "threads": arguments.threads, "out": out / f"{arguments.task}-answers", "resume": True,
-        }  # fmt: skip
+            "base": arguments.base,
+            "target_adapter": arguments.target_adapter,
+            "answers": answers,
+            "data": arguments.data / "train.jsonl",
+            "val": arguments.data / "dev.jsonl",
+            "format": shape["kind"],
+            "separator": shape["separator"],
+            "regenerate_rows": arguments.rows,
+            "max_new_tokens": arguments.max_new_tokens,
+            "threads": arguments.threads,
+            "out": out / f"{arguments.task}-answers",
+            "resume": True,
+        }
         return answer(options)
     run(sys.executable, __file__, *sys.argv[1:], "--answer")
     for name in (n for n in arguments.only if n in DRAFTERS):
@@ -129,25 +168,98 @@ def main() -> None:
         options = DRAFTERS[name].split() + (arguments.layer.split() if DRAFTERS[name].startswith(LAYER) else [])
         if not (adapter / "training.json").exists():
             own = [] if "joint" in options else [*target, "--answers", answers]
-            run(*streamspec, "train", *base, *same, *own, *options, "--max-minutes", arguments.minutes, "--out", adapter, *(["--resume"] if adapter.exists() else []))
+            run(
+                *streamspec,
+                "train",
+                *base,
+                *same,
+                *own,
+                *options,
+                "--max-minutes",
+                arguments.minutes,
+                "--out",
+                adapter,
+                *(["--resume"] if adapter.exists() else []),
+            )
         if not bundle.exists():
             run(*streamspec, "export", *base, "--adapter", adapter, "--out", bundle)
         if not arguments.train:
-            measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, "--json", *threads]
+            measured = [
+                "--prompts",
+                arguments.data / "test.jsonl",
+                "--limit",
+                arguments.limit,
+                "--max-new-tokens",
+                arguments.max_new_tokens,
+                "--json",
+                *threads,
+            ]
             settings = {"temperature": arguments.temperature, "top_p": arguments.top_p}
             measured += ["--temperature", arguments.temperature, "--top-p", arguments.top_p]
-            found = json.loads(run(*streamspec, "bench", bundle, *measured, "--no-ngram", "--rows", "8,16", "--repeats", arguments.repeats).splitlines()[-1])
-            keys = ("tokens_per_step", "speedup", "speedup_min", "speedup_max", "step_ms", "plain_ms", "identical", "quality", "rows")
-            note(out / f"{arguments.task}.jsonl", {"drafter": name} | settings | parameters(adapter) | {key: found[key] for key in keys})
+            found = json.loads(
+                run(
+                    *streamspec,
+                    "bench",
+                    bundle,
+                    *measured,
+                    "--no-ngram",
+                    "--rows",
+                    "8,16",
+                    "--repeats",
+                    arguments.repeats,
+                ).splitlines()[-1]
+            )
+            keys = (
+                "tokens_per_step",
+                "speedup",
+                "speedup_min",
+                "speedup_max",
+                "step_ms",
+                "plain_ms",
+                "identical",
+                "quality",
+                "rows",
+            )
+            note(
+                out / f"{arguments.task}.jsonl",
+                {"drafter": name} | settings | parameters(adapter) | {key: found[key] for key in keys},
+            )
     if "two-models" in arguments.only and not arguments.temperature:
         cut, bundle = out / f"{arguments.task}-cut-target", out / f"{arguments.task}-cut-target-int8"
         if not (cut / "model.safetensors").exists():
-            run(sys.executable, HERE / "two_model.py", "train", *base, *target, "--answers", answers, "--minutes", arguments.minutes, "--out", cut, *threads)
+            run(
+                sys.executable,
+                HERE / "two_model.py",
+                "train",
+                *base,
+                *target,
+                "--answers",
+                answers,
+                "--minutes",
+                arguments.minutes,
+                "--out",
+                cut,
+                *threads,
+            )
         if not bundle.exists():
             run(*streamspec, "export", "--base", cut, "--out", bundle)
         if not arguments.train:
-            own = next(found for n in ("streams-deep", "streams-bigram") if (found := out / f"{arguments.task}-{n}-int8").exists())
-            measured = ["--prompts", arguments.data / "test.jsonl", "--limit", arguments.limit, "--max-new-tokens", arguments.max_new_tokens, "--repeats", arguments.repeats, *threads]
+            own = next(
+                found
+                for n in ("streams-deep", "streams-bigram")
+                if (found := out / f"{arguments.task}-{n}-int8").exists()
+            )
+            measured = [
+                "--prompts",
+                arguments.data / "test.jsonl",
+                "--limit",
+                arguments.limit,
+                "--max-new-tokens",
+                arguments.max_new_tokens,
+                "--repeats",
+                arguments.repeats,
+                *threads,
+            ]
             found = json.loads(run(sys.executable, HERE / "two_model.py", "bench", own, "--draft", bundle, *measured))
             note(out / f"{arguments.task}.jsonl", {"drafter": "two-models", "sides": found})
 

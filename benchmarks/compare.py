@@ -32,11 +32,14 @@ def main() -> int:
     except StreamspecError as error:
         print(f"compare: {error}", file=sys.stderr)
         return error.exit_status
-    print(f"{result['prompts']} prompts, {result['side']} and {result['side_b']} answers, {result['equal']} of them equal")
+    print(
+        f"{result['prompts']} prompts, {result['side']} and {result['side_b']} answers, {result['equal']} of them equal"
+    )
     for metric in METRICS:
         one = result[metric]
         print(
-            f"{metric:7} {one['a']:.4f} -> {one['b']:.4f}   {one['difference']:+.4f} [{one['low']:+.4f}, {one['high']:+.4f}]"
+            f"{metric:7} {one['a']:.4f} -> {one['b']:.4f}   {one['difference']:+.4f} [{one['low']:+.4f}, "
+            f"{one['high']:+.4f}]"
         )
     print(json.dumps(rounded(result)))
     return 0

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Several drafters of one target, prompt by prompt in turns: `python benchmarks/drafters.py BUNDLE BUNDLE ... --prompts TASK.jsonl [--rows 16]`.
+"""Several drafters of one target, prompt by prompt in turns: `python benchmarks/drafters.py BUNDLE BUNDLE ... --prompts
+TASK.jsonl [--rows 16]`.
 
-Drafters measured one after the other meet different hours of a shared machine, and a few per cent between them say nothing. Here each prompt is answered plainly and with
-every drafter, in an order that changes. One row each: tokens per step, decode time of a step over a plain one's, speed-up over plain, and how much faster than the first bundle's
-drafter (medians over `--repeats`, with least and most). All answers must be equal.
+Drafters measured one after the other meet different hours of a shared machine, and a few per cent between them say
+nothing. Here each prompt is answered plainly and with every drafter, in an order that changes. One row each: tokens per
+step, decode time of a step over a plain one's, speed-up over plain, and how much faster than the first bundle's drafter
+(medians over `--repeats`, with least and most). All answers must be equal.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ def main() -> None:
     sampling = Sampling(temperature=arguments.temperature, top_p=arguments.top_p, seed=0)
     sessions = [load(bundle, threads=arguments.threads, ngram=arguments.ngram) for bundle in arguments.bundles]
     sides = [Contender("plain", sessions[0], False, sampling)]
-    sides += [Contender(bundle.name, session, True, sampling, arguments.rows) for bundle, session in zip(arguments.bundles, sessions, strict=True)]
+    sides += [
+        Contender(bundle.name, session, True, sampling, arguments.rows)
+        for bundle, session in zip(arguments.bundles, sessions, strict=True)
+    ]
     seconds = {side.name: [0.0] * arguments.repeats for side in sides}
     steps, tokens = dict.fromkeys(seconds, 0), dict.fromkeys(seconds, 0)
     unequal = 0
@@ -52,12 +57,17 @@ def main() -> None:
                 steps[side.name] += answer.measure.steps + answer.measure.plain_steps
                 tokens[side.name] += answer.measure.step_tokens + answer.measure.plain_steps
             unequal += sum(answer.token_ids != found["plain"].token_ids for answer in found.values())
-    print("| drafter | tokens per step | step over plain step | speed-up | faster than the first |\n|---|---|---|---|---|")
+    print(
+        "| drafter | tokens per step | step over plain step | speed-up | faster than the first |\n|---|---|---|---|---|"
+    )
     plain, first = seconds["plain"], seconds[sides[1].name]
     for side in sides[1:]:
         own = seconds[side.name]
         dearer = (sum(own) / steps[side.name]) / (sum(plain) / steps["plain"])
-        print(f"| {side.name} | {tokens[side.name] / steps[side.name]:.2f} | {dearer:.2f} | {spread(plain, own)} | {spread(first, own)} |")
+        print(
+            f"| {side.name} | {tokens[side.name] / steps[side.name]:.2f} | {dearer:.2f} | {spread(plain, own)} | "
+            f"{spread(first, own)} |"
+        )
     print(f"{unequal} answers differ from plain")
     sys.exit(bool(unequal))
 

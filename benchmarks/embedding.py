@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What a bundle costs the program it is embedded in (Linux), each figure from a fresh process.
 
-    python benchmarks/embedding.py memory BUNDLE...     expected and measured memory, by context
-    python benchmarks/embedding.py idle BUNDLE...       processor time while nothing is asked for; memory and time of unloading and waking
-    python benchmarks/embedding.py mapped BUNDLE...     what is private and what mapped: as it is, and as ONNX Runtime writes it with packed weights
+python benchmarks/embedding.py memory BUNDLE...     expected and measured memory, by context python
+benchmarks/embedding.py idle BUNDLE...       processor time while nothing is asked for; memory and time of unloading and
+waking python benchmarks/embedding.py mapped BUNDLE...     what is private and what mapped: as it is, and as ONNX
+Runtime writes it with packed weights
 """
 
 from __future__ import annotations
@@ -50,14 +51,23 @@ def memory(bundles: list[Path]) -> None:
     from streamspec.bundle import read_manifest
     from streamspec.runtime.memory import estimate
 
-    print("| bundle | context | expected, MB | weights, packed, cache, work | after load | after an answer | most | expected over most |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| bundle | context | expected, MB | weights, packed, cache, work | after load | after an answer | most | "
+        "expected over most |\n|---|---|---|---|---|---|---|---|"
+    )
     for bundle in bundles:
         for context in sorted({min(c, read_manifest(bundle).model.context_length) for c in CONTEXTS}):
             fresh("measure_memory", bundle, context)  # what is measured once on a machine is not measured in the next
             found, expected = fresh("measure_memory", bundle, context), estimate(bundle, context=context)
-            parts = ", ".join(f"{part / MB:.0f}" for part in (expected.weights, expected.packed, expected.cache, expected.work))
+            parts = ", ".join(
+                f"{part / MB:.0f}" for part in (expected.weights, expected.packed, expected.cache, expected.work)
+            )
             total = expected.total / MB
-            print(f"| {bundle.name} | {context} | {total:.0f} | {parts} | {found['loaded']:.0f} | {found['after']:.0f} | {found['peak']:.0f} | {total / found['peak']:.2f} |", flush=True)
+            print(
+                f"| {bundle.name} | {context} | {total:.0f} | {parts} | {found['loaded']:.0f} | {found['after']:.0f} "
+                f"| {found['peak']:.0f} | {total / found['peak']:.2f} |",
+                flush=True,
+            )
 
 
 def measure_idle(bundle: str, threads: int, spin: bool) -> dict[str, Any]:
@@ -79,16 +89,25 @@ def measure_idle(bundle: str, threads: int, spin: bool) -> dict[str, Any]:
 
 
 def idle(bundles: list[Path]) -> None:
-    print(f"| bundle | threads, spinning | processor time in {IDLE:.0f} s of idleness | load, s | resident, MB | unloaded, MB | waking, s |\n|---|---|---|---|---|---|---|")
+    print(
+        f"| bundle | threads, spinning | processor time in {IDLE:.0f} s of idleness | load, s | resident, MB | "
+        f"unloaded, MB | waking, s |\n|---|---|---|---|---|---|---|"
+    )
     for bundle in bundles:
         for spin in (True, False):
             fresh("measure_idle", bundle, 2, spin)  # what is measured once on a machine is not measured in the next
             found = fresh("measure_idle", bundle, 2, spin)
-            print(f"| {bundle.name} | 2, {'yes' if spin else 'no'} | {found['busy']:.3f} s | {found['loading']:.2f} | {found['loaded']:.0f} | {found['unloaded']:.0f} | {found['waking']:.2f} |", flush=True)
+            print(
+                f"| {bundle.name} | 2, {'yes' if spin else 'no'} | {found['busy']:.3f} s | {found['loading']:.2f} | "
+                f"{found['loaded']:.0f} | {found['unloaded']:.0f} | {found['waking']:.2f} |",
+                flush=True,
+            )
 
 
 def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
-    """Private and mapped memory of the graph alone, and its plain step; `packed`: in the files of `folder`, which are written first where they are not there."""
+    """Private and mapped memory of the graph alone, and its plain step; `packed`: in the files of `folder`, which are
+    written first where they are not there.
+    """
     import numpy as np
 
     from streamspec.bundle import read_manifest
@@ -104,8 +123,12 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
             if packed and not written.exists():
                 options.optimized_model_filepath = str(written)
                 options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
-                options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "model.data")
-                options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+                options.add_session_config_entry(
+                    "session.optimized_model_external_initializers_file_name", "model.data"
+                )
+                options.add_session_config_entry(
+                    "session.optimized_model_external_initializers_min_size_in_bytes", "1024"
+                )
             return options
 
     before, began = status(), time.perf_counter()
@@ -119,17 +142,31 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
         steps.append(time.perf_counter() - began)
     after = status()
     size = sum(file.stat().st_size for file in written.parent.iterdir()) / MB
-    return {"private": after["RssAnon"] - before["RssAnon"], "mapped": after["RssFile"] - before["RssFile"], "opening": opening, "size": size, "step": 1000 * min(steps)}
+    return {
+        "private": after["RssAnon"] - before["RssAnon"],
+        "mapped": after["RssFile"] - before["RssFile"],
+        "opening": opening,
+        "size": size,
+        "step": 1000 * min(steps),
+    }
 
 
 def mapped(bundles: list[Path]) -> None:
-    print("| bundle | weights | private, MB | mapped, MB | opening, s | quickest plain step, ms | further files, MB |\n|---|---|---|---|---|---|---|")
+    print(
+        "| bundle | weights | private, MB | mapped, MB | opening, s | quickest plain step, ms | further files, MB "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     for bundle in bundles:
         with tempfile.TemporaryDirectory() as folder:
             fresh("measure_mapped", bundle, folder, True)  # writes
             for packed in (False, True) * 2:
                 found = fresh("measure_mapped", bundle, folder, packed)
-                print(f"| {bundle.name} | {'packed before' if packed else 'as they are'} | {found['private']:.0f} | {found['mapped']:.0f} | {found['opening']:.2f} | {found['step']:.2f} | {found['size'] * packed:.0f} |", flush=True)
+                print(
+                    f"| {bundle.name} | {'packed before' if packed else 'as they are'} | {found['private']:.0f} | "
+                    f"{found['mapped']:.0f} | {found['opening']:.2f} | {found['step']:.2f} | "
+                    f"{found['size'] * packed:.0f} |",
+                    flush=True,
+                )
 
 
 def fresh(function: str, *arguments: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""What streams behind the prompt cost the first token and bring the answer: `python benchmarks/first_token.py BUNDLE --prompts F.jsonl [--limit 30]`.
+"""What streams behind the prompt cost the first token and bring the answer: `python benchmarks/first_token.py BUNDLE
+--prompts F.jsonl [--limit 30]`.
 
-Each prompt is answered with and without them, in turn, from an empty cache; answers must be the same. Ratios are of sums over all prompts: median
-over the repetitions with the smallest and the largest.
+Each prompt is answered with and without them, in turn, from an empty cache; answers must be the same. Ratios are of
+sums over all prompts: median over the repetitions with the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import load, loop, stream
 
-PARTS = {"first token": ("prefill_seconds",), "decoding": ("decode_seconds",), "whole answers": ("prefill_seconds", "decode_seconds")}
+PARTS = {
+    "first token": ("prefill_seconds",),
+    "decoding": ("decode_seconds",),
+    "whole answers": ("prefill_seconds", "decode_seconds"),
+}
 
 
 class Late(loop.Decoder):
@@ -52,7 +57,10 @@ def main() -> None:
     for part in PARTS:
         ratios = [without / with_ for without, with_ in zip(spent["without", part], spent["with", part], strict=True)]
         each = {side: 1e3 * median(spent[side, part]) / len(prompts) for side in sides}
-        print(f"{part}: {each['with']:.1f} ms with, {each['without']:.1f} without, ratio {median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f})")
+        print(
+            f"{part}: {each['with']:.1f} ms with, {each['without']:.1f} without, ratio {median(ratios):.3f} "
+            f"({min(ratios):.3f}..{max(ratios):.3f})"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """A plain step beside onnxruntime-genai's: `python benchmarks/genai_step.py BUNDLE FOLDER [--rounds 7] [--threads N]`.
 
-FOLDER is the same model by `streamspec export --plain-genai`, in the same precision. Both write `--tokens` tokens behind the same prompt, in
-turns; what counts is the median time of a token, the first ones left out, with everything around the model call on both sides.
+FOLDER is the same model by `streamspec export --plain-genai`, in the same precision. Both write `--tokens` tokens
+behind the same prompt, in turns; what counts is the median time of a token, the first ones left out, with everything
+around the model call on both sides.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def main() -> None:
     config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": arguments.threads}}}}))
     model = genai.Model(config)
     engine = OrtEngine(Graph(arguments.bundle / "model.onnx", manifest, threads=arguments.threads))
-    sides = {"ours": lambda: ours(engine, prompt, arguments.tokens), "theirs": lambda: theirs(model, prompt, arguments.tokens)}
+    sides = {
+        "ours": lambda: ours(engine, prompt, arguments.tokens),
+        "theirs": lambda: theirs(model, prompt, arguments.tokens),
+    }
     found: dict[str, list[float]] = {name: [] for name in sides}
     texts: dict[str, list[int]] = {}
     for number in range(arguments.rounds):
@@ -78,10 +82,14 @@ def main() -> None:
             seconds, texts[name] = sides[name]()
             found[name].append(1e3 * seconds)
     ratios = [a / b for a, b in zip(found["ours"], found["theirs"], strict=True)]
-    alike = next((i for i, pair in enumerate(zip(*texts.values(), strict=True)) if len(set(pair)) > 1), arguments.tokens)
+    alike = next(
+        (i for i, pair in enumerate(zip(*texts.values(), strict=True)) if len(set(pair)) > 1), arguments.tokens
+    )
     print(
-        f"{manifest.precision}, {arguments.threads} threads: a plain step {statistics.median(found['ours']):.2f} ms, onnxruntime-genai "
-        f"{statistics.median(found['theirs']):.2f} ms, ratio {statistics.median(ratios):.3f} ({min(ratios):.3f}..{max(ratios):.3f}); "
+        f"{manifest.precision}, {arguments.threads} threads: a plain step {statistics.median(found['ours']):.2f} ms, "
+        f"onnxruntime-genai "
+        f"{statistics.median(found['theirs']):.2f} ms, ratio {statistics.median(ratios):.3f} "
+        f"({min(ratios):.3f}..{max(ratios):.3f}); "
         f"the first {alike} of {arguments.tokens} tokens are the same"
     )
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What huge pages are worth: `python benchmarks/huge_pages.py BUNDLE [--loads 5] [--rows 8] [--threads N]`.
 
-Fresh processes open the bundle alternately with and without (`streamspec.runtime.pages`). Prints seconds of opening the graph, medians of a plain step
-and of a step of `--rows` rows, resident memory; then the medians over the loads and their ratio.
+Fresh processes open the bundle alternately with and without (`streamspec.runtime.pages`). Prints seconds of opening the
+graph, medians of a plain step and of a step of `--rows` rows, resident memory; then the medians over the loads and
+their ratio.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
     for _ in range(arguments.loads):
         for side, some in found.items():
-            run = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--one", side], check=True, capture_output=True, text=True)
+            run = subprocess.run(
+                [sys.executable, __file__, *sys.argv[1:], "--one", side], check=True, capture_output=True, text=True
+            )
             some.append(json.loads(run.stdout))
             print(f"{side:8}" + "".join(f"  {name} {value:.2f}" for name, value in some[-1].items()), flush=True)
     for name in found["with"][0]:

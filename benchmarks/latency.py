@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
-"""How soon a session answers and stops: `python benchmarks/latency.py BUNDLE --prompts question.jsonl [--limit 24] [--cancels 500]`.
+"""How soon a session answers and stops: `python benchmarks/latency.py BUNDLE --prompts question.jsonl [--limit 24]
+[--cancels 500]`.
 
-- Time to the first token, speculative over plain, of the same prompts (all turns of a row, answered in a chat), the two sides in turn, from an
+- Time to the first token, speculative over plain, of the same prompts (all turns of a row, answered in a chat), the two
+sides in turn, from an
   empty cache; and of each further turn with what the cache knows of the turns before.
-- Cancelling: milliseconds from `cancel` to the end of the answer, at random moments while the prompt is read and while tokens are written.
-- Two sessions at once, in threads: tokens of each until the first has finished; one that writes beside one that reads a long prompt.
+- Cancelling: milliseconds from `cancel` to the end of the answer, at random moments while the prompt is read and while
+tokens are written.
+- Two sessions at once, in threads: tokens of each until the first has finished; one that writes beside one that reads a
+long prompt.
 
-All answers are compared with those of a fresh session. Ratios are medians over prompts with the smallest and the largest repetition.
+All answers are compared with those of a fresh session. Ratios are medians over prompts with the smallest and the
+largest repetition.
 """
 
 from __future__ import annotations
@@ -41,14 +46,18 @@ def first_tokens(session: Session, prompts: list[list[int]], repeats: int) -> No
     for number, prompt in enumerate(track(prompts, "first tokens", len(prompts))):
         taken: dict[bool, list[float]] = {True: [], False: []}
         for repeat in range(repeats):
-            for side in ((True, False) if (number + repeat) % 2 else (False, True)):
+            for side in (True, False) if (number + repeat) % 2 else (False, True):
                 session.forget()
                 taken[side].append(first_token(session, prompt, side))
             ratios[repeat].append(taken[True][-1] / taken[False][-1])
         for side, seconds in taken.items():
             medians[side].append(1e3 * median(seconds))
     each = [median(r) for r in ratios]
-    print(f"first token, cold: {median(medians[True]):.0f} ms speculative, {median(medians[False]):.0f} ms plain, ratio {median(each):.3f} ({min(each):.3f}..{max(each):.3f}), {len(prompts)} prompts of {min(map(len, prompts))}..{max(map(len, prompts))} tokens")
+    print(
+        f"first token, cold: {median(medians[True]):.0f} ms speculative, {median(medians[False]):.0f} ms plain, "
+        f"ratio {median(each):.3f} ({min(each):.3f}..{max(each):.3f}), {len(prompts)} prompts of "
+        f"{min(map(len, prompts))}..{max(map(len, prompts))} tokens"
+    )
 
 
 def later_turns(session: Session, conversations: list[list[str]], limit: int) -> int:
@@ -66,7 +75,11 @@ def later_turns(session: Session, conversations: list[list[str]], limit: int) ->
                 known.append(1e3 * answer.stats.prefill_seconds)
                 anew.append(1e3 * fresh.stats.prefill_seconds)
                 tokens.append(answer.stats.reused_tokens / answer.stats.prompt_tokens)
-    print(f"first token of later turns: {median(known):.0f} ms, read anew {median(anew):.0f} ms, {100 * median(tokens):.0f} % of the prompt known; {differ} of {sum(map(len, conversations))} answers differ from a fresh session's")
+    print(
+        f"first token of later turns: {median(known):.0f} ms, read anew {median(anew):.0f} ms, "
+        f"{100 * median(tokens):.0f} % of the prompt known; {differ} of {sum(map(len, conversations))} answers "
+        f"differ from a fresh session's"
+    )
     return differ
 
 
@@ -90,7 +103,10 @@ def cancels(session: Session, prompt: list[int], count: int, chance: random.Rand
             strange += answer.finish_reason != "cancelled" or (place == "reading" and bool(answer.token_ids))
         waits.sort()
         at = {p: waits[min(len(waits) - 1, int(len(waits) * p / 100))] for p in (50, 99)}
-        print(f"cancelled while {place}: {at[50]:.1f} ms (median), {at[99]:.1f} (p99), {waits[-1]:.1f} (most) of {len(waits)}; {strange - before} ended otherwise")
+        print(
+            f"cancelled while {place}: {at[50]:.1f} ms (median), {at[99]:.1f} (p99), {waits[-1]:.1f} (most) of "
+            f"{len(waits)}; {strange - before} ended otherwise"
+        )
     return strange
 
 
@@ -117,7 +133,10 @@ def two_at_once(session: Session, prompts: list[list[int]], long: list[int], lim
         if sum(calls) >= 20:
             shares.append(min(calls) / sum(calls))
         differ += sum(answers[which] != alone[which] for which in answers)
-    print(f"two that write: the one with fewer calls had {100 * median(shares):.0f} % of them (least {100 * min(shares):.0f} %); {differ} answers differ from those given alone")
+    print(
+        f"two that write: the one with fewer calls had {100 * median(shares):.0f} % of them (least "
+        f"{100 * min(shares):.0f} %); {differ} answers differ from those given alone"
+    )
     reader, writer = session.another(), session.another()
     running, gaps, last = reader.stream(long, max_new_tokens=1).start(), list[float](), time.perf_counter()
     for _ in writer.stream(prompts[0], max_new_tokens=limit, speculate=False):
@@ -126,7 +145,10 @@ def two_at_once(session: Session, prompts: list[list[int]], long: list[int], lim
         slower.append(not running.done)
     running.result(120)
     beside = sorted(gap for gap, still in zip(gaps, slower, strict=True) if still) or [0.0]
-    print(f"one that writes beside one that reads {len(long)} tokens: {median(beside):.0f} ms between tokens, most {beside[-1]:.0f}, {len(beside)} tokens before the other had its first")
+    print(
+        f"one that writes beside one that reads {len(long)} tokens: {median(beside):.0f} ms between tokens, most "
+        f"{beside[-1]:.0f}, {len(beside)} tokens before the other had its first"
+    )
     return differ
 
 

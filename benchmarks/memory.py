@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Where the runtime's memory goes, in MiB of resident size (Linux): `python benchmarks/memory.py BUNDLE [--prompts FILE]`.
+"""Where the runtime's memory goes, in MiB of resident size (Linux): `python benchmarks/memory.py BUNDLE [--prompts
+FILE]`.
 
-First table: the parts of a session opened one after the other, as `streamspec.runtime.load` does. Second: `load` and answers in
-a fresh process; the first `load` of a bundle on a machine also measures what steps cost.
+First table: the parts of a session opened one after the other, as `streamspec.runtime.load` does. Second: `load` and
+answers in a fresh process; the first `load` of a bundle on a machine also measures what steps cost.
 """
 
 from __future__ import annotations

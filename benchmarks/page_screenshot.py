@@ -35,9 +35,13 @@ def main() -> None:
     thread.start()
     try:
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox", "--disable-gpu"])
+            browser = playwright.chromium.launch(
+                executable_path=options.chromium, args=["--no-sandbox", "--disable-gpu"]
+            )
             width, height = map(int, options.size.split("x"))
-            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="dark" if options.dark else "light")
+            page = browser.new_page(
+                viewport={"width": width, "height": height}, color_scheme="dark" if options.dark else "light"
+            )
             page.goto(f"{server.url}/#token={server.token}")
             for question in options.ask or QUESTIONS:
                 converse(page, question)

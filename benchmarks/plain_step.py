@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Do bundles differ in their plain step? `python benchmarks/plain_step.py BUNDLE OTHER ... [--loads 6] [--threads N]`.
 
-Opens all bundles afresh `--loads` times, in turns in the given and in the reverse order, because where memory happens to lie decides
-several per cent; within a load their steps alternate. Prints medians in ms and the ratio of the first bundle to each other.
+Opens all bundles afresh `--loads` times, in turns in the given and in the reverse order, because where memory happens
+to lie decides several per cent; within a load their steps alternate. Prints medians in ms and the ratio of the first
+bundle to each other.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def main() -> None:
         for other in others:
             ratios[other].append(found[first] / found[other])
     for other, some in ratios.items():
-        print(f"{first.name} over {other.name}: median {statistics.median(some):.3f} ({min(some):.3f}..{max(some):.3f})")
+        print(
+            f"{first.name} over {other.name}: median {statistics.median(some):.3f} ({min(some):.3f}..{max(some):.3f})"
+        )
 
 
 if __name__ == "__main__":

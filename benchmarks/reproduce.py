@@ -1,26 +1,23 @@
 #!/usr/bin/env python3
-"""Reproduces the figures of docs/benchmarks.md (DialogSum, which is not shipped, by the commands given there): `python benchmarks/reproduce.py --data DIR [--work DIR] [--only PART ...]`.
+"""Reproduces the figures of docs/benchmarks.md (DialogSum, which is not shipped, by the commands given there): `python
+benchmarks/reproduce.py --data DIR [--work DIR] [--only PART ...]`.
 
-`DIR` holds `e2e/` and `wikisql/` with train, dev and test files (prompt/completion rows; test rows may have `references`); some parts also
-read `books/train.jsonl.gz` and `spec_bench/question.jsonl`.
-Each part is a list of streamspec commands, printed before they run; what is already there is not made again. Parts:
+`DIR` holds `e2e/` and `wikisql/` with train, dev and test files (prompt/completion rows; test rows may have
+`references`); some parts also read `books/train.jsonl.gz` and `spec_bench/question.jsonl`. Each part is a list of
+streamspec commands, printed before they run; what is already there is not made again. Parts:
 
     train     the shipped adapters, from nothing (hours; without it the ones under benchmarks/adapters are measured)
-    arms      joint, joint + self-distill and staged at equal total time
-    export    bundles of the streaming adapter in all precisions, of its task LoRA alone, and of `--method lora` if trained
-    speed     tau and speed-up per tree size, against the own, the fastest and the task LoRA's plain decoding
-    identity  20,000 tokens against plain decoding, fp32 (int8: the quality part compares more)
-    quality   EM and ROUGE of the streaming bundle against `--method lora`, paired bootstrap
-    profile   where a step's time and the runtime's memory go
-    training  time of a joint step against a step of `--method lora`
-    pages     a load with and without huge pages
-    typical   tokens per step and quality if typical tokens were accepted too
-    trees     trees chosen each step, fixed, Cartesian and pruned
-    sampled   temperature 1, top-p 0.9, against plain sampling with the same seeds
-    adversarial  prompts that no drafter has learnt, greedy and at temperature 1.5
-    chat      Spec-Bench by category: chat drafter with n-grams, each of them alone
-    baselines streams, Medusa heads and a second model from the same start (hours)
-    ablations what each choice of the streams is worth (hours)
+    arms      joint, joint + self-distill and staged at equal total time export    bundles of the streaming adapter in
+    all precisions, of its task LoRA alone, and of `--method lora` if trained speed     tau and speed-up per tree size,
+    against the own, the fastest and the task LoRA's plain decoding identity  20,000 tokens against plain decoding, fp32
+    (int8: the quality part compares more) quality   EM and ROUGE of the streaming bundle against `--method lora`,
+    paired bootstrap profile   where a step's time and the runtime's memory go training  time of a joint step against a
+    step of `--method lora` pages     a load with and without huge pages typical   tokens per step and quality if
+    typical tokens were accepted too trees     trees chosen each step, fixed, Cartesian and pruned sampled   temperature
+    1, top-p 0.9, against plain sampling with the same seeds adversarial  prompts that no drafter has learnt, greedy and
+    at temperature 1.5 chat      Spec-Bench by category: chat drafter with n-grams, each of them alone baselines
+    streams, Medusa heads and a second model from the same start (hours) ablations what each choice of the streams is
+    worth (hours)
 """
 
 from __future__ import annotations
@@ -39,18 +36,30 @@ TASKS = ("e2e", "wikisql")
 ANSWERS = ["--max-new-tokens", "96"]
 TASK_LORA = {"e2e": "--max-minutes 7", "wikisql": "--max-minutes 13"}
 SHIPPED_RANK = "12"  # LoRAs are trained at rank 32, then cut
-STREAMS = {  # goes behind the cut target, each from the one before; E2E's and chat's are from before streams had a fitted start
+# goes behind the cut target, each from the one before; E2E's and chat's are from before streams had a fitted start
+STREAMS = {
     "e2e": [
-        "--no-fit-start --ns 2 --stream-rank 64 --stream-lr 1e-3 --regenerate-rows 2000 --answer-temperature 1 --answer-top-p 0.9 --max-minutes 30",
+        "--no-fit-start --ns 2 --stream-rank 64 --stream-lr 1e-3 --regenerate-rows 2000 --answer-temperature 1 "
+        "--answer-top-p 0.9 --max-minutes 30",
     ],
-    "wikisql": [f"--ns 6 --stream-rank 24 --bigram-rank 64 --alpha-decay 0.8 {go}" for go in (
-        "--stream-lr 2e-3 --regenerate-rows 3000 --max-minutes 68", "--stream-lr 1.5e-3 --regenerate-rows 0 --max-minutes 31",
-    )],
-}  # fmt: skip
+    "wikisql": [
+        f"--ns 6 --stream-rank 24 --bigram-rank 64 --alpha-decay 0.8 {go}"
+        for go in (
+            "--stream-lr 2e-3 --regenerate-rows 3000 --max-minutes 68",
+            "--stream-lr 1.5e-3 --regenerate-rows 0 --max-minutes 31",
+        )
+    ],
+}
 ARMS = {"joint": "--recipe joint", "distill": "--recipe joint --self-distill", "staged": "--recipe staged"}
-ARM = "--no-fit-start --stream-batch-size 8 --lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows 150 --threads 1"
+ARM = (
+    "--no-fit-start --stream-batch-size 8 --lr 1e-3 --max-minutes 28 --epochs 6 --regenerate-rows 3000 --val-rows "
+    "150 --threads 1"
+)
 QUALITY_PROMPTS = {"e2e": 315, "wikisql": 2000}
-CHAT = "--no-fit-start --format chat --gamma 4 --ns 10 --stream-lr 1e-3 --max-length 640 --max-new-tokens 160 --val-rows 60 --threads 1 --stream-batch-size 8"
+CHAT = (
+    "--no-fit-start --format chat --gamma 4 --ns 10 --stream-lr 1e-3 --max-length 640 --max-new-tokens 160 "
+    "--val-rows 60 --threads 1 --stream-batch-size 8"
+)
 Command = list[str]
 Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command unnecessary, the command
 
@@ -61,7 +70,14 @@ def train(data: Path, work: Path) -> Part:
         lora, cut, out = (work / f"{task}{part}" for part in ("-lora", "-cut", ""))
         yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
         yield cut, ["shrink", f"{lora}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
-        shared = ["train", *files, "--target-adapter", f"{cut}", *ANSWERS, *["--val-rows", "150", "--epochs", "60", "--clock", "cpu", "--threads", "1", "--stream-batch-size", "8"]]
+        shared = [
+            "train",
+            *files,
+            "--target-adapter",
+            f"{cut}",
+            *ANSWERS,
+            *["--val-rows", "150", "--epochs", "60", "--clock", "cpu", "--threads", "1", "--stream-batch-size", "8"],
+        ]
         goes, go = STREAMS[task], None
         for number, options in enumerate(goes, 1):
             start, go = go, out if len(goes) == 1 else work / f"{task}-{number}"
@@ -70,9 +86,29 @@ def train(data: Path, work: Path) -> Part:
             yield out, ["shrink", f"{go}", "--rank", SHIPPED_RANK, "--out", f"{out}"]
     prompts_of_chat, first, out = (work / f"chat{part}" for part in ("-data", "-first", ""))
     yield prompts_of_chat / "train.jsonl", [f"{HERE}/chat_data.py", "--data", f"{data}", "--out", f"{prompts_of_chat}"]
-    chat = ["train", *BASE, "--data", f"{prompts_of_chat}/train.jsonl", "--val", f"{prompts_of_chat}/dev.jsonl", "--target-adapter", "base", *CHAT.split()]
+    chat = [
+        "train",
+        *BASE,
+        "--data",
+        f"{prompts_of_chat}/train.jsonl",
+        "--val",
+        f"{prompts_of_chat}/dev.jsonl",
+        "--target-adapter",
+        "base",
+        *CHAT.split(),
+    ]
     yield first, [*chat, "--out", f"{first}", *["--regenerate-rows", "1500", "--epochs", "8", "--max-minutes", "50"]]
-    yield out, [*chat, "--out", f"{out}", "--warm-start", f"{first}", *["--regenerate-rows", "4000", "--epochs", "20", "--max-minutes", "90"]]
+    yield (
+        out,
+        [
+            *chat,
+            "--out",
+            f"{out}",
+            "--warm-start",
+            f"{first}",
+            *["--regenerate-rows", "4000", "--epochs", "20", "--max-minutes", "90"],
+        ],
+    )
 
 
 def arms(data: Path, work: Path) -> Part:
@@ -126,7 +162,20 @@ def quality(data: Path, work: Path) -> Part:
         out, lora = work / f"{task}-quality.jsonl", work / f"{task}-lora-int8"
         other = lora if lora.exists() else work / f"{task}-target-int8"
         asked = prompts(data, task, QUALITY_PROMPTS[task])
-        yield out, ["bench", f"{work / task}-int8", *asked, "--repeats", "1", "--also", f"{other}", "--save-outputs", f"{out}"]
+        yield (
+            out,
+            [
+                "bench",
+                f"{work / task}-int8",
+                *asked,
+                "--repeats",
+                "1",
+                "--also",
+                f"{other}",
+                "--save-outputs",
+                f"{out}",
+            ],
+        )
         yield None, [f"{HERE}/compare.py", f"{out}", f"{out}", "--side", f"{other}", "--side-b", "speculative"]
 
 
@@ -182,13 +231,42 @@ def chat(data: Path, work: Path) -> Part:
 
 def baselines(data: Path, work: Path) -> Part:
     for task, rows in (("e2e", 1500), ("wikisql", 900)):
-        adapter, budget = f"{HERE}/adapters/{task}", f"--rows {rows} --minutes 6 --threads 1 --limit 40 --repeats 2".split()
-        yield None, [f"{HERE}/baselines.py", "--task", task, "--target-adapter", adapter, "--data", f"{data}/{task}", "--out", f"{work}/baselines", *budget]
+        adapter, budget = (
+            f"{HERE}/adapters/{task}",
+            f"--rows {rows} --minutes 6 --threads 1 --limit 40 --repeats 2".split(),
+        )
+        yield (
+            None,
+            [
+                f"{HERE}/baselines.py",
+                "--task",
+                task,
+                "--target-adapter",
+                adapter,
+                "--data",
+                f"{data}/{task}",
+                "--out",
+                f"{work}/baselines",
+                *budget,
+            ],
+        )
 
 
 def ablations(data: Path, work: Path) -> Part:
     budget = ["--rows", "1500", "--val-rows", "80", "--minutes", "6", "--threads", "1"]
-    yield None, [f"{HERE}/ablations.py", "--target-adapter", f"{HERE}/adapters/e2e", "--data", f"{data}/e2e", "--out", f"{work}/ablations", *budget]
+    yield (
+        None,
+        [
+            f"{HERE}/ablations.py",
+            "--target-adapter",
+            f"{HERE}/adapters/e2e",
+            "--data",
+            f"{data}/e2e",
+            "--out",
+            f"{work}/ablations",
+            *budget,
+        ],
+    )
 
 
 def prompts(data: Path, task: str, limit: int) -> Command:
@@ -203,15 +281,31 @@ def finished(result: Path) -> bool:
 ON_REQUEST = (train, arms, baselines, ablations)
 PARTS = {
     part.__name__: part
-    for part in (export, speed, identity, quality, profile, training, pages, typical, trees, sampled, adversarial, chat, *ON_REQUEST)
-}  # fmt: skip
+    for part in (
+        export,
+        speed,
+        identity,
+        quality,
+        profile,
+        training,
+        pages,
+        typical,
+        trees,
+        sampled,
+        adversarial,
+        chat,
+        *ON_REQUEST,
+    )
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("benchmarks-work"))
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[name for name, part in PARTS.items() if part not in ON_REQUEST])
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=[name for name, part in PARTS.items() if part not in ON_REQUEST]
+    )
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     for part in arguments.only:

@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
-"""What the server adds and what it withstands: `python benchmarks/serving.py BUNDLE [--requests 2000] [--clients 4] [--tokens 48] [--threads N] [--skip-times]`.
+"""What the server adds and what it withstands: `python benchmarks/serving.py BUNDLE [--requests 2000] [--clients 4]
+[--tokens 48] [--threads N] [--skip-times]`.
 
-- Idle: processor time of the server over 10 s. A request that asks nothing of the model (`/health`), connection included.
-- Time to the first token and tokens per second through the server, over a session of this process, in turn; the server sleeps while the session works.
+- Idle: processor time of the server over 10 s. A request that asks nothing of the model (`/health`), connection
+included.
+- Time to the first token and tokens per second through the server, over a session of this process, in turn; the server
+sleeps while the session works.
 - Two clients at once: tokens of each until the first has finished.
-- Soak: so many requests by several clients, of them a quarter ended by the client (in the queue, while the prompt is read, in the middle of a
-  stream), a tenth wrong in some way, the rest answered in full, streamed or not, greedy or with a seed, by any adapter of the bundle. Every
-  answer is compared with a fresh session's, every piece with that answer's beginning; memory is read all along, and its slope is over the second half.
+- Soak: so many requests by several clients, of them a quarter ended by the client (in the queue, while the prompt is
+read, in the middle of a
+  stream), a tenth wrong in some way, the rest answered in full, streamed or not, greedy or with a seed, by any adapter
+  of the bundle. Every answer is compared with a fresh session's, every piece with that answer's beginning; memory is
+  read all along, and its slope is over the second half.
 
 The server is a process of its own, the clients are `openai`'s.
 """
@@ -37,14 +42,39 @@ from streamspec.progress import track
 from streamspec.runtime import Sampling, Session, load
 
 TOKEN = "token-of-the-benchmark"
-PROMPTS = ["Tell me about the sea.", "What is twelve times twelve?", "Name five animals.", "Who wrote Faust?", "hello hello hello", "Say something about rain. " * 4]
+PROMPTS = [
+    "Tell me about the sea.",
+    "What is twelve times twelve?",
+    "Name five animals.",
+    "Who wrote Faust?",
+    "hello hello hello",
+    "Say something about rain. " * 4,
+]
 SEEDS = (None, 1, 2)
 
 
 class Server:
     def __init__(self, bundle: Path, threads: int | None, sessions: int) -> None:
-        command = [sys.executable, "-m", "streamspec", "serve", str(bundle), "--port", "0", "--token", TOKEN, "--sessions", str(sessions), "--no-page"]
-        self.process = subprocess.Popen([*command, *(["--threads", str(threads)] if threads else [])], stdout=subprocess.PIPE, text=True, env=os.environ)
+        command = [
+            sys.executable,
+            "-m",
+            "streamspec",
+            "serve",
+            str(bundle),
+            "--port",
+            "0",
+            "--token",
+            TOKEN,
+            "--sessions",
+            str(sessions),
+            "--no-page",
+        ]
+        self.process = subprocess.Popen(
+            [*command, *(["--threads", str(threads)] if threads else [])],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ,
+        )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split("/v1")[0]
         self.watched = psutil.Process(self.process.pid)
@@ -80,11 +110,19 @@ def idle(server: Server) -> None:
         connection.request("GET", "/health")
         assert connection.getresponse().read()
         taken.append(1e3 * (time.perf_counter() - began))
-    print(f"idle: {100 * used / 10:.1f} % of a core over 10 s; /health: {median(taken):.1f} ms with a connection of its own", flush=True)
+    print(
+        f"idle: {100 * used / 10:.1f} % of a core over 10 s; /health: {median(taken):.1f} ms with a connection of "
+        f"its own",
+        flush=True,
+    )
 
 
 def times(server: Server, session: Session, tokens: int, repeats: int = 3) -> None:
-    client, firsts, rates = server.client(), {False: list[float](), True: list[float]()}, {False: list[float](), True: list[float]()}
+    client, firsts, rates = (
+        server.client(),
+        {False: list[float](), True: list[float]()},
+        {False: list[float](), True: list[float]()},
+    )
     for i in range(repeats):
         for number, prompt in enumerate(PROMPTS):
             messages = user(f"{i} {prompt}")  # new to every cache
@@ -92,7 +130,13 @@ def times(server: Server, session: Session, tokens: int, repeats: int = 3) -> No
                 session.forget()
                 began = time.perf_counter()
                 first = rate = 0.0
-                chunks: Any = client.chat.completions.create(model=server.models[0], messages=messages, max_tokens=tokens, stream=True) if served else session.stream(messages, max_new_tokens=tokens)
+                chunks: Any = (
+                    client.chat.completions.create(
+                        model=server.models[0], messages=messages, max_tokens=tokens, stream=True
+                    )
+                    if served
+                    else session.stream(messages, max_new_tokens=tokens)
+                )
                 for chunk in chunks:
                     first = first or 1e3 * (time.perf_counter() - began)
                     rate = chunk.streamspec["tokens_per_second"] if served else chunk.stats.tokens_per_second
@@ -100,12 +144,18 @@ def times(server: Server, session: Session, tokens: int, repeats: int = 3) -> No
                 rates[served].append(rate)
     for what, found in (("first token, ms", firsts), ("tokens/s, as each side counts them", rates)):
         ratio = median(one / other for one, other in zip(found[True], found[False], strict=True) if other)
-        print(f"{what}: {median(found[True]):.1f} through the server, {median(found[False]):.1f} from a session; ratio of the same prompt {ratio:.2f}", flush=True)
+        print(
+            f"{what}: {median(found[True]):.1f} through the server, {median(found[False]):.1f} from a session; ratio "
+            f"of the same prompt {ratio:.2f}",
+            flush=True,
+        )
 
 
 def fair(server: Server, tokens: int) -> None:
     def arrivals(prompt: str) -> list[tuple[float, int]]:
-        stream = server.client().chat.completions.create(model=server.models[0], messages=user(prompt), max_tokens=2 * tokens, stream=True)
+        stream = server.client().chat.completions.create(
+            model=server.models[0], messages=user(prompt), max_tokens=2 * tokens, stream=True
+        )
         return [(time.perf_counter(), chunk.streamspec["committed"]) for chunk in stream]  # type: ignore[attr-defined]
 
     with ThreadPoolExecutor(2) as threads:
@@ -125,7 +175,9 @@ def soak(server: Server, session: Session, requests: int, clients: int, tokens: 
             for seed in SEEDS:
                 session.forget()
                 sampling = Sampling(temperature=0 if seed is None else 0.8, seed=seed or 0)
-                want[model, prompt, seed] = session.generate(user(prompt), max_new_tokens=tokens, sampling=sampling).text
+                want[model, prompt, seed] = session.generate(
+                    user(prompt), max_new_tokens=tokens, sampling=sampling
+                ).text
     session.close()
     dice, faults, memory, counts = random.Random(0), list[str](), list[float](), dict[str, int]()
     plans = [(dice.choice([*want]), dice.random(), dice.random(), dice.random() < 0.5) for _ in range(requests)]
@@ -140,14 +192,22 @@ def soak(server: Server, session: Session, requests: int, clients: int, tokens: 
         try:
             if kind < 0.10:
                 done = "wrong"
-                wrong: list[dict[str, Any]] = [{"model": "nobody"}, {"temperature": 9}, {"extra_body": {"x": 1}}, {"messages": user("x" * 100_000)}, {"n": 3}]
+                wrong: list[dict[str, Any]] = [
+                    {"model": "nobody"},
+                    {"temperature": 9},
+                    {"extra_body": {"x": 1}},
+                    {"messages": user("x" * 100_000)},
+                    {"n": 3},
+                ]
                 with suppress(openai.BadRequestError, openai.NotFoundError):
                     client.chat.completions.create(**(asked | wrong[int(part * len(wrong))]))
                     fault = "a wrong request was answered"
             elif kind < 0.25:
                 done = "cut off by its client"
                 with suppress(openai.APITimeoutError):
-                    client.with_options(timeout=0.002 + 0.5 * part * part, max_retries=0).chat.completions.create(**asked)
+                    client.with_options(timeout=0.002 + 0.5 * part * part, max_retries=0).chat.completions.create(
+                        **asked
+                    )
             elif kind < 0.35:
                 done = "left in its stream"
                 stream, said = client.chat.completions.create(**asked, stream=True), ""
@@ -156,7 +216,11 @@ def soak(server: Server, session: Session, requests: int, clients: int, tokens: 
                 stream.close()
                 fault = "" if right.startswith(said) else f"{said!r} is no beginning of {right!r}"
             else:
-                said = "".join(c.choices[0].delta.content for c in client.chat.completions.create(**asked, stream=True)) if streamed else client.chat.completions.create(**asked).choices[0].message.content
+                said = (
+                    "".join(c.choices[0].delta.content for c in client.chat.completions.create(**asked, stream=True))
+                    if streamed
+                    else client.chat.completions.create(**asked).choices[0].message.content
+                )
                 fault = "" if said == right else f"{said!r}, not {right!r}"
         except Exception as error:
             fault = f"{type(error).__name__} {error}"
@@ -179,7 +243,11 @@ def soak(server: Server, session: Session, requests: int, clients: int, tokens: 
         faults.append(f"sessions are busy though nobody asks: {found}")
     half = memory[len(memory) // 2 :]
     slope = float(np.polyfit(np.arange(len(half)), half, 1)[0]) * 1000
-    print(f"soak: {requests} requests of {clients} clients in {taken:.0f} s, " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())), flush=True)
+    print(
+        f"soak: {requests} requests of {clients} clients in {taken:.0f} s, "
+        + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())),
+        flush=True,
+    )
     tenths = " ".join(f"{memory[i * (len(memory) - 1) // 10]:.0f}" for i in range(11))
     print(f"memory, MB, by tenths of the way: {tenths}; {slope:+.2f} MB per 1,000 requests of the second half")
     print(f"faults: {len(faults)}" + "".join(f"\n  {fault}" for fault in faults[:10]), flush=True)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """What ships, by part, in bytes: `python benchmarks/shipped.py [--frozen FOLDER] [--json]`.
 
-Builds the wheel out of this checkout and lists its parts: files, bytes as they lie on disk and as the wheel holds them. `--frozen`: a
-folder that PyInstaller made, such as that of examples/desktop; lists what of streamspec is in it, as compressed bytecode.
+Builds the wheel out of this checkout and lists its parts: files, bytes as they lie on disk and as the wheel holds them.
+`--frozen`: a folder that PyInstaller made, such as that of examples/desktop; lists what of streamspec is in it, as
+compressed bytecode.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Part:
 
 
 def build_wheel(folder: Path) -> Path:
-    """A wheel in `folder`, out of a copy, so that nothing stale in a `build` folder gets in. Needs setuptools, no network."""
+    """A wheel in `folder`, out of a copy, so that nothing stale in a `build` folder gets in. Needs setuptools, no
+    network.
+    """
     with tempfile.TemporaryDirectory() as copied:
         source = Path(copied) / "source"
         source.mkdir()
@@ -44,7 +47,16 @@ def build_wheel(folder: Path) -> Path:
             shutil.copy(ROOT / name, source)
         for place in packages().values():
             shutil.copytree(ROOT / place, source / place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT))
-        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-build-isolation",
+        ]
         subprocess.run([*command, "--wheel-dir", folder, source], check=True, stdout=sys.stderr)
     [wheel] = folder.glob("streamspec-*.whl")
     return wheel
@@ -70,10 +82,14 @@ def parts(wheel: Path) -> dict[str, Part]:
 
 
 def frozen(folder: Path) -> dict[str, int]:
-    """Module of streamspec -> bytes of it in the frozen application in `folder`, whose executable has the folder's name."""
+    """Module of streamspec -> bytes of it in the frozen application in `folder`, whose executable has the folder's
+    name.
+    """
     from PyInstaller.archive.readers import CArchiveReader
 
-    application = next((folder / name for name in (folder.name, f"{folder.name}.exe") if (folder / name).is_file()), None)
+    application = next(
+        (folder / name for name in (folder.name, f"{folder.name}.exe") if (folder / name).is_file()), None
+    )
     if application is None:
         sys.exit(f"no {folder.name} in {folder}; expected a folder that PyInstaller made, such as dist/chat")
     modules = CArchiveReader(str(application)).open_embedded_archive("PYZ.pyz").toc
@@ -102,7 +118,10 @@ def main() -> None:
         modules = frozen(arguments.frozen)
         files = [file for file in arguments.frozen.rglob("*") if file.is_file() and not file.is_symlink()]
         result |= {"frozen": sum(file.stat().st_size for file in files), "runtime_frozen": sum(modules.values())}
-        print(f"\nfrozen: {result['frozen'] / 1e6:.1f} MB in {len(files)} files; {len(modules)} modules of streamspec, {result['runtime_frozen'] / 1e3:.1f} kB")
+        print(
+            f"\nfrozen: {result['frozen'] / 1e6:.1f} MB in {len(files)} files; {len(modules)} modules of streamspec, "
+            f"{result['runtime_frozen'] / 1e3:.1f} kB"
+        )
     if arguments.json:
         print(json.dumps(result))
 

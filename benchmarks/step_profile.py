@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Where a step's time goes, by rows: `python benchmarks/step_profile.py BUNDLE [--rows 1 4 8 16] [--context 64] [--steps 30]`.
+"""Where a step's time goes, by rows: `python benchmarks/step_profile.py BUNDLE [--rows 1 4 8 16] [--context 64]
+[--steps 30]`.
 
-Times without the profiler come first (medians, row counts interleaved); the profiler's shares of the parts are then applied to
-them, because profiling itself slows small nodes down. Parts follow the node names of the exported graph.
+Times without the profiler come first (medians, row counts interleaved); the profiler's shares of the parts are then
+applied to them, because profiling itself slows small nodes down. Parts follow the node names of the exported graph.
 """
 
 from __future__ import annotations

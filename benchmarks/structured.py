@@ -1,4 +1,5 @@
-"""What following a grammar costs and brings: tokens per second of constrained and free answers, plain and speculative, interleaved.
+"""What following a grammar costs and brings: tokens per second of constrained and free answers, plain and speculative,
+interleaved.
 
     python benchmarks/structured.py BUNDLE [--repeat 5] [--threads N]
 
@@ -17,15 +18,25 @@ from streamspec.runtime import Completion, Grammar, Session, load
 CITY = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 30}, "population": {"type": "integer", "minimum": 0, "maximum": 50000000},
-        "continent": {"enum": ["Africa", "America", "Asia", "Australia", "Europe"]}, "capital": {"type": "boolean"},
+        "name": {"type": "string", "maxLength": 30},
+        "population": {"type": "integer", "minimum": 0, "maximum": 50000000},
+        "continent": {"enum": ["Africa", "America", "Asia", "Australia", "Europe"]},
+        "capital": {"type": "boolean"},
         "known_for": {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 1, "maxItems": 3},
     },
     "required": ["name", "population", "continent", "capital", "known_for"],
     "additionalProperties": False,
-}  # fmt: skip
-PROMPTS = [f"Describe {city} as JSON: name, population, continent, capital, known_for." for city in ("Paris", "Tokyo", "Nairobi", "Sydney", "Lima", "Boston")]
-KINDS = {"constrained, plain": (True, False), "constrained, speculative": (True, True), "free, plain": (False, False), "free, speculative": (False, True)}
+}
+PROMPTS = [
+    f"Describe {city} as JSON: name, population, continent, capital, known_for."
+    for city in ("Paris", "Tokyo", "Nairobi", "Sydney", "Lima", "Boston")
+]
+KINDS = {
+    "constrained, plain": (True, False),
+    "constrained, speculative": (True, True),
+    "free, plain": (False, False),
+    "free, speculative": (False, True),
+}
 
 
 def answers(session: Session, grammar: Grammar | None, speculate: bool) -> list[Completion]:
@@ -62,11 +73,16 @@ def main() -> None:
     for _ in range(arguments.repeat):
         for name, (constrained, speculate) in KINDS.items():
             found[name] = answers(session, grammar if constrained else None, speculate)
-            speeds[name].append(sum(a.stats.new_tokens - 1 for a in found[name]) / sum(a.stats.decode_seconds for a in found[name]))
+            speeds[name].append(
+                sum(a.stats.new_tokens - 1 for a in found[name]) / sum(a.stats.decode_seconds for a in found[name])
+            )
     for name in ("constrained", "free"):
         if [a.token_ids for a in found[f"{name}, plain"]] != [a.token_ids for a in found[f"{name}, speculative"]]:
             raise SystemExit(f"{name}: speculative answers differ from plain ones")
-    print("| answers | tokens/s (min to max) | tokens | forced | ended by themselves | tokens per step |\n|---|---|---|---|---|---|")
+    print(
+        "| answers | tokens/s (min to max) | tokens | forced | ended by themselves | tokens per step "
+        "|\n|---|---|---|---|---|---|"
+    )
     for name, done in found.items():
         stats = [a.stats for a in done]
         steps = sum(s.steps for s in stats)
@@ -74,9 +90,14 @@ def main() -> None:
         middle, low, high = statistics.median(speeds[name]), min(speeds[name]), max(speeds[name])
         forced = sum(s.forced_tokens for s in stats)
         ended = sum(a.finish_reason == "eos" for a in done)
-        print(f"| {name} | {middle:.0f} ({low:.0f} to {high:.0f}) | {sum(s.new_tokens for s in stats)} | {forced} | {ended} of {len(done)} | {tau:.2f} |")
+        print(
+            f"| {name} | {middle:.0f} ({low:.0f} to {high:.0f}) | {sum(s.new_tokens for s in stats)} | {forced} | "
+            f"{ended} of {len(done)} | {tau:.2f} |"
+        )
     each = statistics.mean(mask_microseconds(session, grammar, a.token_ids) for a in found["constrained, plain"])
-    print(f"first use of a grammar {first * 1e3:.0f} ms, each further answer {again * 1e3:.1f} ms; a mask {each:.0f} us")
+    print(
+        f"first use of a grammar {first * 1e3:.0f} ms, each further answer {again * 1e3:.1f} ms; a mask {each:.0f} us"
+    )
     print("one answer:", found["constrained, speculative"][0].text)
 
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""What swapping costs: `python benchmarks/swappable.py SWAPPABLE --adapter NAME MERGED PROMPTS.jsonl [--adapter ...] [--limit 20]`.
+"""What swapping costs: `python benchmarks/swappable.py SWAPPABLE --adapter NAME MERGED PROMPTS.jsonl [--adapter ...]
+[--limit 20]`.
 
-Each adapter NAME of a swappable bundle against MERGED, the bundle that has it in its weights, prompt by prompt in an order that changes: a
-plain step, tokens per step, tokens per second and speed-up on either side (medians over `--repeats`). Every answer must be the same with and
-without drafts; between the two bundles, which round differently, equal answers are counted. Then the sizes of the adapters' files, and
-seconds of a swap to each, the others between (median of `--swaps`), once known to this machine.
+Each adapter NAME of a swappable bundle against MERGED, the bundle that has it in its weights, prompt by prompt in an
+order that changes: a plain step, tokens per step, tokens per second and speed-up on either side (medians over
+`--repeats`). Every answer must be the same with and without drafts; between the two bundles, which round differently,
+equal answers are counted. Then the sizes of the adapters' files, and seconds of a swap to each, the others between
+(median of `--swaps`), once known to this machine.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=10)
     arguments = parser.parse_args()
     session = load(arguments.bundle, threads=arguments.threads, ngram=arguments.ngram)
-    print("| adapter | plain step, ms: merged, swapped | ratio | tokens per step | speed-up over own plain | tokens/s | ratio | answers equal |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| adapter | plain step, ms: merged, swapped | ratio | tokens per step | speed-up over own plain | tokens/s "
+        "| ratio | answers equal |\n|---|---|---|---|---|---|---|---|"
+    )
     broken = 0
     for name, merged, prompts in arguments.adapter:
         session.swap(name)
@@ -52,8 +57,13 @@ def main() -> None:
             session.swap(adapter)
             seconds.append(time.perf_counter() - started)
     for adapter, seconds in taken.items():
-        size = (arguments.bundle / "adapters" / adapter / "adapter.onnx_adapter").stat().st_size / 1e6 if adapter else 0.0
-        print(f"{adapter or 'the base'}: {size:.1f} MB, swapped in {1e3 * median(seconds):.0f} ms ({1e3 * min(seconds):.0f}..{1e3 * max(seconds):.0f})")
+        size = (
+            (arguments.bundle / "adapters" / adapter / "adapter.onnx_adapter").stat().st_size / 1e6 if adapter else 0.0
+        )
+        print(
+            f"{adapter or 'the base'}: {size:.1f} MB, swapped in {1e3 * median(seconds):.0f} ms "
+            f"({1e3 * min(seconds):.0f}..{1e3 * max(seconds):.0f})"
+        )
     print(f"{broken} answers differ with drafts")
     sys.exit(bool(broken))
 
@@ -73,15 +83,19 @@ def compare(name: str, sessions: dict[str, Session], prompts: Path, arguments: a
             for side in sides[start:] + sides[:start]:
                 passes[side.name][-1].append(side.answer(case.prompt(0, []), arguments.max_new_tokens))
     said = {side: [answer.token_ids for answers in passes[side] for answer in answers] for side in SIDES}
-    differ = sum(a != b for side in ("merged", "swapped") for a, b in zip(said[side], said[f"{side}, plain"], strict=True))
+    differ = sum(
+        a != b for side in ("merged", "swapped") for a, b in zip(said[side], said[f"{side}, plain"], strict=True)
+    )
     equal = sum(a == b for a, b in zip(said["merged"], said["swapped"], strict=True)) / len(said["merged"])
     rates = {side: [per_second(answers) for answers in passes[side]] for side in SIDES}
     step = {side: 1e3 / median(rates[f"{side}, plain"]) for side in ("merged", "swapped")}
     faster = {side: median(a / b for a, b in zip(rates[side], rates[f"{side}, plain"], strict=True)) for side in step}
     tau = {side: per_step(passes[side]) for side in step}
     return (
-        f"| {name} | {step['merged']:.2f}, {step['swapped']:.2f} | {median(a / b for a, b in zip(rates['merged, plain'], rates['swapped, plain'], strict=True)):.2f} "
-        f"| {tau['merged']:.2f}, {tau['swapped']:.2f} | {faster['merged']:.2f}, {faster['swapped']:.2f} | {median(rates['merged']):.1f}, {median(rates['swapped']):.1f} "
+        f"| {name} | {step['merged']:.2f}, {step['swapped']:.2f} | "
+        f"{median(a / b for a, b in zip(rates['merged, plain'], rates['swapped, plain'], strict=True)):.2f} "
+        f"| {tau['merged']:.2f}, {tau['swapped']:.2f} | {faster['merged']:.2f}, {faster['swapped']:.2f} | "
+        f"{median(rates['merged']):.1f}, {median(rates['swapped']):.1f} "
         f"| {median(a / b for a, b in zip(rates['merged'], rates['swapped'], strict=True)):.2f} | {equal:.0%} |"
     ), differ
 

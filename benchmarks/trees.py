@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""What trees are worth: `python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16 16:8 16:0.05 16f 2x3 ...] [--limit 40]`.
+"""What trees are worth: `python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16 16:8 16:0.05 16f 2x3 ...]
+[--limit 40]`.
 
-    16        the 16 likeliest nodes of each step (`runtime/drafting.py`); with a bigram, children depend on their parent
-    16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`: those of at least that chance
-    16f       one tree of 16 rows for all steps, the likeliest nodes of validation data (Medusa's sparse tree); children depend, too
-    2x3       the papers' full tree: every combination of the 2 best guesses of 3 streams; `2x3c`: children depend on their parent
+    16        the 16 likeliest nodes of each step (`runtime/drafting.py`); with a bigram, children depend on their
+    parent 16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`: those of at
+    least that chance 16f       one tree of 16 rows for all steps, the likeliest nodes of validation data (Medusa's
+    sparse tree); children depend, too 2x3       the papers' full tree: every combination of the 2 best guesses of 3
+    streams; `2x3c`: children depend on their parent
 
-Every prompt is answered plainly and with every tree in turn; all answers must be equal. Prints rows that went on, tokens per step, time of
-a step over a plain step's, and speed-up over plain decoding (decode time, medians over `--repeats`).
+Every prompt is answered plainly and with every tree in turn; all answers must be equal. Prints rows that went on,
+tokens per step, time of a step over a plain step's, and speed-up over plain decoding (decode time, medians over
+`--repeats`).
 """
 
 from __future__ import annotations
@@ -31,7 +34,26 @@ from streamspec.runtime.interface import Pruning, Verified
 from streamspec.runtime.loop import Decoder, Plan
 from streamspec.trees import DraftTree, cartesian
 
-TREES = ("4", "8", "12", "16", "24", "12:8", "16:8", "24:12", "16:0.05", "8f", "16f", "24f", "1x3", "2x2", "2x3", "3x2", "4x2", "2x3c")
+TREES = (
+    "4",
+    "8",
+    "12",
+    "16",
+    "24",
+    "12:8",
+    "16:8",
+    "24:12",
+    "16:0.05",
+    "8f",
+    "16f",
+    "24f",
+    "1x3",
+    "2x2",
+    "2x3",
+    "3x2",
+    "4x2",
+    "2x3c",
+)
 MOST = 64  # rows of any tree
 
 
@@ -52,7 +74,9 @@ class Counting:
 
 
 class FixedTree(Decoder):
-    """Drafts the same tree in every step. `depends`: a node's rank is one among the guesses behind its parent, else of the place."""
+    """Drafts the same tree in every step. `depends`: a node's rank is one among the guesses behind its parent, else of
+    the place.
+    """
 
     tree: DraftTree
     depends: bool
@@ -93,13 +117,17 @@ def decoder_of(name: str, engine: Any, plan: Plan, trees: TreesInfo | None) -> D
     return Decoder(engine, plan)
 
 
-def answers(session: Session, prompts: Sequence[Any], trees: Sequence[str], tokens: int) -> Iterator[tuple[str, Decoder, Counting]]:
+def answers(
+    session: Session, prompts: Sequence[Any], trees: Sequence[str], tokens: int
+) -> Iterator[tuple[str, Decoder, Counting]]:
     """Every prompt with every tree, "plain" first."""
     for prompt in prompts:
         expected: list[int] = []
         for name in ("plain", *trees):
             engine = Counting(session.engine)
-            decoder = decoder_of(name, engine, Plan(tokens, session.manifest.model.eos_token_ids, ngram=False), session.manifest.trees)
+            decoder = decoder_of(
+                name, engine, Plan(tokens, session.manifest.model.eos_token_ids, ngram=False), session.manifest.trees
+            )
             found = [token for done in decoder.run(session.encode(prompt)) for token in done.tokens]
             expected = expected or found
             if found != expected:
@@ -128,7 +156,9 @@ def main() -> None:
         for name, decoder, engine in answers(session, prompts, arguments.trees, arguments.max_new_tokens):
             stats = decoder.stats
             seconds.setdefault(name, [0.0] * arguments.repeats)[repeat] += stats.decode_seconds
-            found = np.array([stats.steps, stats.step_tokens, engine.rows, engine.steps, stats.steps + stats.plain_steps], float)
+            found = np.array(
+                [stats.steps, stats.step_tokens, engine.rows, engine.steps, stats.steps + stats.plain_steps], float
+            )
             counts[name] = counts.get(name, 0) + found
         print(f"# round {repeat + 1}: {time.perf_counter() - started:.0f} s", flush=True)
     per_call = {name: sum(took) / counts[name][4] for name, took in seconds.items()}

@@ -5,9 +5,9 @@
     streamspec export --base draft-base --out draft-int8
     python benchmarks/two_model.py bench BUNDLE --draft draft-int8 --prompts F.jsonl [--gammas 2 3 4 5]
 
-`train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and teaches all but the embeddings the
-target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with the bundle's own drafter and
-with the draft model, in turn, n-grams off; all three must write the same tokens.
+`train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and teaches all but the
+embeddings the target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with
+the bundle's own drafter and with the draft model, in turn, n-grams off; all three must write the same tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from streamspec.trees import DraftTree, chain
 
 
 class TwoModelEngine:
-    """The target's engine with a second model that drafts `gamma` tokens, one call each (`streamspec.runtime.interface.Engine`)."""
+    """The target's engine with a second model that drafts `gamma` tokens, one call each
+    (`streamspec.runtime.interface.Engine`).
+    """
 
     def __init__(self, target: OrtEngine, draft: OrtEngine, gamma: int) -> None:
         self.target, self.draft, self.gamma = target, draft, gamma
@@ -68,19 +70,30 @@ class TwoModelEngine:
         return 0
 
     def prefill(
-        self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None, allowed: np.ndarray | None = None
+        self,
+        ids: Sequence[int],
+        draft: bool,
+        progress: Callable[[int], None] | None = None,
+        allowed: np.ndarray | None = None,
     ) -> Verified:
         found = self.target.prefill(ids, False, progress, allowed)
         self.draft.prefill(ids, draft=False)
         return Verified(found.choices, 0, self._guess([int(found.choices[0])])) if draft else found
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        self,
+        tokens: np.ndarray,
+        tree: DraftTree,
+        draft: bool,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> Verified:
         found = self.target.verify(tokens, tree, draft=False, allowed=allowed)
         node, path = accept(tree, tokens, found.choices)
-        known = min(len(path), self.draft.length - self.target.length)  # the draft model has seen its own guesses but the last
+        known = min(
+            len(path), self.draft.length - self.target.length
+        )  # the draft model has seen its own guesses but the last
         self.draft.rewind(self.target.length + known)
         unseen = [int(tokens[i]) for i in path[known:]]
         if draft:
@@ -123,7 +136,9 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     small = load(arguments.draft, threads=arguments.threads, tree="plain")
     target, eos = session.engine, session.manifest.model.eos_token_ids
     plain = Plan(arguments.max_new_tokens, eos)
-    sides: dict[str, Any] = {"plain": None, "own drafter": None} | {f"two models, gamma {n}": n for n in arguments.gammas}
+    sides: dict[str, Any] = {"plain": None, "own drafter": None} | {
+        f"two models, gamma {n}": n for n in arguments.gammas
+    }
     texts = [example.opening for example in read_examples(arguments.prompts, arguments.limit)]
     prompts = [session.encode(text) for text in texts]
     spent = {name: [0.0] * arguments.repeats for name in sides}
@@ -134,10 +149,16 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
             for name, gamma in sides.items():
                 if name == "own drafter":
                     started = session.generate(texts[number], max_new_tokens=arguments.max_new_tokens)
-                    found = started.token_ids, 1e3 * started.stats.decode_seconds, started.stats.steps + started.stats.plain_steps
+                    found = (
+                        started.token_ids,
+                        1e3 * started.stats.decode_seconds,
+                        started.stats.steps + started.stats.plain_steps,
+                    )
                 else:
                     engine = target if gamma is None else TwoModelEngine(target, small.engine, gamma)
-                    found = decode(engine, prompt, plain if gamma is None else replace(plain, rows=gamma + 1, ngram=False))
+                    found = decode(
+                        engine, prompt, plain if gamma is None else replace(plain, rows=gamma + 1, ngram=False)
+                    )
                 answers.append(found[0])
                 spent[name][repeat] += found[1]
                 calls[name] += found[2]
@@ -151,7 +172,9 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         name: {
             "ms per sample": round(statistics.median(some) / len(prompts), 2),
             "tokens per call": round(written / calls[name], 3),
-            "own drafter is faster by": [round(f(s / o for s, o in zip(some, own, strict=True)), 3) for f in (statistics.median, min, max)],
+            "own drafter is faster by": [
+                round(f(s / o for s, o in zip(some, own, strict=True)), 3) for f in (statistics.median, min, max)
+            ],
         }
         for name, some in spent.items()
     }
@@ -181,14 +204,24 @@ def train(arguments: argparse.Namespace) -> None:
     model.config.layer_types = None
     model.model.layers.requires_grad_(True)
     model.model.norm.requires_grad_(True)
-    rows = [joined(r["prompt"], r["answer"]) for r in map(json.loads, arguments.answers.read_text().splitlines()) if "answer" in r]
+    rows = [
+        joined(r["prompt"], r["answer"])
+        for r in map(json.loads, arguments.answers.read_text().splitlines())
+        if "answer" in r
+    ]
     target = Target(model)
 
     def loss(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"total": next_token_loss(target, target.main_pass(batch["input_ids"], batch["attention_mask"]), batch)}
 
-    config = TrainConfig(base=arguments.base, data=arguments.answers, out=arguments.out, epochs=100, batch_size=8, clock="cpu")
-    run_stage(Stage("draft", target, loss, rows, arguments.lr, config.batch_size, arguments.minutes), config, arguments.out / "checkpoints")
+    config = TrainConfig(
+        base=arguments.base, data=arguments.answers, out=arguments.out, epochs=100, batch_size=8, clock="cpu"
+    )
+    run_stage(
+        Stage("draft", target, loss, rows, arguments.lr, config.batch_size, arguments.minutes),
+        config,
+        arguments.out / "checkpoints",
+    )
     model.save_pretrained(arguments.out)
     AutoTokenizer.from_pretrained(base.path).save_pretrained(arguments.out)
     count = sum(p.numel() for p in model.model.layers.parameters())

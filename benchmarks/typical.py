@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Typical acceptance, which changes the text: `python benchmarks/typical.py BUNDLE --prompts TASK.jsonl [--epsilon 0.09] [--delta 0.3] [--temperature 0.7]`.
+"""Typical acceptance, which changes the text: `python benchmarks/typical.py BUNDLE --prompts TASK.jsonl [--epsilon
+0.09] [--delta 0.3] [--temperature 0.7]`.
 
-A drafted token stands, too, where the target gives it a chance above min(epsilon, delta exp(-H)), H the entropy of its choice there (Medusa,
-arXiv 2401.10774, section 3.2). A lossy baseline: the runtime has no such mode. Prints tokens per step and quality of exact and typical
-acceptance on the same drafts' size, and how many answers stay the same. A step here takes two calls, so no times are given.
+A drafted token stands, too, where the target gives it a chance above min(epsilon, delta exp(-H)), H the entropy of its
+choice there (Medusa, arXiv 2401.10774, section 3.2). A lossy baseline: the runtime has no such mode. Prints tokens per
+step and quality of exact and typical acceptance on the same drafts' size, and how many answers stay the same. A step
+here takes two calls, so no times are given.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ class TypicalEngine:
         return getattr(self._engine, name)
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        self,
+        tokens: np.ndarray,
+        tree: DraftTree,
+        draft: bool,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> Verified:
         """Commits the accepted path at once. Knows no grammars."""
@@ -49,7 +56,9 @@ class TypicalEngine:
         least = np.minimum(self.epsilon, self.delta * np.exp(-entropy))
         stands = [True] * len(tree)
         for node, parent in list(enumerate(tree.parents))[1:]:
-            stands[node] = stands[parent] and bool(chances[parent, tokens[node]] > least[parent] or choices[parent] == tokens[node])
+            stands[node] = stands[parent] and bool(
+                chances[parent, tokens[node]] > least[parent] or choices[parent] == tokens[node]
+            )
         longest = max(np.flatnonzero(stands).tolist(), key=tree.depths.__getitem__)
         path = tree.path(longest)
         for parent, node in pairwise(path):
@@ -81,7 +90,9 @@ def main() -> None:
     counts: dict[str, np.ndarray] = {}
     for case in read_cases(arguments.prompts, arguments.limit):
         for name, engine in (("exact", session.engine), ("typical", typical)):
-            plan = Plan(arguments.max_new_tokens, session.manifest.model.eos_token_ids, rows=arguments.rows, ngram=False)
+            plan = Plan(
+                arguments.max_new_tokens, session.manifest.model.eos_token_ids, rows=arguments.rows, ngram=False
+            )
             decoder = Decoder(engine, plan)
             tokens = [token for done in decoder.run(session.encode(case.turns[0])) for token in done.tokens]
             text = session.tokenizer.decode(tokens)
@@ -92,7 +103,9 @@ def main() -> None:
     same = sum(a == b for a, b in zip(texts["exact"], texts["typical"], strict=True))
     found: dict[str, Any] = {"prompts": len(texts["exact"]), "same answers": same}
     for name, (tokens_, steps) in counts.items():
-        found[name] = {"tokens_per_step": round(tokens_ / steps, 3)} | {k: round(v, 4) for k, v in mean_scores(scores.get(name, [])).items()}
+        found[name] = {"tokens_per_step": round(tokens_ / steps, 3)} | {
+            k: round(v, 4) for k, v in mean_scores(scores.get(name, [])).items()
+        }
     print(json.dumps(found))
 
 

@@ -1,9 +1,11 @@
 """streamspec.export: base + adapter -> bundle, an ONNX step graph with everything the runtime needs beside it.
 
 `export` writes a bundle. The pieces: `families` (what a decoder is), `builder` (nodes and weights to disk), `quantise`
-(precisions), `decoder` and `graph` (main rows, acceptance), `drafting`, `streams` and `medusa` (drafters), `oracle` and `parity` (PyTorch's word
-on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out); `target` (what for), `static`, `lowering` and `weight_only` (the graph of fixed shapes), `compact` (a cache on a device);
-`lowrank`, `swappable` and `swappable_writer` (adapters beside the base, swapped while it runs); `genai` (a plain model for onnxruntime-genai).
+(precisions), `decoder` and `graph` (main rows, acceptance), `drafting`, `streams` and `medusa` (drafters), `oracle` and
+`parity` (PyTorch's word on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out);
+`target` (what for), `static`, `lowering` and `weight_only` (the graph of fixed shapes), `compact` (a cache on a
+device); `lowrank`, `swappable` and `swappable_writer` (adapters beside the base, swapped while it runs); `genai` (a
+plain model for onnxruntime-genai).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""In-graph acceptance as nodes: which row of a draft tree the target itself would have written. Knows nothing about layers or drafters."""
+"""In-graph acceptance as nodes: which row of a draft tree the target itself would have written. Knows nothing about
+layers or drafters.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ FLOAT = TensorProto.FLOAT
 
 
 def deepest_standing(g: Scope, tokens: str, expected: str, numbers: str, seen: str) -> str:
-    """int64 [1]: the place of the deepest node that stands. A node stands if it and all its ancestors, the root excluded, are as `expected`.
+    """int64 [1]: the place of the deepest node that stands. A node stands if it and all its ancestors, the root
+    excluded, are as `expected`.
 
-    `tokens`, `expected` int64 [r]: of each node, and its parent's choice. `numbers` int64 [r]: 0 is the root. `seen` [r, r]: 0 where
-    row i sees row j, itself or an ancestor.
+    `tokens`, `expected` int64 [r]: of each node, and its parent's choice. `numbers` int64 [r]: 0 is the root. `seen`
+    [r, r]: 0 where row i sees row j, itself or an ancestor.
     """
     wrong = g.op("Not", g.op("Equal", tokens, expected))
     # The root is no guess; in a prompt chunk `forced_node` decides and none of this matters.

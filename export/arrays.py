@@ -1,6 +1,7 @@
 """The arithmetic of weight quantisation, on numpy arrays. Knows nothing about graphs.
 
-Weights are [out, in] as in Hugging Face. Rows are treated independently and in chunks, so the peak is one chunk of floats.
+Weights are [out, in] as in Hugging Face. Rows are treated independently and in chunks, so the peak is one chunk of
+floats.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ if TYPE_CHECKING:
     from streamspec.export.resting import LazyRows
 
 Array = NDArray[Any]
-NO_SATURATION = 63  # codes of weights that are inputs: no x86 kernel's sum of two products with uint8 leaves 16 bits, and ONNX Runtime mends constants only
+# codes of weights that are inputs: no x86 kernel's sum of two products with uint8 leaves 16 bits, and ONNX Runtime
+# mends constants only
+NO_SATURATION = 63
 CHUNK = 1 << 22  # weights handled at a time
 SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantise_blocks`
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a precision does to a weight and to rows, as float arrays; `powers` of a to try; `peaks`: SmoothQuant's form of s."""
+    """What a precision does to a weight and to rows, as float arrays; `powers` of a to try; `peaks`: SmoothQuant's form
+    of s.
+    """
 
     weight: Callable[[Array], Array]
     rows: Callable[[Array], Array]
@@ -49,10 +54,11 @@ def dequantise_rows(codes: Array, scales: Array) -> Array:
 
 
 def quantise_blocks(weight: Array | LazyRows, bits: int, block: int) -> tuple[Array, Array, Array | None]:
-    """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or None.
+    """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or
+    None.
 
-    4 bits: asymmetric; per block the best of a few shrunken ranges and both neighbouring zero points, then the scale that
-    minimises the squared error for those codes. 8 bits: symmetric around 128, the operator's default zero point.
+    4 bits: asymmetric; per block the best of a few shrunken ranges and both neighbouring zero points, then the scale
+    that minimises the squared error for those codes. 8 bits: symmetric around 128, the operator's default zero point.
     """
     count = -(-weight.shape[1] // block)
     packed = np.empty((weight.shape[0], count, block * bits // 8), np.uint8)
@@ -74,11 +80,15 @@ def quantise_blocks(weight: Array | LazyRows, bits: int, block: int) -> tuple[Ar
 
 
 def round_blocks(weight: Array, block: int) -> Array:
-    """Roughly what 4 bits leave of `weight`: one range and one zero point per block, no search. For comparing scalings."""
+    """Roughly what 4 bits leave of `weight`: one range and one zero point per block, no search. For comparing
+    scalings.
+    """
     count = -(-weight.shape[1] // block)
     padded = np.pad(weight, ((0, 0), (0, count * block - weight.shape[1]))).reshape(len(weight), count, block)
     low = np.minimum(padded.min(axis=2, keepdims=True), 0)
-    step = np.maximum(np.maximum(padded.max(axis=2, keepdims=True), 0) - low, np.finfo(np.float32).tiny) / np.float32(15)
+    step = np.maximum(np.maximum(padded.max(axis=2, keepdims=True), 0) - low, np.finfo(np.float32).tiny) / np.float32(
+        15
+    )
     zero = np.rint(-low / step)
     levels = np.clip(np.rint(padded / step) + zero, 0, 15) - zero
     return (levels * step).reshape(len(weight), -1)[:, : weight.shape[1]]

@@ -1,15 +1,18 @@
 """Attention: of main rows in place, and of any rows over K/V in several parts (`attend`).
 
-Main rows attend so that a row's result does not depend on how it was batched or where its keys lie. GroupQueryAttention would be one node, but it takes another kernel for one row than for several, and its softmax sums in
-vector lanes: an ancestor in a gapped slot of a draft tree changes the last bit. With int8 activations one such bit moves a
-rounding now and then, the next layers carry it on, and two of five long answers differ from plain decoding. Here
+Main rows attend so that a row's result does not depend on how it was batched or where its keys lie. GroupQueryAttention
+would be one node, but it takes another kernel for one row than for several, and its softmax sums in vector lanes: an
+ancestor in a gapped slot of a draft tree changes the last bit. With int8 activations one such bit moves a rounding now
+and then, the next layers carry it on, and two of five long answers differ from plain decoding. Here
 
 - scores are products of at least two rows, so the same kernel computes them for any number of rows;
-- the softmax's denominator is a product with a block of ones: like the values' product it adds slot after slot, and a slot
+- the softmax's denominator is a product with a block of ones: like the values' product it adds slot after slot, and a
+slot
   that is masked adds an exact zero, wherever it stands.
 
-Both products add in blocks of slots (the runtime keeps trees off their borders, see `streamspec.runtime.decoding`). New rows
-go into the cache in place (TensorScatter, past and present bound to one buffer). Knows nothing about layers or masks.
+Both products add in blocks of slots (the runtime keeps trees off their borders, see `streamspec.runtime.decoding`). New
+rows go into the cache in place (TensorScatter, past and present bound to one buffer). Knows nothing about layers or
+masks.
 """
 
 from __future__ import annotations
@@ -90,7 +93,9 @@ class RowExactAttention:
 
 
 def attend(g: Scope, spec: DecoderSpec, q: str, parts: Sequence[tuple[str, str]], mask: str) -> str:
-    """[1, m, Hq*D] of q [1, m, Hq*D] over the K/V `parts` [1, Hkv, slots, D], under an additive mask [group * m, slots of all]."""
+    """[1, m, Hq*D] of q [1, m, Hq*D] over the K/V `parts` [1, Hkv, slots, D], under an additive mask [group * m, slots
+    of all].
+    """
     kv, group, width = spec.kv_heads, spec.group, spec.head_dim
     # Query heads that share a key head become further rows of it: [Hkv, group * m, D].
     folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
@@ -115,4 +120,6 @@ def attend(g: Scope, spec: DecoderSpec, q: str, parts: Sequence[tuple[str, str]]
 
 def by_head(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> str:
     """K or V rows [1, m, Hkv*D] as the cache holds them, [1, Hkv, m, D]."""
-    return g.op("Transpose", g.op("Reshape", rows, g.ints(1, -1, spec.kv_heads, spec.head_dim)), out=out, perm=[0, 2, 1, 3])
+    return g.op(
+        "Transpose", g.op("Reshape", rows, g.ints(1, -1, spec.kv_heads, spec.head_dim)), out=out, perm=[0, 2, 1, 3]
+    )

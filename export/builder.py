@@ -1,4 +1,5 @@
-"""A small ONNX graph builder: scopes collect nodes, one store streams weights to the external data file as they are made.
+"""A small ONNX graph builder: scopes collect nodes, one store streams weights to the external data file as they are
+made.
 
 Values are plain strings (ONNX value names). Only one weight is in memory at a time. Knows nothing about decoders.
 """
@@ -25,7 +26,9 @@ Array = NDArray[Any]
 
 
 class WeightStore:
-    """Initializers of one model. Tensors above `INLINE_BYTES` are appended to `path` the moment they are added; without a path all stay in the graph file."""
+    """Initializers of one model. Tensors above `INLINE_BYTES` are appended to `path` the moment they are added; without
+    a path all stay in the graph file.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -80,7 +83,9 @@ class WeightStore:
 
 
 class Scope:
-    """Nodes of one graph (the main one, or a branch of `If`). All scopes of a model share the store; labels keep their names apart."""
+    """Nodes of one graph (the main one, or a branch of `If`). All scopes of a model share the store; labels keep their
+    names apart.
+    """
 
     def __init__(self, store: WeightStore, label: str = "") -> None:
         self.store, self.label = store, label
@@ -131,10 +136,18 @@ def tensor(name: str, dtype: int, shape: list[int | str] | None) -> onnx.ValueIn
 
 
 def finish(
-    scope: Scope, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto], producer: str, opset: int | None = None
+    scope: Scope,
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    producer: str,
+    opset: int | None = None,
 ) -> onnx.ModelProto:
-    """Closes the store and returns the model (weights stay in the data file). `opset`: of a graph of standard operators alone."""
+    """Closes the store and returns the model (weights stay in the data file). `opset`: of a graph of standard operators
+    alone.
+    """
     scope.store.close()
     graph = helper.make_graph(scope.nodes, "step", inputs, outputs, list(scope.store.protos.values()))
-    opsets = [helper.make_opsetid("", opset)] if opset else [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+    opsets = (
+        [helper.make_opsetid("", opset)] if opset else [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+    )
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=producer)

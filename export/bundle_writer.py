@@ -78,16 +78,24 @@ class Parts:
 
 
 def export_bundle(
-    base: str | Path, adapter: str | Path | None, out: str | Path, precision: str = "int8", force: bool = False,
-    progress: Progress | None = None, stream_weights: str = DEFAULT_STREAM_WEIGHTS, held_out: HeldOut | None = None,
-    block_size: int | None = None, target: Target = PLAIN_CPU,
+    base: str | Path,
+    adapter: str | Path | None,
+    out: str | Path,
+    precision: str = "int8",
+    force: bool = False,
+    progress: Progress | None = None,
+    stream_weights: str = DEFAULT_STREAM_WEIGHTS,
+    held_out: HeldOut | None = None,
+    block_size: int | None = None,
+    target: Target = PLAIN_CPU,
 ) -> Manifest:
     """Writes the bundle `out` and returns its manifest.
 
-    `precision`: fp32, fp16, int8 or int4, the last in blocks of `block_size` 32 (default) or 128 weights. `stream_weights`: how a staged
-    recipe's stream LoRA is carried, `merged` (a second copy of the last layers) or `delta` (low-rank products beside the shared weights).
-    `held_out`: the perplexity of these rows' answers here and in PyTorch is kept in `manifest.parity`. `target`: what the graph is shaped for.
-    `progress` gets one line per step (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
+    `precision`: fp32, fp16, int8 or int4, the last in blocks of `block_size` 32 (default) or 128 weights.
+    `stream_weights`: how a staged recipe's stream LoRA is carried, `merged` (a second copy of the last layers) or
+    `delta` (low-rank products beside the shared weights). `held_out`: the perplexity of these rows' answers here and in
+    PyTorch is kept in `manifest.parity`. `target`: what the graph is shaped for. `progress` gets one line per step
+    (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
     """
     say = progress or to_stderr
     kind = target.precision(precision, block_size)
@@ -105,7 +113,11 @@ def export_bundle(
         tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
         say("asking PyTorch")
         expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
-        manifest = replace(describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file()), provider=target.name, block_size=block_size)
+        manifest = replace(
+            describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file()),
+            provider=target.name,
+            block_size=block_size,
+        )
         asked = held_out.rows(found, manifest.prompt_format, parts.spec.context_length) if held_out else []
         perplexity = {"pytorch": perplexity_of_model(parts.model, asked)} if asked else {}
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
@@ -123,8 +135,17 @@ def export_bundle(
         session = open_session(folder / MODEL, static=parts.static is not None)
         parity = check_parity(session, expected, precision)
         if asked:
-            parity["perplexity"] = {"tokens": answer_tokens(asked), "bundle": perplexity_of_graph(session, asked)} | perplexity
-        manifest = replace(manifest, parity=parity, probe=make_probe(session, tokens), opset=opset, weights_bytes=(folder / DATA).stat().st_size)
+            parity["perplexity"] = {
+                "tokens": answer_tokens(asked),
+                "bundle": perplexity_of_graph(session, asked),
+            } | perplexity
+        manifest = replace(
+            manifest,
+            parity=parity,
+            probe=make_probe(session, tokens),
+            opset=opset,
+            weights_bytes=(folder / DATA).stat().st_size,
+        )
         del session
         write_card(folder, manifest)
         say("hashing the files")
@@ -143,7 +164,9 @@ def asked_for(base: str | Path, adapter: str | Path | None, say: Progress) -> tu
 
 
 def _load(base: Base, adapter: Adapter | None) -> Parts:
-    grown = adapter is not None and adapter.method in DRAFT_LAYERS  # compared as they were trained, beside the whole model
+    grown = (
+        adapter is not None and adapter.method in DRAFT_LAYERS
+    )  # compared as they were trained, beside the whole model
     model = load_model(base, adapter, whole=grown)
     spec = describe(model)
     if adapter is None or adapter.streams is None:
@@ -160,7 +183,11 @@ def _fixed(parts: Parts, target: Target, say: Progress) -> Parts:
     rows = target.rows or ROWS
     slots = target.context or min(SLOTS, spec.context_length)
     if not rows + gamma < slots <= spec.context_length:
-        raise ConfigError(f"a context of {slots} tokens", f"{rows + gamma + 1} to {spec.context_length}, which the base has", "correct --context")
+        raise ConfigError(
+            f"a context of {slots} tokens",
+            f"{rows + gamma + 1} to {spec.context_length}, which the base has",
+            "correct --context",
+        )
     streams = fitting(parts.streams) if parts.streams else None
     if parts.streams and parts.streams.pruning:
         say("leaving the early exit out: a static graph cannot prune")
@@ -173,13 +200,24 @@ def _compact_graph(parts: Parts) -> onnx.ModelProto:
     return compact_graph(spec.layers + isinstance(streams, JakiroSpec), spec.kv_heads, spec.head_dim, exit_layer)
 
 
-def _graph(parts: Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress) -> StepGraph | StaticGraph:
+def _graph(
+    parts: Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress
+) -> StepGraph | StaticGraph:
     source = weights(parts.model, parts.spec, kind, tokenizer, say)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
         streams = source.streams(streams, parts.spec)
     if fixed := parts.static:
-        return StaticGraph(parts.spec, source, cast(StaticPrecision, kind), fixed.rows, fixed.slots, streams, parts.candidates, stream_weights)
+        return StaticGraph(
+            parts.spec,
+            source,
+            cast(StaticPrecision, kind),
+            fixed.rows,
+            fixed.slots,
+            streams,
+            parts.candidates,
+            stream_weights,
+        )
     tree = parts.trees.tree() if parts.trees else None
     return StepGraph(parts.spec, source, kind, streams, tree, parts.candidates, stream_weights)
 
@@ -195,7 +233,9 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
 
 
 def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, templated: bool) -> Manifest:
-    """The manifest, but for what is measured. `templated`: an untouched base is used through its chat template where it has one."""
+    """The manifest, but for what is measured. `templated`: an untouched base is used through its chat template where it
+    has one.
+    """
     base, adapter, spec = parts.base, parts.adapter, parts.spec
     method = adapter.method if adapter else "lora"
     return Manifest(
@@ -203,15 +243,25 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
         method=method,
         recipe=adapter.recipe if adapter else None,
         drafter=method if parts.streams else None,
-        precision=precision, opset=OPSET, ir_version=IR_VERSION,
+        precision=precision,
+        opset=OPSET,
+        ir_version=IR_VERSION,
         model=ModelInfo(
-            layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, vocab_size=spec.vocab, hidden_size=spec.hidden,
-            context_length=spec.context_length, bos_token_id=spec.bos_token_id,
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            vocab_size=spec.vocab,
+            hidden_size=spec.hidden,
+            context_length=spec.context_length,
+            bos_token_id=spec.bos_token_id,
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
         prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
-        streams=describe_drafter(parts.streams, parts.candidates) if parts.streams else None, trees=parts.trees, static=parts.static,
-        tools={"streamspec": __version__} | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
+        streams=describe_drafter(parts.streams, parts.candidates) if parts.streams else None,
+        trees=parts.trees,
+        static=parts.static,
+        tools={"streamspec": __version__}
+        | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
     )
 
 

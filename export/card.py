@@ -18,7 +18,11 @@ def card(manifest: Manifest) -> str:
     streams, model = manifest.streams, manifest.model
     drafter = "none"
     if streams:
-        over = f"speculative streams over the last {streams.ns} of {model.layers} layers" if streams.ns else f"{manifest.drafter} heads"
+        over = (
+            f"speculative streams over the last {streams.ns} of {model.layers} layers"
+            if streams.ns
+            else f"{manifest.drafter} heads"
+        )
         over = f"places by a {manifest.drafter} layer" if streams.levels else over
         drafter = f"{streams.gamma} {over}"
     facts = [
@@ -37,7 +41,7 @@ def card(manifest: Manifest) -> str:
         f"# {manifest.base.id}, {manifest.precision}\n\n"
         "A streamspec bundle: one ONNX graph that verifies a draft tree and drafts the next one.\n\n"
         f"| | |\n|---|---|\n{rows}\n\n"
-        "```python\nfrom streamspec.runtime import load\n\nsession = load(\"path/to/this/folder\")\n```\n\n"
+        '```python\nfrom streamspec.runtime import load\n\nsession = load("path/to/this/folder")\n```\n\n'
         f"## Compared with PyTorch in float32\n\n{_parity_table(manifest.parity)}\n"
         "The licence of the base applies to these weights.\n"
     )
@@ -48,8 +52,13 @@ def _parity_table(parity: dict[str, Any]) -> str:
     for part in ("plain", "tree", "streams"):
         if part in parity:
             p = parity[part]
-            lines.append(f"| {part} | {p['rows']} | {p['max_abs']:.3g} | {p['relative']:.2g} | {100 * p['argmax']:.0f} % |")
+            lines.append(
+                f"| {part} | {p['rows']} | {p['max_abs']:.3g} | {p['relative']:.2g} | {100 * p['argmax']:.0f} % |"
+            )
     text = "\n".join(lines) + "\n"
     if perplexity := parity.get("perplexity"):
-        text += f"\nPerplexity of {perplexity['tokens']} tokens of held-out answers: {perplexity['bundle']:.3f}, PyTorch's {perplexity['pytorch']:.3f}.\n"
+        text += (
+            f"\nPerplexity of {perplexity['tokens']} tokens of held-out answers: {perplexity['bundle']:.3f}, "
+            f"PyTorch's {perplexity['pytorch']:.3f}.\n"
+        )
     return text

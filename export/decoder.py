@@ -1,8 +1,9 @@
-"""The decoder's rows as nodes: norms, projections, rotary embedding, MLP; one template for all families, shared by main and stream rows.
+"""The decoder's rows as nodes: norms, projections, rotary embedding, MLP; one template for all families, shared by main
+and stream rows.
 
-A row group runs a layer as `enter` -> `queries_keys_values` -> attention of the caller's choice -> `leave`. Residual sums and
-norms are fused (SkipLayerNormalization and its simplified form): between parts travel the residual stream and the pending update.
-Knows nothing about masks, caches or acceptance.
+A row group runs a layer as `enter` -> `queries_keys_values` -> attention of the caller's choice -> `leave`. Residual
+sums and norms are fused (SkipLayerNormalization and its simplified form): between parts travel the residual stream and
+the pending update. Knows nothing about masks, caches or acceptance.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Tables = tuple[tuple[str, str], ...]  # cos and sin [rows, rotated / 2] for each
 
 
 class Source(Protocol):
-    """Where weights come from: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's order
-    (`DecoderSpec.row_order`), None for a bias that does not exist."""
+    """Where weights come from: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
+    order (`DecoderSpec.row_order`), None for a bias that does not exist."""
 
     def weight(self, name: str) -> Array: ...
     def rows_of(self, name: str) -> LazyRows: ...  # a table, such as the embedding, part by part
@@ -64,7 +65,9 @@ class Decoder:
         """The LM head [V, H]; the embedding itself where they are tied."""
         if self.spec.tied:
             return self.table()
-        return Weight("lm_head.weight", self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of("lm_head.weight"))
+        return Weight(
+            "lm_head.weight", self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of("lm_head.weight")
+        )
 
     def embed(self, g: Scope, ids: str) -> str:
         """[1, n] -> [1, n, H], as in the table."""
@@ -81,8 +84,12 @@ class Decoder:
             embedded = g.op("Add", embedded, g.op("Unsqueeze", g.op("Gather", table, positions, axis=0), g.ints(0)))
         return Residual(embedded)
 
-    def logits(self, g: Scope, flat: str, rows: Rows, head: Weight, chosen: Array | None = None, out: str | None = None) -> tuple[str, str]:
-        """Of finished states [r, H] by a `head` [D, H], the LM head or its rows `chosen`: [r, D] and the factor of each row [r, 1], '' for 1."""
+    def logits(
+        self, g: Scope, flat: str, rows: Rows, head: Weight, chosen: Array | None = None, out: str | None = None
+    ) -> tuple[str, str]:
+        """Of finished states [r, H] by a `head` [D, H], the LM head or its rows `chosen`: [r, D] and the factor of each
+        row [r, 1], '' for 1.
+        """
         bias = self.head_bias(g) if chosen is None else self.head_bias(g, "streams.head.bias", chosen)
         if not bias and self.spec.logit_cap is None:
             return self.precision.head(g, flat, rows, head, out=out)
@@ -114,8 +121,11 @@ class Decoder:
         names = [self.spec.weight_name(layer, module) for module in modules]
         out = sum(self.spec.out_width(module) for module in modules)
         return Weight(
-            self.spec.fused_name(layer, modules) + suffix, out, self.spec.in_width(modules[0]),
-            lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]), sensitive=modules == self.spec.family.out,
+            self.spec.fused_name(layer, modules) + suffix,
+            out,
+            self.spec.in_width(modules[0]),
+            lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
+            sensitive=modules == self.spec.family.out,
         )
 
     def add_bias(self, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
@@ -126,7 +136,10 @@ class Decoder:
             return x
         label = "+".join(names) + ".bias"
         if label not in g.store:
-            parts = [np.zeros(self.spec.out_width(m), np.float32) if b is None else b for b, m in zip(biases, modules, strict=True)]
+            parts = [
+                np.zeros(self.spec.out_width(m), np.float32) if b is None else b
+                for b, m in zip(biases, modules, strict=True)
+            ]
             g.store.add(label, np.concatenate(parts))
         return g.op("Add", x, label)
 
@@ -134,11 +147,18 @@ class Decoder:
         """Adds the pending update and normalises: (normed rows, residual with nothing pending)."""
         weights, plain = self._norm_weights(g, name), "" if self.spec.family.layernorm else "Simplified"
         if not residual.update:
-            normed = g.op(f"{plain}LayerNormalization", residual.stream, *weights, axis=-1, epsilon=self.spec.eps, stash_type=1)
+            normed = g.op(
+                f"{plain}LayerNormalization", residual.stream, *weights, axis=-1, epsilon=self.spec.eps, stash_type=1
+            )
             return normed, residual
         normed, _, _, total = g.ops(
-            f"Skip{plain}LayerNormalization", residual.stream, residual.update, *weights, out=(None, "", "", None),
-            domain="com.microsoft", epsilon=self.spec.eps,
+            f"Skip{plain}LayerNormalization",
+            residual.stream,
+            residual.update,
+            *weights,
+            out=(None, "", "", None),
+            domain="com.microsoft",
+            epsilon=self.spec.eps,
         )
         return normed, Residual(total)
 
@@ -150,8 +170,12 @@ class Decoder:
         """What attention reads, and the residual stream with nothing pending."""
         return self.norm(g, residual, self.spec.weight_name(layer, self.spec.family.attention_norm))
 
-    def leave(self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear) -> Residual:
-        """The layer behind the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter` gave."""
+    def leave(
+        self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear
+    ) -> Residual:
+        """The layer behind the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter`
+        gave.
+        """
         spec, family = self.spec, self.spec.family
         update = self._out_norm(g, linear(g, mixed, rows, layer, family.out), layer, family.attention_out_norm)
         if spec.parallel:
@@ -160,14 +184,20 @@ class Decoder:
             return Residual(residual.stream, g.op("Add", update, self.mlp(g, normed, rows, layer, linear)))
         assert spec.mlp_norm
         normed, residual = self.norm(g, Residual(residual.stream, update), spec.weight_name(layer, spec.mlp_norm))
-        return Residual(residual.stream, self._out_norm(g, self.mlp(g, normed, rows, layer, linear), layer, family.mlp_out_norm))
+        return Residual(
+            residual.stream, self._out_norm(g, self.mlp(g, normed, rows, layer, linear), layer, family.mlp_out_norm)
+        )
 
     def _out_norm(self, g: Scope, update: str, layer: int, name: str | None) -> str:
         return self.norm(g, Residual(update), self.spec.weight_name(layer, name))[0] if name else update
 
     def unit_rms(self, g: Scope, x: str) -> str:
         """x [.., H] over its root mean square."""
-        ones = "unit_rms.ones" if "unit_rms.ones" in g.store else g.store.add("unit_rms.ones", np.ones(self.spec.hidden, np.float32))
+        ones = (
+            "unit_rms.ones"
+            if "unit_rms.ones" in g.store
+            else g.store.add("unit_rms.ones", np.ones(self.spec.hidden, np.float32))
+        )
         return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
 
     def _norm_weights(self, g: Scope, name: str) -> list[str]:
@@ -187,7 +217,10 @@ class Decoder:
         widths = g.ints(*(heads * spec.head_dim for heads in sizes.values()))
         q, k, v = g.ops("Split", linear(g, x, rows, layer, spec.family.qkv), widths, out=(None, None, None), axis=-1)
         if spec.head_norms:
-            q, k = (self._head_norm(g, x, sizes[kind], layer, name) for kind, x, name in zip("qk", (q, k), spec.head_norms, strict=True))
+            q, k = (
+                self._head_norm(g, x, sizes[kind], layer, name)
+                for kind, x, name in zip("qk", (q, k), spec.head_norms, strict=True)
+            )
         if not rotary:
             return q, k, v
         tables = rotary[spec.rotary_of[min(layer, spec.layers - 1)]]  # a draft layer behind the last is like it
@@ -197,19 +230,36 @@ class Decoder:
         split = g.op("Reshape", x, g.ints(0, 0, heads, self.spec.head_dim))
         name, spec = self.spec.weight_name(layer, module), self.spec
         if not spec.family.layernorm:
-            normed = g.op("SimplifiedLayerNormalization", split, *self._norm_weights(g, name), axis=-1, epsilon=spec.eps, stash_type=1)
+            normed = g.op(
+                "SimplifiedLayerNormalization",
+                split,
+                *self._norm_weights(g, name),
+                axis=-1,
+                epsilon=spec.eps,
+                stash_type=1,
+            )
         elif self.source.bias(f"{name}.bias") is not None:
             normed = g.op("LayerNormalization", split, *self._norm_weights(g, name), axis=-1, epsilon=spec.eps)
         else:  # StableLM: weights of its own for every head
-            ones = "head_norm.ones" if "head_norm.ones" in g.store else g.store.add("head_norm.ones", np.ones(spec.head_dim, np.float32))
+            ones = (
+                "head_norm.ones"
+                if "head_norm.ones" in g.store
+                else g.store.add("head_norm.ones", np.ones(spec.head_dim, np.float32))
+            )
             if name not in g.store:
-                g.store.add(name, np.stack([self.source.weight(f"{name}.norms.{head}.weight") for head in range(heads)]))
+                g.store.add(
+                    name, np.stack([self.source.weight(f"{name}.norms.{head}.weight") for head in range(heads)])
+                )
             normed = g.op("Mul", g.op("LayerNormalization", split, ones, axis=-1, epsilon=spec.eps), name)
         return g.op("Reshape", normed, g.ints(0, 0, heads * spec.head_dim))
 
     def _rotate(self, g: Scope, x: str, heads: int, tables: tuple[str, str]) -> str:
         # The tables hold one row per row of x, so the position of the first row is 0.
-        partial: dict[str, Any] = {} if self.spec.rotated == self.spec.head_dim else {"num_heads": heads, "rotary_embedding_dim": self.spec.rotated}
+        partial: dict[str, Any] = (
+            {}
+            if self.spec.rotated == self.spec.head_dim
+            else {"num_heads": heads, "rotary_embedding_dim": self.spec.rotated}
+        )
         return g.contrib("RotaryEmbedding", x, g.ints(0), *tables, **partial)
 
     def rotary(self, g: Scope, positions: str) -> Tables:

@@ -1,7 +1,8 @@
-"""What all drafters in the step graph share: a branch that runs behind the accepted node, and turns states into guesses.
+"""What all drafters in the step graph share: a branch that runs behind the accepted node, and turns states into
+guesses.
 
-Everything lives in one branch of an `If`: where no guesses are asked for, nothing here runs. Knows neither how a node is
-accepted nor how a drafter comes to its states.
+Everything lives in one branch of an `If`: where no guesses are asked for, nothing here runs. Knows neither how a node
+is accepted nor how a drafter comes to its states.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def draft_outputs(spec: DraftSpec, candidates: int) -> dict[str, tuple[int, list
     """Name -> type and shape of what the branch gives."""
     out: dict[str, tuple[int, list[int | str]]] = {
         "accepted_node": (TensorProto.INT64, [1]),
-        "candidates": (TensorProto.INT64, ["m", candidates]), "candidate_logits": (TensorProto.FLOAT, ["m", candidates]),
-    }  # fmt: skip
+        "candidates": (TensorProto.INT64, ["m", candidates]),
+        "candidate_logits": (TensorProto.FLOAT, ["m", candidates]),
+    }
     return out | {"pair_logits": (TensorProto.FLOAT, ["m", candidates, candidates])} if spec.bigram is not None else out
 
 
@@ -62,7 +64,9 @@ class Accepted:
     node: str
     number: str  # int64 [1]: of the node among all rows, pruned ones too
     root: str
-    entries: Mapping[int, str]  # by layer: [1, n, H], residual stream of the rows at its input, of those that the drafter taps
+    entries: Mapping[
+        int, str
+    ]  # by layer: [1, n, H], residual stream of the rows at its input, of those that the drafter taps
     final: str  # [1, H]: the node's finished state, as the head sees it
     positions: str  # int64 [n]
     tree_mask: str
@@ -96,12 +100,15 @@ class DraftPass(ABC):
     def add(
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> None:
-        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without streams nobody asks for it.
-        `presents` are the MSA layers' cache outputs, first layer first."""
+        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without streams nobody asks
+        for it. `presents` are the MSA layers' cache outputs, first layer first."""
         asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
         g.ops(
-            "If", asked, out=tuple(self.shapes()),
-            then_branch=self._drafting(Scope(g.store, "streams"), accept, presents, stream_ids), else_branch=self._nothing(),
+            "If",
+            asked,
+            out=tuple(self.shapes()),
+            then_branch=self._drafting(Scope(g.store, "streams"), accept, presents, stream_ids),
+            else_branch=self._nothing(),
         )
 
     def _nothing(self) -> onnx.GraphProto:
@@ -142,7 +149,9 @@ class DraftPass(ABC):
         return g.op("Mul", raw, scale) if scale else raw
 
     def best(self, g: Scope, logits: str) -> tuple[str, str, str]:
-        """The best `candidates` of logits [m, D]: token ids int64 [m, C], logits [m, C] and numbers among the draft tokens [m, C]."""
+        """The best `candidates` of logits [m, D]: token ids int64 [m, C], logits [m, C] and numbers among the draft
+        tokens [m, C].
+        """
         values, numbers = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
         if self.spec.draft_vocab is None:
             return numbers, values, numbers
@@ -167,7 +176,9 @@ class PlacePass(DraftPass):
             return [tokens, values, self._pairs(g, self.spec.bigram, numbers, accepted.root)]
 
     def _pairs(self, g: Scope, bigram: tuple[Array, Array], numbers: str, root: str) -> str:
-        """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to candidate v."""
+        """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to
+        candidate v.
+        """
         before = g.store.add("streams.bigram.in", bigram[0].astype(np.float32))
         after = g.store.add("streams.bigram.out", bigram[1].astype(np.float32))
         if self.spec.draft_vocab is None:

@@ -1,7 +1,9 @@
-"""The target as an ordinary model that onnxruntime-genai runs: its input and output names, GroupQueryAttention, `genai_config.json`.
+"""The target as an ordinary model that onnxruntime-genai runs: its input and output names, GroupQueryAttention,
+`genai_config.json`.
 
-The same decoder template and precisions as the step graph, without trees, drafter or row-exact attention: a way out for those who want to
-leave, and the peer to measure plain steps against. Source: the model folders of onnxruntime-genai 0.18.
+The same decoder template and precisions as the step graph, without trees, drafter or row-exact attention: a way out for
+those who want to leave, and the peer to measure plain steps against. Source: the model folders of onnxruntime-genai
+0.18.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 CONFIG, SETTINGS, MODEL = "genai_config.json", "tokenizer_config.json", "model.onnx"
 NAMES = {
     "inputs": {
-        "input_ids": "input_ids", "attention_mask": "attention_mask", "position_ids": "position_ids",
-        "past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value",
+        "input_ids": "input_ids",
+        "attention_mask": "attention_mask",
+        "position_ids": "position_ids",
+        "past_key_names": "past_key_values.%d.key",
+        "past_value_names": "past_key_values.%d.value",
     },
     "outputs": {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"},
-}  # fmt: skip
+}
 
 
 class PlainGraph:
@@ -72,25 +77,41 @@ class PlainGraph:
         less = g.op("Sub", known, g.op("Cast", g.ints(1), to=INT32))
         return less, g.op("Squeeze", g.op("Cast", g.op("Shape", "attention_mask", start=1), to=INT32), g.ints(0))
 
-    def _attention(self, g: Scope, normed: str, rows: Rows, layer: int, rotary: Tables, shape: str, lengths: tuple[str, str]) -> str:
+    def _attention(
+        self, g: Scope, normed: str, rows: Rows, layer: int, rotary: Tables, shape: str, lengths: tuple[str, str]
+    ) -> str:
         spec = self.spec
         parts = self.decoder.queries_keys_values(g, normed, rows, layer, rotary, self.decoder.linear)
         split = g.op("Concat", shape, g.ints(-1), axis=0)
         queries = [g.op("Reshape", part, split) for part in parts]
         past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         mixed, *_ = g.ops(
-            "GroupQueryAttention", *queries, *past, *lengths, out=(None, f"present.{layer}.key", f"present.{layer}.value"), domain="com.microsoft",
-            num_heads=spec.heads, kv_num_heads=spec.kv_heads, scale=spec.attention_scale, softcap=spec.attention_cap or 0.0,
-            local_window_size=spec.windows[layer] or -1, do_rotary=0,
+            "GroupQueryAttention",
+            *queries,
+            *past,
+            *lengths,
+            out=(None, f"present.{layer}.key", f"present.{layer}.value"),
+            domain="com.microsoft",
+            num_heads=spec.heads,
+            kv_num_heads=spec.kv_heads,
+            scale=spec.attention_scale,
+            softcap=spec.attention_cap or 0.0,
+            local_window_size=spec.windows[layer] or -1,
+            do_rotary=0,
         )
         return g.op("Reshape", mixed, g.ints(1, -1, spec.heads * spec.head_dim))
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
-        texts = [tensor(name, INT64, ["b", width]) for name, width in (("input_ids", "s"), ("attention_mask", "total"), ("position_ids", "s"))]
+        texts = [
+            tensor(name, INT64, ["b", width])
+            for name, width in (("input_ids", "s"), ("attention_mask", "total"), ("position_ids", "s"))
+        ]
         return texts + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache("past")) for i, kind in self._caches()]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
-        return [tensor("logits", FLOAT, ["b", "s", self.spec.vocab])] + [tensor(f"present.{i}.{kind}", FLOAT, self._cache("total")) for i, kind in self._caches()]
+        return [tensor("logits", FLOAT, ["b", "s", self.spec.vocab])] + [
+            tensor(f"present.{i}.{kind}", FLOAT, self._cache("total")) for i, kind in self._caches()
+        ]
 
     def _cache(self, length: str) -> list[int | str]:
         return ["b", self.spec.kv_heads, length, self.spec.head_dim]
@@ -100,15 +121,30 @@ class PlainGraph:
 
 
 def export_genai(
-    base: str | Path, adapter: str | Path | None, out: str | Path, precision: str = "int8", force: bool = False, progress: Progress | None = None
+    base: str | Path,
+    adapter: str | Path | None,
+    out: str | Path,
+    precision: str = "int8",
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes the folder `out` for onnxruntime-genai: base and task LoRA, whatever drafts left out. Returns how far its rows are from PyTorch.
+    """Writes the folder `out` for onnxruntime-genai: base and task LoRA, whatever drafts left out. Returns how far its
+    rows are from PyTorch.
 
-    `precision`, `progress` and errors as for `export_bundle`; `force` replaces an older folder of this kind, and no other.
+    `precision`, `progress` and errors as for `export_bundle`; `force` replaces an older folder of this kind, and no
+    other.
     """
     say, kind, target = progress or to_stderr, precision_named(precision), Path(os.path.realpath(out))
-    if os.path.lexists(target) and not (force and (target / CONFIG).is_file()) and not (target.is_dir() and not any(target.iterdir())):
-        raise BundleError(f"{target} is there already", f"a new folder, or with --force one that holds {CONFIG}", "choose another --out")
+    if (
+        os.path.lexists(target)
+        and not (force and (target / CONFIG).is_file())
+        and not (target.is_dir() and not any(target.iterdir()))
+    ):
+        raise BundleError(
+            f"{target} is there already",
+            f"a new folder, or with --force one that holds {CONFIG}",
+            "choose another --out",
+        )
     found, described = asked_for(base, adapter, say)
     with new_folder(target) as folder:
         say("loading the base")
@@ -132,8 +168,16 @@ def export_genai(
 
 def run(session: Any, spec: DecoderSpec, tokens: Array) -> Array:
     """Logits [T, V] of one text [T] from nothing."""
-    caches = {f"past_key_values.{i}.{kind}": np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32) for i in range(spec.layers) for kind in ("key", "value")}
-    texts = {"input_ids": tokens[None], "attention_mask": np.ones_like(tokens)[None], "position_ids": np.arange(len(tokens))[None]}
+    caches = {
+        f"past_key_values.{i}.{kind}": np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
+        for i in range(spec.layers)
+        for kind in ("key", "value")
+    }
+    texts = {
+        "input_ids": tokens[None],
+        "attention_mask": np.ones_like(tokens)[None],
+        "position_ids": np.arange(len(tokens))[None],
+    }
     logits: Array = session.run(["logits"], texts | caches)[0][0]
     return logits
 
@@ -141,13 +185,31 @@ def run(session: Any, spec: DecoderSpec, tokens: Array) -> Array:
 def write_config(folder: Path, spec: DecoderSpec, end_tokens: tuple[int, ...]) -> None:
     """`genai_config.json`: greedy by default, on the CPU."""
     decoder = {
-        "session_options": {"provider_options": []}, "filename": MODEL, "head_size": spec.head_dim, "hidden_size": spec.hidden,
-        "num_attention_heads": spec.heads, "num_hidden_layers": spec.layers, "num_key_value_heads": spec.kv_heads, **NAMES,
-    }  # fmt: skip
+        "session_options": {"provider_options": []},
+        "filename": MODEL,
+        "head_size": spec.head_dim,
+        "hidden_size": spec.hidden,
+        "num_attention_heads": spec.heads,
+        "num_hidden_layers": spec.layers,
+        "num_key_value_heads": spec.kv_heads,
+        **NAMES,
+    }
     ends = list(end_tokens) or [0]
     model = {
-        "type": "decoder", "vocab_size": spec.vocab, "context_length": spec.context_length, "decoder": decoder,
-        "bos_token_id": ends[0] if spec.bos_token_id is None else spec.bos_token_id, "eos_token_id": ends, "pad_token_id": ends[0],
-    }  # fmt: skip
-    search = {"do_sample": False, "max_length": spec.context_length, "min_length": 0, "num_beams": 1, "num_return_sequences": 1, "past_present_share_buffer": True}
+        "type": "decoder",
+        "vocab_size": spec.vocab,
+        "context_length": spec.context_length,
+        "decoder": decoder,
+        "bos_token_id": ends[0] if spec.bos_token_id is None else spec.bos_token_id,
+        "eos_token_id": ends,
+        "pad_token_id": ends[0],
+    }
+    search = {
+        "do_sample": False,
+        "max_length": spec.context_length,
+        "min_length": 0,
+        "num_beams": 1,
+        "num_return_sequences": 1,
+        "past_present_share_buffer": True,
+    }
     (folder / CONFIG).write_text(json.dumps({"model": model, "search": search}, indent=1) + "\n", encoding="utf-8")

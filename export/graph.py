@@ -1,8 +1,8 @@
 """The step graph of docs/architecture.md: main rows over the cache, acceptance, then streams where there are any.
 
-Main rows attend under an additive bias [past zeros ; tree mask] shared by all layers (`attention`); rotary embeddings are
-separate nodes with explicit positions, and the cache is bound in place by the caller. Sliding windows are part of the bias
-and follow true positions: a tree uses more slots than positions. Knows nothing about files or training.
+Main rows attend under an additive bias [past zeros ; tree mask] shared by all layers (`attention`); rotary embeddings
+are separate nodes with explicit positions, and the cache is bound in place by the caller. Sliding windows are part of
+the bias and follow true positions: a tree uses more slots than positions. Knows nothing about files or training.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 
 @dataclass
 class StepGraph:
-    """What the step graph is made of. `tree`: the exported default for `tree_mask` and `parents`. `room`: the graph is of the base alone, with room
-    for adapters; `streams` are then empty ones, and `build` writes through a `SwappableStore`."""
+    """What the step graph is made of. `tree`: the exported default for `tree_mask` and `parents`. `room`: the graph is
+    of the base alone, with room for adapters; `streams` are then empty ones, and `build` writes through a
+    `SwappableStore`."""
 
     spec: DecoderSpec
     source: Source
@@ -93,7 +94,9 @@ class _Builder:
         batch = self.batch
         with g.named("head"):
             mask = g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0)
-            choices = self.chooser.add(g, raw, scale, batch.tokens, mask, batch.places, out="chosen" if batch.kept else "choices")
+            choices = self.chooser.add(
+                g, raw, scale, batch.tokens, mask, batch.places, out="chosen" if batch.kept else "choices"
+            )
             if batch.kept:  # a pruned row chose nothing
                 none = g.op("Expand", self.store.constant(-1, np.int64), g.op("Shape", "logit_rows"))
                 g.op("ScatterElements", none, batch.places, choices, out="choices", axis=0)
@@ -102,7 +105,14 @@ class _Builder:
             drafter = self.drafter
             assert drafter is not None
             if isinstance(drafter, JakiroPass):
-                drafter.rows(g, [self.entries[layer] for layer in streams.tapped(self.spec.layers)], self._following(choices), batch.positions, batch.attention, batch.rows)
+                drafter.rows(
+                    g,
+                    [self.entries[layer] for layer in streams.tapped(self.spec.layers)],
+                    self._following(choices),
+                    batch.positions,
+                    batch.attention,
+                    batch.rows,
+                )
                 self.presents.append(drafter.present)
             drafter.add(g, lambda branch: self._accept(branch, choices), self.presents[first:], "stream_ids")
         self._defaults()
@@ -124,14 +134,21 @@ class _Builder:
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         streams = self.parts.streams
         inputs = [
-            tensor("input_ids", INT64, [1, "n"]), tensor("position_ids", INT64, [1, "n"]),
-            tensor("tree_mask", FLOAT, ["n", "n"]), tensor("past_length", INT64, [1]), tensor("logit_rows", INT64, ["r"]),
+            tensor("input_ids", INT64, [1, "n"]),
+            tensor("position_ids", INT64, [1, "n"]),
+            tensor("tree_mask", FLOAT, ["n", "n"]),
+            tensor("past_length", INT64, [1]),
+            tensor("logit_rows", INT64, ["r"]),
             *self.chooser.inputs(),
         ]
         if self.exit is not None:
             inputs += self.exit.inputs()
         if streams is not None:
-            inputs += [tensor("parents", INT64, ["r"]), tensor("stream_ids", INT64, ["m"]), tensor("forced_node", INT64, [1])]
+            inputs += [
+                tensor("parents", INT64, ["r"]),
+                tensor("stream_ids", INT64, ["m"]),
+                tensor("forced_node", INT64, [1]),
+            ]
             if streams.uses_root:
                 inputs.append(tensor("forced_root", INT64, [1]))
             if isinstance(streams, JakiroSpec):
@@ -141,7 +158,11 @@ class _Builder:
         return inputs + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
-        outputs = [tensor("choices", INT64, ["r"]), tensor("raw_logits", FLOAT, ["s", self.spec.vocab]), tensor("logit_scale", FLOAT, ["s", 1])]
+        outputs = [
+            tensor("choices", INT64, ["r"]),
+            tensor("raw_logits", FLOAT, ["s", self.spec.vocab]),
+            tensor("logit_scale", FLOAT, ["s", 1]),
+        ]
         if self.drafter is not None:
             outputs += [tensor(name, *form) for name, form in self.drafter.shapes().items()]
         return outputs + [tensor(f"present.{i}.{kind}", FLOAT, self._cache()) for i, kind in self._cache_names()]
@@ -153,12 +174,16 @@ class _Builder:
         return [(i, kind) for i in range(self.spec.layers + self.own_layers) for kind in ("key", "value")]
 
     def _defaults(self) -> None:
-        """The exported tree as overridable initializers (graph inputs of the same name), or a row alone that nothing is drafted behind."""
+        """The exported tree as overridable initializers (graph inputs of the same name), or a row alone that nothing is
+        drafted behind.
+        """
         tree = self.parts.tree
         if self.parts.room is not None:
             alone: dict[str, Any] = {"tree_mask": np.zeros((1, 1), np.float32)}
             if self.parts.streams is not None:
-                alone |= {"parents": [0], "stream_ids": [], "forced_node": [-1]} | ({"forced_root": [-1]} if self.parts.streams.uses_root else {})
+                alone |= {"parents": [0], "stream_ids": [], "forced_node": [-1]} | (
+                    {"forced_root": [-1]} if self.parts.streams.uses_root else {}
+                )
             for name, value in alone.items():
                 self.store.add_inline(name, np.asarray(value, np.float32 if name == "tree_mask" else np.int64))
             return
@@ -174,8 +199,13 @@ class _Builder:
         rows = Rows(g.op("Shape", "input_ids", start=1))
         visible = g.op("Add", "past_length", rows.count)
         return _Batch(
-            rows=rows, tokens=g.op("Squeeze", "input_ids", g.ints(0)), positions=g.op("Squeeze", "position_ids", g.ints(0)),
-            tree_mask="tree_mask", parents="parents", logit_rows="logit_rows", visible=visible,
+            rows=rows,
+            tokens=g.op("Squeeze", "input_ids", g.ints(0)),
+            positions=g.op("Squeeze", "position_ids", g.ints(0)),
+            tree_mask="tree_mask",
+            parents="parents",
+            logit_rows="logit_rows",
+            visible=visible,
             attention=RowExactAttention(g, self.spec, visible),
         )
 
@@ -188,11 +218,16 @@ class _Builder:
             rows = Rows(g.op("Shape", kept))
             visible = g.op("Add", "past_length", rows.count)
             return _Batch(
-                rows=rows, tokens=g.op("Gather", below.tokens, kept, axis=0),
+                rows=rows,
+                tokens=g.op("Gather", below.tokens, kept, axis=0),
                 positions=g.op("Gather", below.positions, kept, axis=0),
                 tree_mask=g.op("Gather", g.op("Gather", "tree_mask", kept, axis=0), kept, axis=1),
-                parents=parents, logit_rows=logit_rows, visible=visible,
-                attention=RowExactAttention(g, self.spec, visible), kept=kept, places=places,
+                parents=parents,
+                logit_rows=logit_rows,
+                visible=visible,
+                attention=RowExactAttention(g, self.spec, visible),
+                kept=kept,
+                places=places,
             )
 
     def _bias(self, window: int | None) -> str:
@@ -236,7 +271,9 @@ class _Builder:
                 rows = self.batch.rows
                 if layer == spec.layers - 1:
                     rows = self.answering = Rows(g.op("Shape", self.batch.logit_rows))
-                    mixed, normed, stream = (g.op("Gather", x, self.batch.logit_rows, axis=1) for x in (mixed, normed, residual.stream))
+                    mixed, normed, stream = (
+                        g.op("Gather", x, self.batch.logit_rows, axis=1) for x in (mixed, normed, residual.stream)
+                    )
                     residual = Residual(stream)
                 residual = self.decoder.leave(g, mixed, normed, residual, rows, layer, self.decoder.linear)
         return residual
@@ -281,8 +318,13 @@ class _Builder:
             number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
             at = g.op("ArgMax", g.op("Cast", g.op("Equal", batch.logit_rows, node), to=INT32), axis=0, keepdims=1)
             return Accepted(
-                node=node, number=number, root=self._root(g, at, choices), entries=self.entries,
-                final=g.op("Gather", self.final, at, axis=0), positions=batch.positions, tree_mask=batch.tree_mask,
+                node=node,
+                number=number,
+                root=self._root(g, at, choices),
+                entries=self.entries,
+                final=g.op("Gather", self.final, at, axis=0),
+                positions=batch.positions,
+                tree_mask=batch.tree_mask,
                 visible=batch.visible,
             )
 

@@ -1,7 +1,9 @@
-"""Jakiro's draft layer as nodes (arXiv 2502.06282; with one expert EAGLE's): all its passes inside the one call of a step.
+"""Jakiro's draft layer as nodes (arXiv 2502.06282; with one expert EAGLE's): all its passes inside the one call of a
+step.
 
-Every main row also becomes a row of the draft layer: its states at the tapped layers and the token the target chose behind it.
-Only its K/V is made, and lies in the cache like that of one more layer. Behind the accepted node the layer then drafts:
+Every main row also becomes a row of the draft layer: its states at the tapped layers and the token the target chose
+behind it. Only its K/V is made, and lies in the cache like that of one more layer. Behind the accepted node the layer
+then drafts:
 
     level 1         the accepted node's own row                         C guesses for the place behind the root
     level 2 ..      the `BEAM` likeliest guesses of the level before,   C guesses behind each
@@ -36,7 +38,9 @@ LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "po
 
 @dataclass(frozen=True, kw_only=True)
 class JakiroSpec(DraftSpec):
-    """The draft layer of one adapter. Named as in `adapters.jakiro.JakiroConfig`; `tensors`: by their names in the adapter."""
+    """The draft layer of one adapter. Named as in `adapters.jakiro.JakiroConfig`; `tensors`: by their names in the
+    adapter.
+    """
 
     taps: tuple[int, ...]
     active: int
@@ -70,7 +74,9 @@ class JakiroSpec(DraftSpec):
 
 
 class DraftSource:
-    """The target's weights, and the draft layer's as those of layer number `layers`, of heads of its own behind it as of those that follow."""
+    """The target's weights, and the draft layer's as those of layer number `layers`, of heads of its own behind it as
+    of those that follow.
+    """
 
     def __init__(self, source: Source, spec: JakiroSpec, layers: int) -> None:
         self.source = source
@@ -99,9 +105,12 @@ class DraftSource:
 class _Level:
     """Rows of the draft layer that guess the same place."""
 
-    state: str  # finished [1, m, H], where it is asked for: of the mixture, in the last pass of the branch for the last place
+    # finished [1, m, H], where it is asked for: of the mixture, in the last pass of the branch for the last place
+    state: str
     last: str = ""  # [1, m, H], where that branch guesses a place further: what the parent's row gives to it
-    apart: tuple[str, str] | None = None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
+    apart: tuple[str, str] | None = (
+        None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
+    )
     sees: str = ""  # [m, own]: which of the layer's own rows so far, additive
     path: str = ""  # log chance [m] of what the rows stand behind
     logits: str = ""  # [m, D], of experts apart log chances
@@ -111,7 +120,9 @@ class _Level:
 
 
 class _Said(NamedTuple):
-    """What experts add to rows, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K] their weights."""
+    """What experts add to rows, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K]
+    their weights.
+    """
 
     mixture: str = ""
     contrast: str = ""
@@ -121,7 +132,9 @@ class _Said(NamedTuple):
 
 @dataclass
 class _Chosen:
-    """The likeliest guesses of a level. `picked` int64 [beam]: row x C + place, `parents` [beam]: their rows, `path` [beam]: log chance."""
+    """The likeliest guesses of a level. `picked` int64 [beam]: row x C + place, `parents` [beam]: their rows, `path`
+    [beam]: log chance.
+    """
 
     picked: str
     parents: str
@@ -143,8 +156,12 @@ class JakiroPass(DraftPass):
 
     # ---- in the main graph
 
-    def rows(self, g: Scope, entries: list[str], following: str, positions: str, attention: RowExactAttention, rows: Rows) -> None:
-        """Writes K/V of all rows: `entries` [1, n, H] at the tapped layers, `following` int64 [n] the tokens behind them."""
+    def rows(
+        self, g: Scope, entries: list[str], following: str, positions: str, attention: RowExactAttention, rows: Rows
+    ) -> None:
+        """Writes K/V of all rows: `entries` [1, n, H] at the tapped layers, `following` int64 [n] the tokens behind
+        them.
+        """
         units = [self.decoder.unit_rms(g, entry) for entry in entries]
         state = self._map(g, g.op("Concat", *units, axis=-1), rows, "from_entry")
         self.inputs = self._input(g, following, state, rows)
@@ -154,7 +171,9 @@ class JakiroPass(DraftPass):
     # ---- in the branch
 
     def shapes(self) -> dict[str, tuple[int, list[int | str]]]:
-        """`origins` int64 [m]: the guess that a row stands behind, as row x C + place within the level before; -1 for none of them."""
+        """`origins` int64 [m]: the guess that a row stands behind, as row x C + place within the level before; -1 for
+        none of them.
+        """
         return super().shapes() | {"origins": (TensorProto.INT64, ["rows"])}
 
     def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
@@ -186,28 +205,43 @@ class JakiroPass(DraftPass):
                 levels.append(_Level(self._finish(g, state)))
                 self._guess_level(g, levels[-1], chosen.path)
                 origins.append(chosen.picked)
-        return [g.op("Concat", *names, axis=0) for names in ([x.tokens for x in levels], [x.values for x in levels], origins)]
+        return [
+            g.op("Concat", *names, axis=0)
+            for names in ([x.tokens for x in levels], [x.values for x in levels], origins)
+        ]
 
     def _likeliest(self, g: Scope, level: _Level) -> _Chosen:
         logs = level.logits if level.apart else g.op("LogSoftmax", level.logits, axis=-1)
         chances = g.op("GatherElements", logs, level.numbers, axis=-1)
         if level.path:
             chances = g.op("Add", chances, g.op("Unsqueeze", level.path, g.ints(1)))
-        path, picked = g.ops("TopK", g.op("Reshape", chances, g.ints(-1)), g.ints(self.spec.beam), out=(None, None), axis=0)
+        path, picked = g.ops(
+            "TopK", g.op("Reshape", chances, g.ints(-1)), g.ints(self.spec.beam), out=(None, None), axis=0
+        )
         tokens = g.op("Gather", g.op("Reshape", level.tokens, g.ints(-1)), picked, axis=0)
         return _Chosen(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, path)
 
     def _level(
-        self, g: Scope, x: str, number: int, at: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
+        self,
+        g: Scope,
+        x: str,
+        number: int,
+        at: str,
+        accepted: Accepted,
+        past: str,
+        own: list[tuple[str, str]],
+        sees: str | None,
     ) -> _Level:
-        """Runs pass `number` of the layer, the last one with the branch of the last place. The first pass's row lies in the cache already
-        (`sees` None); all others add to `own`."""
+        """Runs pass `number` of the layer, the last one with the branch of the last place. The first pass's row lies in
+        the cache already (`sees` None); all others add to `own`."""
         spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
         rows, residual = Rows(g.ints(count)), Residual(x)
         if sees is None or not spec.prefix_attention:
             residual.update, sees = self._attention(g, x, rows, count, at, accepted, past, own, sees)
         layer = self.layer + (number if spec.own_heads else 0)
-        normed, residual = self.decoder.norm(g, residual, self.decoder.spec.weight_name(layer, "post_attention_layernorm"))
+        normed, residual = self.decoder.norm(
+            g, residual, self.decoder.spec.weight_name(layer, "post_attention_layernorm")
+        )
         contrast, parallel = last and spec.contrast, last and spec.parallel
         branch = contrast or parallel
         guesses = parallel or not branch  # the place behind the rows is not the branch's
@@ -233,7 +267,16 @@ class JakiroPass(DraftPass):
         return f"heads.{number - 1}." if self.spec.own_heads and number else ""
 
     def _attention(
-        self, g: Scope, x: str, rows: Rows, count: int, at: str, accepted: Accepted, past: str, own: list[tuple[str, str]], sees: str | None
+        self,
+        g: Scope,
+        x: str,
+        rows: Rows,
+        count: int,
+        at: str,
+        accepted: Accepted,
+        past: str,
+        own: list[tuple[str, str]],
+        sees: str | None,
     ) -> tuple[str, str | None]:
         """What attention adds, and what the rows have seen of the layer's own."""
         q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, g.op("Expand", at, g.ints(count)))
@@ -247,7 +290,9 @@ class JakiroPass(DraftPass):
         spec = self.decoder.spec
         parts = accepted.seen(g, self.present)
         if own:
-            key, value = (g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True))
+            key, value = (
+                g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True)
+            )
             parts.append((by_head(g, spec, key), by_head(g, spec, value)))
         mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
         return self.decoder.linear(g, mixed, rows, self.layer, self.decoder.spec.family.out), sees
@@ -258,7 +303,11 @@ class JakiroPass(DraftPass):
         flat = g.op("Squeeze", states, g.ints(0))
         level.logits, level.path = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1))), path
         if shares:
-            lists = g.op("Reshape", g.op("LogSoftmax", level.logits, axis=-1), g.op("Concat", g.op("Shape", shares, end=2), g.ints(-1), axis=0))
+            lists = g.op(
+                "Reshape",
+                g.op("LogSoftmax", level.logits, axis=-1),
+                g.op("Concat", g.op("Shape", shares, end=2), g.ints(-1), axis=0),
+            )
             level.logits = g.op("ReduceLogSumExp", g.op("Add", lists, shares), g.ints(0), keepdims=0)
         level.tokens, level.values, level.numbers = self.best(g, level.logits)
 
@@ -283,9 +332,13 @@ class JakiroPass(DraftPass):
         return g.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=self.decoder.spec.eps, stash_type=1)
 
     def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
-        return self.decoder.queries_keys_values(g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear)
+        return self.decoder.queries_keys_values(
+            g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear
+        )
 
-    def _experts(self, g: Scope, z: str, rows: Rows, count: int, part: str, mixture: bool, contrast: bool, apart: bool) -> _Said:
+    def _experts(
+        self, g: Scope, z: str, rows: Rows, count: int, part: str, mixture: bool, contrast: bool, apart: bool
+    ) -> _Said:
         """All experts run: they are one product."""
         tensors, decoder, active = self.spec.tensors, self.decoder, self.spec.active
         experts, inner, hidden = tensors[f"{part}experts.gate"].shape
@@ -302,21 +355,37 @@ class JakiroPass(DraftPass):
         chances, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(active), out=(None, None), axis=-1)
         shares = g.op("Div", chances, g.op("ReduceSum", chances, g.ints(-1), keepdims=1))
         nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
-        spread = self._constant(g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32))  # an expert's weight to its channels
+        spread = self._constant(
+            g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32)
+        )  # an expert's weight to its channels
         weights = []  # of the experts [1, m, N]
         if mixture:
             weights.append(g.op("ScatterElements", nothing, best, shares, axis=-1))
         if contrast:
-            high, _ = g.ops("TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1)
+            high, _ = g.ops(
+                "TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1
+            )
             signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
             two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
             weights.append(g.op("ScatterElements", nothing, two, signed, axis=-1))
         for which in range(active if apart else 0):
             one = g.op("Slice", best, g.ints(which), g.ints(which + 1), g.ints(2))
-            weights.append(g.op("ScatterElements", nothing, one, g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one)), axis=-1))
+            weights.append(
+                g.op(
+                    "ScatterElements",
+                    nothing,
+                    one,
+                    g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one)),
+                    axis=-1,
+                )
+            )
         sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
-        said = decoder.precision.linear(g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down)
-        parts = iter(g.ops("Split", said, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1) if sums[1:] else [said])
+        said = decoder.precision.linear(
+            g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
+        )
+        parts = iter(
+            g.ops("Split", said, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1) if sums[1:] else [said]
+        )
         return _Said(next(parts) if mixture else "", next(parts) if contrast else "", list(parts), shares)
 
     def _weight(self, name: str, array: Array) -> Weight:

@@ -1,8 +1,9 @@
-"""A scope in which every shape is known: operators that few providers have become primitive ones, and what follows from shapes becomes constant.
+"""A scope in which every shape is known: operators that few providers have become primitive ones, and what follows from
+shapes becomes constant.
 
-The decoder and the drafters are written once, with fused operators and with rows counted at run time. Here each node is looked up in `LOWERED`;
-then, where all its inputs are constants, computed on the spot (`Shape` always is); then added. So the static graph
-holds standard operators of fixed shapes alone. Knows nothing about decoders.
+The decoder and the drafters are written once, with fused operators and with rows counted at run time. Here each node is
+looked up in `LOWERED`; then, where all its inputs are constants, computed on the spot (`Shape` always is); then added.
+So the static graph holds standard operators of fixed shapes alone. Knows nothing about decoders.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class StaticScope(Scope):
         """A float32 constant."""
         return self.store.constant(value, np.float32)
 
-    def ops(self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any) -> tuple[str, ...]:
+    def ops(
+        self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
+    ) -> tuple[str, ...]:
         assert kind not in LOWERED or not any(out), f"{kind} is replaced: it cannot give names"
         if kind in LOWERED:
             return LOWERED[kind](self, *inputs, **attributes)
@@ -117,8 +120,12 @@ def _behind_sum(norm: Lowering) -> Lowering:
     return skip
 
 
-def _rotary(g: StaticScope, x: str, _first: str, cos: str, sin: str, *, rotary_embedding_dim: int = 0, num_heads: int = 0) -> tuple[str]:
-    """x [1, n, heads * D]; cos, sin [n, rotated / 2]: the first half of the rotated numbers of each head turns with the second."""
+def _rotary(
+    g: StaticScope, x: str, _first: str, cos: str, sin: str, *, rotary_embedding_dim: int = 0, num_heads: int = 0
+) -> tuple[str]:
+    """x [1, n, heads * D]; cos, sin [n, rotated / 2]: the first half of the rotated numbers of each head turns with the
+    second.
+    """
     _, rows, width = g.shape(x)
     half = g.shape(cos)[1]
     size = width // num_heads if num_heads else 2 * half
@@ -126,7 +133,10 @@ def _rotary(g: StaticScope, x: str, _first: str, cos: str, sin: str, *, rotary_e
     rest = [size - 2 * half] if size > 2 * half else []
     first, second, *kept = g.ops("Split", heads, g.ints(half, half, *rest), out=(None,) * (2 + len(rest)), axis=-1)
     cos, sin = (g.op("Reshape", table, g.ints(rows, 1, half)) for table in (cos, sin))
-    turned = g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin)), g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin))
+    turned = (
+        g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin)),
+        g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin)),
+    )
     return (g.op("Reshape", g.op("Concat", *turned, *kept, axis=-1), g.ints(1, rows, width)),)
 
 

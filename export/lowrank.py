@@ -1,14 +1,18 @@
-"""A LoRA whose tensors are inputs of the graph: x A^T B^T beside a linear map, bit for bit the same for a row alone and among others.
+"""A LoRA whose tensors are inputs of the graph: x A^T B^T beside a linear map, bit for bit the same for a row alone and
+among others.
 
-ONNX Runtime cannot pack weights that are inputs beforehand, and adds their products up otherwise for one row than for several, and for few
-columns a thread than for many (tests/export/test_lowrank.py). Three things mend it:
+ONNX Runtime cannot pack weights that are inputs beforehand, and adds their products up otherwise for one row than for
+several, and for few columns a thread than for many (tests/export/test_lowrank.py). Three things mend it:
 
 - its kernel for single rows is for products without a factor, so products have one (`FACTOR`);
-- it adds in pieces whose length depends on the columns of a thread, but never in pieces shorter than `PIECE`: so x and A are cut
+- it adds in pieces whose length depends on the columns of a thread, but never in pieces shorter than `PIECE`: so x and
+A are cut
   into pieces no longer than that, whose sums are added at last;
-- where rows are quantised anyway (int8), A is of int8 too and reads their codes: sums of whole numbers have no order, and A is a quarter as large.
+- where rows are quantised anyway (int8), A is of int8 too and reads their codes: sums of whole numbers have no order,
+and A is a quarter as large.
 
-B's sums are as long as the rank of a map, `PIECE` at most for this to hold. Rank 0 adds nothing. Knows nothing about decoders.
+B's sums are as long as the rank of a map, `PIECE` at most for this to hold. Rank 0 adds nothing. Knows nothing about
+decoders.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ Form = tuple[Any, tuple[int | str, ...]]  # numpy type and dimensions of an inpu
 
 @dataclass(frozen=True)
 class LowRank:
-    """The update `label` of linear maps with one input [.., width], fused to one output. `outputs`: a label and the width of each."""
+    """The update `label` of linear maps with one input [.., width], fused to one output. `outputs`: a label and the
+    width of each.
+    """
 
     label: str
     width: int
@@ -47,7 +53,10 @@ class LowRank:
         if len(self.outputs) > 1:
             kinds[f"{self.label}.ranks"] = np.int64, (len(self.outputs),)
         if coded:
-            return kinds | {f"{self.label}.A": (np.int8, (self.width, rank)), f"{self.label}.A.scale": (np.float32, (rank,))}
+            return kinds | {
+                f"{self.label}.A": (np.int8, (self.width, rank)),
+                f"{self.label}.A.scale": (np.float32, (rank,)),
+            }
         return kinds | {f"{self.label}.A": (np.float32, (self.width // self.piece, self.piece, rank))}
 
     def tensors(self, pairs: Sequence[tuple[Array, Array] | None], coded: bool) -> dict[str, Array]:
@@ -78,6 +87,13 @@ class LowRank:
 
     def added(self, g: Scope, product: str, inner: str) -> str:
         """`product` [1, n, out] and B applied to `inner`, what A gave."""
-        parts = [inner] if len(self.outputs) == 1 else g.ops("Split", inner, f"{self.label}.ranks", out=(None,) * len(self.outputs), axis=-1)
-        updates = [g.contrib("FusedMatMul", part, f"{label}.B", alpha=FACTOR) for part, (label, _) in zip(parts, self.outputs, strict=True)]
+        parts = (
+            [inner]
+            if len(self.outputs) == 1
+            else g.ops("Split", inner, f"{self.label}.ranks", out=(None,) * len(self.outputs), axis=-1)
+        )
+        updates = [
+            g.contrib("FusedMatMul", part, f"{label}.B", alpha=FACTOR)
+            for part, (label, _) in zip(parts, self.outputs, strict=True)
+        ]
         return g.op("Add", product, updates[0] if len(updates) == 1 else g.op("Concat", *updates, axis=-1))

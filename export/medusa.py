@@ -36,18 +36,26 @@ class MedusaPass(PlacePass):
         states, logits = [], []
         for place in range(self.spec.gamma):
             with g.named(f"medusa.{place}"):
-                moved = g.op("Add", self._linear(g, hidden, one, place), g.store.add(f"medusa.{place}.bias", self.spec.block_biases[place]))
+                moved = g.op(
+                    "Add",
+                    self._linear(g, hidden, one, place),
+                    g.store.add(f"medusa.{place}.bias", self.spec.block_biases[place]),
+                )
                 state = g.op("Add", hidden, g.op("Mul", moved, g.op("Sigmoid", moved)))
                 states.append(g.op("Squeeze", state, g.ints(0)))
                 if self.spec.heads is not None:
                     logits.append(self.scaled(g, *self.decoder.precision.head(g, states[-1], one, self._head(place))))
         if logits:
             return g.op("Gather", g.op("Concat", *logits, axis=0), stream_ids, axis=0)
-        return self.head(g, g.op("Gather", g.op("Concat", *states, axis=0), stream_ids, axis=0), Rows(g.op("Shape", stream_ids)))
+        return self.head(
+            g, g.op("Gather", g.op("Concat", *states, axis=0), stream_ids, axis=0), Rows(g.op("Shape", stream_ids))
+        )
 
     def _linear(self, g: Scope, hidden: str, rows: Rows, place: int) -> str:
         weight = self.spec.block_weights[place]
-        return self.decoder.precision.linear(g, hidden, rows, Weight(f"medusa.{place}.block", *_size(weight), lambda: weight))
+        return self.decoder.precision.linear(
+            g, hidden, rows, Weight(f"medusa.{place}.block", *_size(weight), lambda: weight)
+        )
 
     def _head(self, place: int) -> Weight:
         assert self.spec.heads is not None

@@ -1,7 +1,8 @@
-"""The slow truth: the architecture's equations in PyTorch, calling Hugging Face's own decoder layers with explicit masks.
+"""The slow truth: the architecture's equations in PyTorch, calling Hugging Face's own decoder layers with explicit
+masks.
 
-One forward pass over context and tree together, no cache tricks; streams then run beside one row. Written to be read next
-to docs/architecture.md, not to be fast. Knows nothing about ONNX.
+One forward pass over context and tree together, no cache tricks; streams then run beside one row. Written to be read
+next to docs/architecture.md, not to be fast. Knows nothing about ONNX.
 """
 
 from __future__ import annotations
@@ -47,8 +48,16 @@ class Oracle:
         self.first = streams.first_layer(self.layers) if streams else self.layers
 
     @torch.no_grad()
-    def states(self, tokens: Array, positions: Array, sees: Array, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Answer:
-        """Rows at int64 positions [T]. `sees` bool [T, T]: row i may look at row j (sliding windows are added per layer). Each layer is called within `around` of it."""
+    def states(
+        self,
+        tokens: Array,
+        positions: Array,
+        sees: Array,
+        around: Callable[[int], AbstractContextManager[None]] | None = None,
+    ) -> Answer:
+        """Rows at int64 positions [T]. `sees` bool [T, T]: row i may look at row j (sliding windows are added per
+        layer). Each layer is called within `around` of it.
+        """
         where = torch.as_tensor(positions)[None]
         hidden = self.decoder.begin(torch.as_tensor(tokens)[None], where)
         rotary = self.decoder.rotary_embeddings(hidden, where)
@@ -88,7 +97,9 @@ class Oracle:
             logits[:, chosen] = own
         return logits
 
-    def _stream_logits(self, spec: StreamSpec, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+    def _stream_logits(
+        self, spec: StreamSpec, main: Answer, positions: Array, sees: Array, row: int, root: int
+    ) -> Tensor:
         """Streams see the main rows that `row` sees."""
         shift = torch.as_tensor(spec.embeddings)
         shares = torch.ones(spec.gamma, 2) if spec.shares is None else torch.as_tensor(spec.shares)
@@ -100,7 +111,9 @@ class Oracle:
         steps = torch.arange(1, spec.gamma + 1) if spec.shifted else torch.zeros(spec.gamma, dtype=torch.long)
         where = int(positions[row]) + steps
         rotary = self.decoder.rotary_embeddings(hidden, where[None])
-        seen = torch.cat([torch.as_tensor(sees)[row].expand(spec.gamma, -1), torch.ones(spec.gamma, spec.gamma).tril().bool()], 1)
+        seen = torch.cat(
+            [torch.as_tensor(sees)[row].expand(spec.gamma, -1), torch.ones(spec.gamma, spec.gamma).tril().bool()], 1
+        )
         columns = torch.cat([torch.as_tensor(positions), where])
         shape = describe(self.model)
         for layer in range(self.first, self.layers):
@@ -123,7 +136,10 @@ class LayerOracle:
     def __init__(self, model: Any, spec: JakiroSpec) -> None:
         experts = len(spec.tensors["experts.gate"])
         self.spec = spec
-        parts = {name: getattr(spec, name) for name in ("active", "contrast", "parallel", "two_lists", "taps", "prefix_attention", "own_heads")}
+        parts = {
+            name: getattr(spec, name)
+            for name in ("active", "contrast", "parallel", "two_lists", "taps", "prefix_attention", "own_heads")
+        }
         self.model = JakiroModel(model, JakiroConfig(spec.gamma, experts, **parts)).eval()
         with torch.no_grad():
             for name, parameter in self.model.drafter_tensors().items():
@@ -131,9 +147,9 @@ class LayerOracle:
 
     @torch.no_grad()
     def guesses(self, text: Array, root: int, out: dict[str, Array]) -> Iterator[tuple[Array, Array, Array]]:
-        """For every row of guesses in `out`, the graph's outputs behind the last token of `text` [T], whose next is `root`:
-        its candidates [C], their logits [C], and the layer's own logits [V] behind the same guesses, minus infinity where nothing may be
-        proposed; of both the largest is 0."""
+        """For every row of guesses in `out`, the graph's outputs behind the last token of `text` [T], whose next is
+        `root`: its candidates [C], their logits [C], and the layer's own logits [V] behind the same guesses, minus
+        infinity where nothing may be proposed; of both the largest is 0."""
         vocabulary = None if self.spec.draft_vocab is None else torch.as_tensor(self.spec.draft_vocab)
         tokens = torch.as_tensor(text)[None]
         main = self.model.main_pass(tokens, torch.ones_like(tokens))
@@ -145,13 +161,19 @@ class LayerOracle:
             before, behind = behind, []
             for row in range(count):
                 origin = int(out["origins"][start + row])
-                token = int(out["candidates"][start - len(before) + origin // candidates, origin % candidates]) if place else 0
+                token = (
+                    int(out["candidates"][start - len(before) + origin // candidates, origin % candidates])
+                    if place
+                    else 0
+                )
                 behind.append([*before[origin // candidates], token] if place else [])
                 following = torch.tensor([[[*behind[-1], *[0] * (self.spec.gamma - len(behind[-1]))]]])
                 picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
                 state = self.model.draft_pass(main, picked)[0, :, place]
                 logits = torch.full((self.model.decoder.embedding.num_embeddings,), -torch.inf)
-                logits[slice(None) if vocabulary is None else vocabulary] = self.model.guess(state, torch.tensor([place]), vocabulary)[0].float()
+                logits[slice(None) if vocabulary is None else vocabulary] = self.model.guess(
+                    state, torch.tensor([place]), vocabulary
+                )[0].float()
                 ours = out["candidate_logits"][start + row]
                 yield out["candidates"][start + row], ours - ours.max(), (logits - logits.max()).numpy()
             start += count

@@ -1,7 +1,7 @@
 """How far an exported graph is from PyTorch: plain rows, a draft tree, streams; and the probe kept in the manifest.
 
-Graphs in floating point must agree to `LIMITS`, quantised ones are reported. Knows the oracle and the session, not how graphs
-are built.
+Graphs in floating point must agree to `LIMITS`, quantised ones are reported. Knows the oracle and the session, not how
+graphs are built.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from streamspec.trees import DraftTree
 LIMITS = {"fp32": 1e-3, "fp16": 0.02}  # of the logits' standard deviation, root mean square
 CONTEXT_ROWS, TREE_ROWS, PROBE_ROWS, STREAM_NODES = 96, 12, 16, 4
 PASSAGE = (
-    "The lighthouse keeper wrote down the weather every morning, even when nobody asked for it. On the third of March the wind "
-    "turned north and the first ships came in early: two with timber, one with salt, and a small one whose captain would not say "
-    "what he carried. \"We will know by evening,\" she said, and lit the lamp. By evening everybody knew. The price of salt fell, "
+    "The lighthouse keeper wrote down the weather every morning, even when nobody asked for it. On the third of "
+    "March the wind "
+    "turned north and the first ships came in early: two with timber, one with salt, and a small one whose captain "
+    "would not say "
+    'what he carried. "We will know by evening," she said, and lit the lamp. By evening everybody knew. The price of '
+    "salt fell, "
     "the price of timber rose, and the captain, who had brought forty crates of oranges, could name any price he liked."
 )
 
@@ -40,15 +43,26 @@ class _Difference:
 
     def summary(self) -> dict[str, float | int]:
         """`relative`: rms difference over the reference's standard deviation; `argmax`: share of rows that agree."""
-        rows = [pair for sides in zip(self.ours, self.theirs, strict=True) for pair in zip(*map(np.atleast_2d, sides), strict=True)]
+        rows = [
+            pair
+            for sides in zip(self.ours, self.theirs, strict=True)
+            for pair in zip(*map(np.atleast_2d, sides), strict=True)
+        ]
         measured = [_compare(*pair) for pair in rows]  # row by row: a vocabulary can be large
         largest, square, spread, agree = (np.asarray(values) for values in zip(*measured, strict=True))
         relative = np.sqrt(square.mean()) / max(float(np.sqrt(spread.mean())), 1e-30)
-        return {"rows": len(rows), "max_abs": _short(largest.max()), "relative": _short(relative), "argmax": _short(agree.mean())}
+        return {
+            "rows": len(rows),
+            "max_abs": _short(largest.max()),
+            "relative": _short(relative),
+            "argmax": _short(agree.mean()),
+        }
 
 
 def _compare(ours: Array, theirs: Array) -> tuple[float, float, float, bool]:
-    """Of two rows of logits: largest and mean squared difference, the second's variance, whether their largest is the same."""
+    """Of two rows of logits: largest and mean squared difference, the second's variance, whether their largest is the
+    same.
+    """
     reference = theirs.astype(np.float64)
     off = ours - reference
     return np.abs(off).max(), np.square(off).mean(), reference.var(), ours.argmax() == theirs.argmax()
@@ -81,7 +95,9 @@ def sample_tree(rows: int, gamma: int, seed: int = 0) -> DraftTree:
 
 @dataclass
 class Expected:
-    """What PyTorch says of a context and a tree behind it, so that the model need not be there when a graph is compared."""
+    """What PyTorch says of a context and a tree behind it, so that the model need not be there when a graph is
+    compared.
+    """
 
     context: Array
     drafted: Array
@@ -104,12 +120,22 @@ def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TRE
     drafts = []
     for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int) if streams and not layer else ():
         root = int(drafted[-1 - node])
-        drafts.append((int(node), root, oracle.draft_logits(truth, positions, sees, row=len(context) + int(node), root=root).numpy()))
+        drafts.append(
+            (
+                int(node),
+                root,
+                oracle.draft_logits(truth, positions, sees, row=len(context) + int(node), root=root).numpy(),
+            )
+        )
     return Expected(context, drafted, tree, streams, oracle.logits(truth), drafts, layer)
 
 
-def check_parity(session: Any, expected: Expected, precision: str, adapter: Mapping[str, Array] | None = None) -> dict[str, Any]:
-    """The manifest's parity report, with `adapter`'s tensors where the graph is swappable. Raises StreamspecError where a float32 graph differs or any graph gives no numbers."""
+def check_parity(
+    session: Any, expected: Expected, precision: str, adapter: Mapping[str, Array] | None = None
+) -> dict[str, Any]:
+    """The manifest's parity report, with `adapter`'s tensors where the graph is swappable. Raises StreamspecError where
+    a float32 graph differs or any graph gives no numbers.
+    """
     context, drafted, tree = expected.context, expected.drafted, expected.tree
     steps = stepper(session, len(context) + len(drafted), adapter)
     prompt = steps.prefill(context, forced_node=len(context) - 1)
@@ -129,7 +155,10 @@ def check_parity(session: Any, expected: Expected, precision: str, adapter: Mapp
 
 def check_rows(logits: Array, expected: Expected, precision: str) -> dict[str, Any]:
     """Of a graph without trees: a report of `logits` [T, V] over the context alone."""
-    report: dict[str, Any] = {"precision": precision, "plain": _Difference([logits], [expected.logits[: len(expected.context)]]).summary()}
+    report: dict[str, Any] = {
+        "precision": precision,
+        "plain": _Difference([logits], [expected.logits[: len(expected.context)]]).summary(),
+    }
     _judge(report, precision)
     return report
 
@@ -141,8 +170,13 @@ def _streams(steps: Stepper | StaticStepper, spec: DraftSpec, truth: Expected) -
     agreed = []
     for node, root, expected in truth.drafts:
         out = steps.step(
-            tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=spec.gamma,
-            forced_node=node, forced_root=root,
+            tokens,
+            np.asarray(tree.depths),
+            tree.mask(),
+            parents=np.asarray(tree.parents),
+            streams=spec.gamma,
+            forced_node=node,
+            forced_root=root,
         )
         difference.ours.append(out["candidate_logits"])
         difference.theirs.append(np.take_along_axis(expected, out["candidates"], axis=1))
@@ -153,7 +187,10 @@ def _streams(steps: Stepper | StaticStepper, spec: DraftSpec, truth: Expected) -
     # Candidates lie close together: their own spread says nothing about the scale of the logits.
     spread = float(truth.logits.std())
     off = np.concatenate(difference.ours) - np.concatenate(difference.theirs)
-    return summary | {"relative": _short(np.sqrt(np.square(off).mean()) / max(spread, 1e-30)), "argmax": _short(np.mean(agreed))}
+    return summary | {
+        "relative": _short(np.sqrt(np.square(off).mean()) / max(spread, 1e-30)),
+        "argmax": _short(np.mean(agreed)),
+    }
 
 
 def _grown(session: Any, oracle: LayerOracle, truth: Expected) -> dict[str, float | int]:
@@ -167,8 +204,14 @@ def _grown(session: Any, oracle: LayerOracle, truth: Expected) -> dict[str, floa
         following = np.full(len(tree), -1)
         following[path] = [*tokens[path[1:]], root]
         out = steps.step(
-            tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=1,
-            forced_node=int(node), forced_root=root, next_ids=following,
+            tokens,
+            np.asarray(tree.depths),
+            tree.mask(),
+            parents=np.asarray(tree.parents),
+            streams=1,
+            forced_node=int(node),
+            forced_root=root,
+            next_ids=following,
         )
         for candidates, ours, logits in oracle.guesses(np.concatenate([context, tokens[path]]), root, out):
             difference.ours.append(ours)
@@ -183,11 +226,16 @@ def _judge(report: dict[str, Any], precision: str) -> None:
     for part in ("plain", "tree", "streams"):
         relative = report.get(part, {}).get("relative", 0.0)
         if precision == "fp16" and not np.isfinite(relative):
-            raise StreamspecError(f"the exported graph's {part} logits are not finite", "numbers that half precision can hold", "use --precision int8 or fp32")
+            raise StreamspecError(
+                f"the exported graph's {part} logits are not finite",
+                "numbers that half precision can hold",
+                "use --precision int8 or fp32",
+            )
         if not np.isfinite(relative) or relative > LIMITS.get(precision, np.inf):
             raise StreamspecError(
                 f"the exported graph's {part} logits differ from PyTorch by {relative:.2g} of their spread",
-                f"at most {LIMITS.get(precision, 1):g}", "report this base: its graph is not computed correctly",
+                f"at most {LIMITS.get(precision, 1):g}",
+                "report this base: its graph is not computed correctly",
             )
 
 
@@ -196,7 +244,9 @@ def make_probe(session: Any, tokens: Sequence[int] | Array) -> ProbeInfo:
     ids = np.asarray(tokens, np.int64)[:PROBE_ROWS]
     out = stepper(session, len(ids)).prefill(ids, forced_node=len(ids) - 1)
     return ProbeInfo(
-        tuple(int(i) for i in ids), tuple(int(c) for c in out["choices"]), tuple(_short(v) for v in out["logits"].max(axis=1))
+        tuple(int(i) for i in ids),
+        tuple(int(c) for c in out["choices"]),
+        tuple(_short(v) for v in out["logits"].max(axis=1)),
     )
 
 

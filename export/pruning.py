@@ -1,13 +1,16 @@
-"""Early exit as nodes: which rows of a draft tree go on through the upper layers (Speculative Streaming, section 3.2.3).
+"""Early exit as nodes: which rows of a draft tree go on through the upper layers (Speculative Streaming, section
+3.2.3).
 
-The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, foretells the token after
-it. That gives every child of p a chance and every node the chance of its whole path; the likeliest nodes go on:
+The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, foretells the token
+after it. That gives every child of p a chance and every node the chance of its whole path; the likeliest nodes go on:
 
-    u = M / rms(M)        h = norm(u + B A u)        log P(c | p) = (h_p . E_c) - logsumexp over the tree's distinct tokens
+    u = M / rms(M)        h = norm(u + B A u)        log P(c | p) = (h_p . E_c) - logsumexp over the tree's distinct
+    tokens
 
-Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node's score is the mean of
-this and of the drafter's own log chance, 1 : 2 (docs/decisions.md). It is never above its parent's, so what goes on is a tree. Pruning depends on context alone and never changes the output.
-Where no row is to be pruned, nothing here runs. Knows nothing about layers or caches.
+Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node's score is the
+mean of this and of the drafter's own log chance, 1 : 2 (docs/decisions.md). It is never above its parent's, so what
+goes on is a tree. Pruning depends on context alone and never changes the output. Where no row is to be pruned, nothing
+here runs. Knows nothing about layers or caches.
 """
 
 from __future__ import annotations
@@ -40,16 +43,17 @@ class EarlyExit:
         self.decoder, self.spec = decoder, spec
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
-        """`keep_rows` int64 [1]: most rows that go on; `keep_above` float [1]: least score of those that do; `priors` float [n]:
-        the drafter's log chance of each node's path."""
+        """`keep_rows` int64 [1]: most rows that go on; `keep_above` float [1]: least score of those that do; `priors`
+        float [n]: the drafter's log chance of each node's path."""
         return [
-            tensor("keep_rows", TensorProto.INT64, [1]), tensor("keep_above", TensorProto.FLOAT, [1]),
+            tensor("keep_rows", TensorProto.INT64, [1]),
+            tensor("keep_above", TensorProto.FLOAT, [1]),
             tensor("priors", TensorProto.FLOAT, ["n"]),
-        ]  # fmt: skip
+        ]
 
     def add(self, g: Scope, entry: str, count: str, tokens: str) -> tuple[str, ...]:
-        """The rows of entry [1, n, H] that go on, int64 [k] ascending; which of these get logits [r], their parents among
-        these [r], and their places among the choices [r]. `count` int64 [1] is n, `tokens` int64 [n].
+        """The rows of entry [1, n, H] that go on, int64 [k] ascending; which of these get logits [r], their parents
+        among these [r], and their places among the choices [r]. `count` int64 [1] is n, `tokens` int64 [n].
 
         Where rows are pruned, `logit_rows` must name them all.
         """
@@ -89,16 +93,22 @@ class EarlyExit:
         columns = self.decoder.precision.embedding(g, g.op("Unsqueeze", tokens, g.ints(0)), self.decoder.head_weight())
         scores = g.contrib("FusedMatMul", self._exit_states(g, entry), columns, transB=1)
         bias = self.decoder.head_bias(g)
-        scores = self.decoder.said(g, g.op("Squeeze", scores, g.ints(0)), g.op("Gather", bias, tokens, axis=0) if bias else "")
+        scores = self.decoder.said(
+            g, g.op("Squeeze", scores, g.ints(0)), g.op("Gather", bias, tokens, axis=0) if bias else ""
+        )
         # A token that several nodes share counts once, where it comes first.
         same = g.op("Equal", g.op("Unsqueeze", tokens, g.ints(1)), g.op("Unsqueeze", tokens, g.ints(0)))
         first = g.op("ArgMax", g.op("Cast", same, to=TensorProto.INT32), axis=1, keepdims=0)
         numbers = _range(g, count)
         distinct = g.op("Where", g.op("Equal", first, numbers), scores, masked)
         total = g.op("ReduceLogSumExp", distinct, g.ints(1), keepdims=1)
-        logs = g.op("Gather", g.op("Sub", scores, total), "parents", axis=0)  # row c: what c's parent says of every node
+        logs = g.op(
+            "Gather", g.op("Sub", scores, total), "parents", axis=0
+        )  # row c: what c's parent says of every node
         own = g.op("GatherElements", logs, g.op("Unsqueeze", numbers, g.ints(1)), axis=1)
-        own = g.op("Where", g.op("Unsqueeze", g.op("Equal", numbers, store.constant(0, np.int64)), g.ints(1)), zero, own)
+        own = g.op(
+            "Where", g.op("Unsqueeze", g.op("Equal", numbers, store.constant(0, np.int64)), g.ints(1)), zero, own
+        )
         ancestors = g.op("Cast", g.op("Equal", "tree_mask", zero), to=TensorProto.FLOAT)
         path = g.op("Squeeze", g.op("MatMul", ancestors, own), g.ints(1))
         both = g.op("Add", path, g.op("Mul", "priors", store.constant(PRIOR_WEIGHT, np.float32)))

@@ -38,7 +38,11 @@ class HeldOut:
         """Raises DataError where none has an answer."""
         found = [example for example in read_examples(self.path, self.limit) if example.completion is not None]
         if not found:
-            raise DataError(f"{self.path} has no row with an answer among its first {self.limit}", "prompts and answers", "name other data with --val")
+            raise DataError(
+                f"{self.path} has no row with an answer among its first {self.limit}",
+                "prompts and answers",
+                "name other data with --val",
+            )
         return found
 
     def rows(self, base: Base, prompt_format: PromptFormat, context_length: int) -> list[TokenRow]:
@@ -47,7 +51,11 @@ class HeldOut:
         found = [(example, formatter.row(example)) for example in self.read()]
         for example, row in found:
             if len(row.input_ids) >= context_length:
-                raise DataError(f"{example.where} has {len(row.input_ids)} tokens", f"fewer than the context's {context_length}", "leave it out, or choose a larger context")
+                raise DataError(
+                    f"{example.where} has {len(row.input_ids)} tokens",
+                    f"fewer than the context's {context_length}",
+                    "leave it out, or choose a larger context",
+                )
         return [row for _, row in found]
 
 

@@ -1,7 +1,9 @@
-"""How each precision turns a linear map, the embedding and the LM head into nodes: fp32, fp16, int8 (W8A8 per row), int4.
+"""How each precision turns a linear map, the embedding and the LM head into nodes: fp32, fp16, int8 (W8A8 per row),
+int4.
 
-Every precision keeps rows independent: the result of a row never depends on its siblings, so a tree verifies exactly what
-plain decoding would compute. (But for int4 in blocks of 128, which ONNX Runtime adds up otherwise for odd numbers of rows: 1e-5.) Knows nothing about decoders.
+Every precision keeps rows independent: the result of a row never depends on its siblings, so a tree verifies exactly
+what plain decoding would compute. (But for int4 in blocks of 128, which ONNX Runtime adds up otherwise for odd numbers
+of rows: 1e-5.) Knows nothing about decoders.
 
 int8, node by node (x [1, n, K], one quantisation per linear map since q/k/v and gate/up are fused):
 
@@ -10,15 +12,15 @@ int8, node by node (x [1, n, K], one quantisation per linear map since q/k/v and
     MatMulIntegerToFloat            int8 weights [K, out], one scale per output channel
     Mul s
 
-Six nodes. `Max(eps)` is left out: a row of zeros has s = 0, whatever its codes are the product is multiplied by 0.
-The LM head is QGemm(transB = 1) because its initializer then has the embedding's layout [V, H] and both read one tensor:
+Six nodes. `Max(eps)` is left out: a row of zeros has s = 0, whatever its codes are the product is multiplied by 0. The
+LM head is QGemm(transB = 1) because its initializer then has the embedding's layout [V, H] and both read one tensor:
 the head packs its own copy, the embedding touches only the rows it gathers of the mapped file.
 
 Activations are uint8 because x86 has no packed signed x signed kernel. On AVX2 and AVX-512 without VNNI, uint8 x int8
 kernels add pairs in saturating 16 bits. ONNX Runtime's key `session.x64quantprecision` = 1 rewrites the int8 weights of
-MatMulInteger, MatMulIntegerToFloat and QGemm (both operators used here; `Avx2WeightS8ToU8Transformer`) to uint8 with zero
-point 128, whose kernels are exact. So weights keep all 8 bits; a runtime sets the key where the CPU has no VNNI, and only
-there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
+MatMulInteger, MatMulIntegerToFloat and QGemm (both operators used here; `Avx2WeightS8ToU8Transformer`) to uint8 with
+zero point 128, whose kernels are exact. So weights keep all 8 bits; a runtime sets the key where the CPU has no VNNI,
+and only there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
 """
 
 from __future__ import annotations
@@ -63,8 +65,9 @@ class Rows:
 
 
 class Precision(Protocol):
-    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V] and the factor of each row [r, 1], above 0 and '' for 1, that makes
-    logits of it: who only wants the largest need not wait for that; `embedding` gives [1, n, H]."""
+    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V] and the factor of each row [r, 1], above 0 and
+    '' for 1, that makes logits of it: who only wants the largest need not wait for that; `embedding` gives [1, n,
+    H]."""
 
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
@@ -76,7 +79,9 @@ class Precision(Protocol):
 
 
 class _Float:
-    """Plain products of `dtype`; what goes in and comes out is float32. The head shares the embedding's initializer through Gemm(transB = 1)."""
+    """Plain products of `dtype`; what goes in and comes out is float32. The head shares the embedding's initializer
+    through Gemm(transB = 1).
+    """
 
     dtype: Any
     simulation: Simulation | None = None
@@ -121,8 +126,10 @@ class Int8:
 
     name = "int8"
     simulation: Simulation | None = Simulation(
-        weight=lambda weight: dequantise_rows(*quantise_rows(weight)), rows=lambda x: dequantise_rows(*quantise_rows(x)),
-        powers=SMOOTH_INT8, peaks=True,
+        weight=lambda weight: dequantise_rows(*quantise_rows(weight)),
+        rows=lambda x: dequantise_rows(*quantise_rows(x)),
+        powers=SMOOTH_INT8,
+        peaks=True,
     )
     coded = True
 
@@ -178,14 +185,18 @@ class Int8:
 
 
 class Int4:
-    """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/decisions.md), for the LM head and for the embedding it may share."""
+    """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/decisions.md), for the LM head and
+    for the embedding it may share.
+    """
 
     name = "int4"
     coded = False
 
     def __init__(self, block: int = BLOCKS[0]) -> None:
         self.block = block
-        self.simulation: Simulation | None = Simulation(weight=lambda weight: round_blocks(weight, block), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False)
+        self.simulation: Simulation | None = Simulation(
+            weight=lambda weight: round_blocks(weight, block), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False
+        )
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         return updated(g, self._product(g, x, weight, 8 if weight.sensitive else 4, self.block), x, updates)
@@ -196,23 +207,37 @@ class Int4:
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         block = BLOCKS[0]
         if weight.columns % block:
-            raise ConfigError(f"hidden size {weight.columns}", f"a multiple of {block} for int4", "use --precision int8")
+            raise ConfigError(
+                f"hidden size {weight.columns}", f"a multiple of {block} for int4", "use --precision int8"
+            )
         codes, scales, _ = _blocks(g.store, weight, 8, block)
         # The packed table is [V, blocks, block]; gathered as it is, so that no reshaped copy of it is ever made.
         column = g.op("Reshape", scales, g.ints(weight.rows, weight.columns // block, 1))
-        rows = g.contrib("GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=block, bits=8)
+        rows = g.contrib(
+            "GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=block, bits=8
+        )
         return g.op("Reshape", rows, g.ints(1, -1, weight.columns))
 
     def _product(self, g: Scope, x: str, weight: Weight, bits: int, block: int, out: str | None = None) -> str:
         inputs = [name for name in _blocks(g.store, weight, bits, block) if name]
         return g.op(
-            "MatMulNBits", x, *inputs, out=out, domain=CONTRIB, K=weight.columns, N=weight.rows, bits=bits, block_size=block,
+            "MatMulNBits",
+            x,
+            *inputs,
+            out=out,
+            domain=CONTRIB,
+            K=weight.columns,
+            N=weight.rows,
+            bits=bits,
+            block_size=block,
             accuracy_level=ACCURACY_INT8,
         )
 
 
 class Int8Blocks(Int4):
-    """8 bits in MatMulNBits throughout: for devices, whose MatMulInteger has no uint8 rows. Nothing to gain by smoothing."""
+    """8 bits in MatMulNBits throughout: for devices, whose MatMulInteger has no uint8 rows. Nothing to gain by
+    smoothing.
+    """
 
     name = "int8"
 
@@ -228,7 +253,9 @@ PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "
 
 
 def precision(name: str, block: int | None = None) -> Precision:
-    """The precision called `name`; `block`: weights that share a scale in int4. Raises ConfigError for what does not exist."""
+    """The precision called `name`; `block`: weights that share a scale in int4. Raises ConfigError for what does not
+    exist.
+    """
     return chosen(PRECISIONS, name, block)
 
 
@@ -239,7 +266,9 @@ def chosen(precisions: Mapping[str, Callable[..., P]], name: str, block: int | N
     if block is None:
         return precisions[name]()
     if name != "int4" or block not in BLOCKS:
-        raise ConfigError(f"blocks of {block} in {name}", f"{' or '.join(map(str, BLOCKS))}, in int4", "correct --block-size")
+        raise ConfigError(
+            f"blocks of {block} in {name}", f"{' or '.join(map(str, BLOCKS))}, in int4", "correct --block-size"
+        )
     return precisions[name](block)
 
 

@@ -1,6 +1,8 @@
-"""The target as export reads it: at rest in the dtype of its files, mapped, and layer by layer in float32 with the task LoRA merged.
+"""The target as export reads it: at rest in the dtype of its files, mapped, and layer by layer in float32 with the task
+LoRA merged.
 
-So a base of any size needs one layer's memory, and on Linux hardly any of its files': what has been read is given back. Knows nothing about graphs.
+So a base of any size needs one layer's memory, and on Linux hardly any of its files': what has been read is given back.
+Knows nothing about graphs.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ PAGE, PAGE_OUT = 4096, 21  # MADV_PAGEOUT of Linux 5.4: a hint that loses nothin
 
 
 class FloatDecoder(Decoder):
-    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: what is changed in them is gone with the next."""
+    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: what is changed in
+    them is gone with the next.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
@@ -48,7 +52,13 @@ class FloatDecoder(Decoder):
     def logits(self, hidden: Tensor) -> Tensor:
         weight, bias = self.lm_head.weight, self.lm_head.bias
         parts = LazyRows(weight)
-        logits = torch.cat([nn.functional.linear(hidden, parts.rows(slice(at, at + HEAD_ROWS))) for at in range(0, len(weight), HEAD_ROWS)], dim=-1)
+        logits = torch.cat(
+            [
+                nn.functional.linear(hidden, parts.rows(slice(at, at + HEAD_ROWS)))
+                for at in range(0, len(weight), HEAD_ROWS)
+            ],
+            dim=-1,
+        )
         return self.capped(logits if bias is None else logits + bias.float())
 
 

@@ -1,9 +1,10 @@
 """The target's choice after each row, as nodes: greedy, or drawn from the processed distribution by inverse CDF.
 
-A row's choice depends on its logits, its text and the uniform number that belongs to its position, never on its siblings: a
-drafted token is accepted where it equals that choice, so sampled output is the same for any tree and any drafter. Processors
-and their order are those of transformers: repetition penalty, a grammar's mask, temperature, top-k, top-p, min-p. All parameters are
-overridable inputs; with their defaults the choice is greedy and nothing else runs. Knows nothing about trees beyond who precedes whom.
+A row's choice depends on its logits, its text and the uniform number that belongs to its position, never on its
+siblings: a drafted token is accepted where it equals that choice, so sampled output is the same for any tree and any
+drafter. Processors and their order are those of transformers: repetition penalty, a grammar's mask, temperature, top-k,
+top-p, min-p. All parameters are overridable inputs; with their defaults the choice is greedy and nothing else runs.
+Knows nothing about trees beyond who precedes whom.
 """
 
 from __future__ import annotations
@@ -20,26 +21,35 @@ BLOCK = 256  # tokens per block of the two-level cumulative sum
 
 # name -> default: the values that change nothing
 SCALARS = {
-    "temperature": np.float32(0), "top_k": np.int64(0), "top_p": np.float32(1), "min_p": np.float32(0),
+    "temperature": np.float32(0),
+    "top_k": np.int64(0),
+    "top_p": np.float32(1),
+    "min_p": np.float32(0),
     "repetition_penalty": np.float32(1),
-}  # fmt: skip
+}
 
 
 class Chooser:
-    """Adds the choice to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0, '' for 1. `tokens` int64 [n] and `mask` [r, n] (0: precedes or is the row)."""
+    """Adds the choice to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0, '' for 1. `tokens` int64
+    [n] and `mask` [r, n] (0: precedes or is the row).
+    """
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
-        """temperature, top_k, top_p, min_p, repetition_penalty [1]; uniforms float [r] in [0, 1); seen bool [vocab]; free bool [1]: no mask;
-        allowed bool [r, vocab]: the mask, of at least one token a row."""
+        """temperature, top_k, top_p, min_p, repetition_penalty [1]; uniforms float [r] in [0, 1); seen bool [vocab];
+        free bool [1]: no mask; allowed bool [r, vocab]: the mask, of at least one token a row."""
         scalars = [tensor(name, INT64 if name == "top_k" else FLOAT, [1]) for name in SCALARS]
         masks = [tensor("free", BOOL, [1]), tensor("allowed", BOOL, ["a", "v"])]
         return [*scalars, tensor("uniforms", FLOAT, ["r"]), tensor("seen", BOOL, [self.vocab]), *masks]
 
-    def add(self, g: Scope, raw: str, scale: str, tokens: str, mask: str, places: str = "", out: str | None = None) -> str:
-        """int64 [r]. `places` int64 [r]: which of `uniforms` and `allowed` belongs to each row, '' where they are in order."""
+    def add(
+        self, g: Scope, raw: str, scale: str, tokens: str, mask: str, places: str = "", out: str | None = None
+    ) -> str:
+        """int64 [r]. `places` int64 [r]: which of `uniforms` and `allowed` belongs to each row, '' where they are in
+        order.
+        """
         for name, value in SCALARS.items():
             g.store.add_inline(name, np.asarray([value]))
         g.store.add_inline("uniforms", np.zeros(1, np.float32))
@@ -52,7 +62,10 @@ class Chooser:
         best = greedy.op("ArgMax", raw, axis=-1, keepdims=0)
         logits = inner.op("Mul", raw, scale) if scale else raw
         as_they_are, harder = Scope(g.store, "unpenalised"), Scope(g.store, "penalised")
-        branches = (as_they_are, as_they_are.op("Identity", logits)), (harder, self._penalise(harder, logits, tokens, mask))
+        branches = (
+            (as_they_are, as_they_are.op("Identity", logits)),
+            (harder, self._penalise(harder, logits, tokens, mask)),
+        )
         penalised = self._mask(inner, _if(inner, mild, *branches, FLOAT), places)
         hot = inner.op("Greater", "temperature", _f32(inner, 0))
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
@@ -63,14 +76,18 @@ class Chooser:
         return _if(g, untouched, (greedy, best), (inner, chosen), INT64, out=out)
 
     def _mask(self, g: Scope, logits: str, places: str) -> str:
-        """The logits of what is `allowed`; where all tokens are, nothing is read of that input, which may hold an earlier mask."""
+        """The logits of what is `allowed`; where all tokens are, nothing is read of that input, which may hold an
+        earlier mask.
+        """
         some, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
         allowed = some.op("Gather", "allowed", places, axis=0) if places else "allowed"
         masked = some.op("Where", allowed, logits, _f32(some, -np.inf))
         return _if(g, "free", (free, free.op("Identity", logits)), (some, masked), FLOAT)
 
     def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
-        """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if negative."""
+        """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if
+        negative.
+        """
         rows = g.op("Shape", logits, end=1)
         base = g.op("Expand", g.op("Unsqueeze", "seen", g.ints(0)), g.op("Concat", rows, g.ints(self.vocab), axis=0))
         # Columns that do not precede a row repeat the token of its first that does.
@@ -115,20 +132,28 @@ class Chooser:
         return self._widened(g, _nucleus(g, best, enough), weights, enough, short, (*SORTED[1:], self.vocab))
 
     def _widened(self, g: Scope, floor: str, weights: str, enough: str, short: str, sizes: tuple[int, ...]) -> str:
-        """`floor` [r, 1], in rows that are `short` (bool [r, 1]) anew from more sorted tokens: each further row sorted costs."""
+        """`floor` [r, 1], in rows that are `short` (bool [r, 1]) anew from more sorted tokens: each further row sorted
+        costs.
+        """
         wide, done = (Scope(g.store, f"{g.label}/{name}") for name in (sizes[0], "enough"))
         rows = wide.op("Squeeze", wide.op("NonZero", wide.op("Squeeze", short, wide.ints(1))), wide.ints(0))
         some, goal = (wide.op("Gather", x, rows, axis=0) for x in (weights, enough))
-        best, _ = wide.ops("TopK", some, wide.ints(min(sizes[0], self.vocab)), out=(None, None), axis=-1, largest=1, sorted=1)
+        best, _ = wide.ops(
+            "TopK", some, wide.ints(min(sizes[0], self.vocab)), out=(None, None), axis=-1, largest=1, sorted=1
+        )
         lower = _nucleus(wide, best, goal)
         if sizes[1:]:
             lower = self._widened(wide, lower, some, goal, wide.op("Less", _total(wide, best), goal), sizes[1:])
         whole = wide.op("ScatterND", floor, wide.op("Unsqueeze", rows, wide.ints(1)), lower)
-        any_short = g.op("Greater", g.op("ReduceMax", g.op("Cast", short, to=INT64), keepdims=0), g.store.constant(0, np.int64))
+        any_short = g.op(
+            "Greater", g.op("ReduceMax", g.op("Cast", short, to=INT64), keepdims=0), g.store.constant(0, np.int64)
+        )
         return _if(g, any_short, (wide, whole), (done, done.op("Identity", floor)), FLOAT)
 
     def _inverse_cdf(self, g: Scope, weights: str, uniforms: str) -> str:
-        """int64 [r]: the token at which the running sum of `weights` exceeds uniform * total; over blocks, then within one."""
+        """int64 [r]: the token at which the running sum of `weights` exceeds uniform * total; over blocks, then within
+        one.
+        """
         pad = -self.vocab % BLOCK
         if pad:
             weights = g.op("Pad", weights, g.ints(0, 0, 0, pad))
@@ -142,7 +167,8 @@ class Chooser:
         before = g.op("GatherElements", g.op("Pad", ends, g.ints(0, 1, 0, 0)), block, axis=1)
         inside = g.op("GatherND", blocks, block, batch_dims=1)
         running = g.op("Add", before, g.op("CumSum", inside, axis))
-        # Sums over blocks and over tokens round differently: where none exceeds the target, any token with weight will do.
+        # Sums over blocks and over tokens round differently: where none exceeds the target, any token with weight will
+        # do.
         hit = g.op("Cast", g.op("Greater", running, target), to=FLOAT)
         possible = g.op("Cast", g.op("Greater", inside, _f32(g, 0)), to=FLOAT)
         token = g.op("ArgMax", g.op("Add", g.op("Add", hit, hit), possible), axis=1, keepdims=1)
@@ -150,11 +176,15 @@ class Chooser:
 
 
 def choice_graph(vocab: int) -> onnx.ModelProto:
-    """The choice as a graph of its own, for targets whose graph is greedy: `raw_logits` [r, vocab], `input_ids` [1, n], `tree_mask` [r, n]
-    and the inputs of `Chooser` in, `choices` int64 [r] out."""
+    """The choice as a graph of its own, for targets whose graph is greedy: `raw_logits` [r, vocab], `input_ids` [1, n],
+    `tree_mask` [r, n] and the inputs of `Chooser` in, `choices` int64 [r] out."""
     g, chooser = Scope(WeightStore()), Chooser(vocab)
     chooser.add(g, "raw_logits", "", g.op("Squeeze", "input_ids", g.ints(0)), "tree_mask", out="choices")
-    inputs = [tensor("raw_logits", FLOAT, ["r", vocab]), tensor("input_ids", INT64, [1, "n"]), tensor("tree_mask", FLOAT, ["r", "n"])]
+    inputs = [
+        tensor("raw_logits", FLOAT, ["r", vocab]),
+        tensor("input_ids", INT64, [1, "n"]),
+        tensor("tree_mask", FLOAT, ["r", "n"]),
+    ]
     return finish(g, [*inputs, *chooser.inputs()], [tensor("choices", INT64, ["r"])], "streamspec")
 
 

@@ -1,10 +1,10 @@
 """Moves outliers from activations into weights before quantising, at no cost when the graph runs.
 
-A linear map y = W x equals (W s)(x / s) for any positive vector s over its inputs, and whatever makes x can absorb the 1/s:
-the norm before q/k/v and gate/up, the up projection before down (where what stands between is linear in it), the value projection before o. s = amax(x)^a /
-amax(W)^(1-a) (SmoothQuant, arXiv 2211.10438, equation 4) or mean|x|^a (AWQ, arXiv 2306.00978, equation 5); a is searched per
-group: the one whose quantised product is closest to the exact one on a page of mixed text. The function computed stays
-the same, streams included. Knows nothing about graphs.
+A linear map y = W x equals (W s)(x / s) for any positive vector s over its inputs, and whatever makes x can absorb the
+1/s: the norm before q/k/v and gate/up, the up projection before down (where what stands between is linear in it), the
+value projection before o. s = amax(x)^a / amax(W)^(1-a) (SmoothQuant, arXiv 2211.10438, equation 4) or mean|x|^a (AWQ,
+arXiv 2306.00978, equation 5); a is searched per group: the one whose quantised product is closest to the exact one on a
+page of mixed text. The function computed stays the same, streams included. Knows nothing about graphs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from streamspec.export.streams import Lora, StreamSpec
 TINY = np.float32(1e-6)
 RARE = 0.25  # of the mean peak: less is not believed of an input that may have slept while we looked
 TEXT = (
-    "In mathematics and computer science, an algorithm is a finite sequence of instructions used to solve a class of problems.\n"
-    "User: What is the capital of France?\nAssistant: The capital of France is Paris, a city of about 2.1 million people.\n"
+    "In mathematics and computer science, an algorithm is a finite sequence of instructions used to solve a class of "
+    "problems.\n"
+    "User: What is the capital of France?\nAssistant: The capital of France is Paris, a city of about 2.1 million "
+    "people.\n"
     "def add(a, b):\n    return a + b\n\nSELECT name FROM customers WHERE city = 'Oslo' AND age > 30;\n"
     "name[The Eagle], food[French], price[cheap]\nThe Eagle is a cheap French restaurant near the river.\n"
     "Anna: I baked cookies. Do you want some?\nBen: Sure! Bring me two tomorrow :-)\nBen wants two of Anna's cookies.\n"
@@ -42,7 +44,9 @@ ROWS = 160
 
 @dataclass(frozen=True)
 class Group:
-    """Linear maps of one layer with a common input, and what absorbs the 1/s: a norm, or the last outputs of a linear map."""
+    """Linear maps of one layer with a common input, and what absorbs the 1/s: a norm, or the last outputs of a linear
+    map.
+    """
 
     readers: tuple[str, ...]
     writer: str
@@ -72,7 +76,14 @@ class Scales:
 
     def save(self, file: Path) -> None:
         """As safetensors."""
-        save_file({f"{side}.{name}": array for side, scales in (("rows", self.rows), ("columns", self.columns)) for name, array in scales.items()}, file)
+        save_file(
+            {
+                f"{side}.{name}": array
+                for side, scales in (("rows", self.rows), ("columns", self.columns))
+                for name, array in scales.items()
+            },
+            file,
+        )
 
     @classmethod
     def load(cls, file: Path) -> Scales:
@@ -147,8 +158,12 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)
             divisor = _per_value(scale, spec) if group.values else scale
-            before = spec.out_width(group.writer) - len(divisor) if group.writer in spec.widths else 0  # outputs of a fused map that others read
-            smoothed.rows[spec.weight_name(layer, group.writer)] = 1 / np.concatenate([np.ones(before, np.float32), divisor])
+            before = (
+                spec.out_width(group.writer) - len(divisor) if group.writer in spec.widths else 0
+            )  # outputs of a fused map that others read
+            smoothed.rows[spec.weight_name(layer, group.writer)] = 1 / np.concatenate(
+                [np.ones(before, np.float32), divisor]
+            )
 
     rows = len(tokens)
     oracle.states(tokens, np.arange(rows), np.tri(rows, dtype=bool), around)
@@ -160,8 +175,8 @@ def _best_scale(
 ) -> Array | None:
     """The scale [in] with the smallest relative error, or None where none beats leaving it alone.
 
-    `heads` (Hkv, group, D): query heads that read one value head must share their scale. `rare`: the least share of the mean peak that an
-    input is taken to reach.
+    `heads` (Hkv, group, D): query heads that read one value head must share their scale. `rare`: the least share of the
+    mean peak that an input is taken to reach.
     """
     exact = x @ weight.T
     size = np.sqrt(np.square(exact).mean(axis=1, keepdims=True)) + TINY

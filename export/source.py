@@ -1,7 +1,7 @@
 """Loads what is exported: the base with the task LoRA merged in, and the drafter's tensors of an adapter folder.
 
-The adapter folder is checked as a whole first: another base, wrong ranges, and all missing or misshapen tensors at once.
-Knows nothing about graphs.
+The adapter folder is checked as a whole first: another base, wrong ranges, and all missing or misshapen tensors at
+once. Knows nothing about graphs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ from streamspec.export.streams import Lora, StreamSpec
 
 
 class ModelSource:
-    """Weights of a loaded HF model as float32 arrays (views where the model is float32), as `decoder.Source` wants them."""
+    """Weights of a loaded HF model as float32 arrays (views where the model is float32), as `decoder.Source` wants
+    them.
+    """
 
     def __init__(self, model: Any, spec: DecoderSpec) -> None:
         self.spec, self.decoder = spec, FloatDecoder(model)
@@ -53,7 +55,12 @@ class ModelSource:
         self._beside = {f"{spec.stacked(spec.family.final_norm)}.": self.decoder.norm, "lm_head.": self.decoder.lm_head}
         if spec.family.position_table:
             self._beside[f"{spec.stacked(spec.family.position_table)}."] = self.decoder.positions
-        self._orders = {spec.weight_name(i, m): order for i in range(spec.layers) for m in spec.modules if (order := spec.row_order(m)) is not None}
+        self._orders = {
+            spec.weight_name(i, m): order
+            for i in range(spec.layers)
+            for m in spec.modules
+            if (order := spec.row_order(m)) is not None
+        }
 
     def weight(self, name: str) -> Array:
         found = self._find(name)
@@ -91,9 +98,11 @@ class ModelSource:
 
 
 def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
-    """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its files' dtype with the
-    LoRA beside it, to be read through `resting.FloatDecoder`."""
-    model = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager", use_safetensors=True)
+    """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its
+    files' dtype with the LoRA beside it, to be read through `resting.FloatDecoder`."""
+    model = AutoModelForCausalLM.from_pretrained(
+        base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager", use_safetensors=True
+    )
     if adapter is not None and adapter.has_task_lora:
         from peft import PeftModel
 
@@ -102,7 +111,9 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
             tuned = PeftModel.from_pretrained(model, str(adapter.path))
             _check_loaded(tuned, adapter)
             settings = tuned.active_peft_config
-            if not whole and (getattr(settings, "modules_to_save", None) or getattr(settings, "trainable_token_indices", None)):
+            if not whole and (
+                getattr(settings, "modules_to_save", None) or getattr(settings, "trainable_token_indices", None)
+            ):
                 return load_model(base, adapter)  # whole modules would be rounded to the base's dtype
             model = tuned.merge_and_unload(safe_merge=True) if whole else tuned.base_model.model
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -111,17 +122,37 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
 
 
 def _check_loaded(tuned: Any, adapter: Adapter) -> None:
-    """Raises AdapterError unless every tensor of the task LoRA came from its file, every tensor of the file is of the LoRA, and all are finite: PEFT only warns."""
-    wanted, found = (set(tensors) for tensors in (get_peft_model_state_dict(tuned, save_embedding_layers=False), load_file(adapter.path / TASK_WEIGHTS)))
-    known = {name for name in found if name.endswith(".base_layer.weight")}  # PEFT keeps a copy of embeddings that it adapts
-    faults = [f"no {name}" for name in sorted(wanted - found)] + [f"unknown {name}" for name in sorted(found - wanted - known)]
-    faults += [f"{name} is not finite" for name, value in tuned.named_parameters() if "lora_" in name and not bool(value.isfinite().all())]
+    """Raises AdapterError unless every tensor of the task LoRA came from its file, every tensor of the file is of the
+    LoRA, and all are finite: PEFT only warns.
+    """
+    wanted, found = (
+        set(tensors)
+        for tensors in (
+            get_peft_model_state_dict(tuned, save_embedding_layers=False),
+            load_file(adapter.path / TASK_WEIGHTS),
+        )
+    )
+    known = {
+        name for name in found if name.endswith(".base_layer.weight")
+    }  # PEFT keeps a copy of embeddings that it adapts
+    faults = [f"no {name}" for name in sorted(wanted - found)] + [
+        f"unknown {name}" for name in sorted(found - wanted - known)
+    ]
+    faults += [
+        f"{name} is not finite"
+        for name, value in tuned.named_parameters()
+        if "lora_" in name and not bool(value.isfinite().all())
+    ]
     if faults:
-        raise AdapterError(f"task LoRA of {adapter.path}: {'; '.join(faults[:4])}", f"a LoRA for {adapter.base_id}", RESTORE)
+        raise AdapterError(
+            f"task LoRA of {adapter.path}: {'; '.join(faults[:4])}", f"a LoRA for {adapter.base_id}", RESTORE
+        )
 
 
 def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
-    """The task LoRA of a model that `load_model` left at rest. Raises AdapterError for one that is more than low-rank updates of the layers' linear maps."""
+    """The task LoRA of a model that `load_model` left at rest. Raises AdapterError for one that is more than low-rank
+    updates of the layers' linear maps.
+    """
     if adapter.has_task_lora and read_json(adapter.path / TASK_CONFIG).get("bias", "none") != "none":
         raise _no_plain_lora(adapter, "it changes biases of the base")
     layers, found = FloatDecoder(model).layers, {}
@@ -141,7 +172,11 @@ def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
 
 
 def _no_plain_lora(adapter: Adapter, why: str) -> AdapterError:
-    return AdapterError(f"task LoRA of {adapter.path}: {why}", "low-rank updates of the layers' linear maps alone", "export it merged, without --swappable")
+    return AdapterError(
+        f"task LoRA of {adapter.path}: {why}",
+        "low-rank updates of the layers' linear maps alone",
+        "export it merged, without --swappable",
+    )
 
 
 def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
@@ -166,14 +201,20 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     _check_tensors(adapter, tensors, shapes | own)
     vocabulary = tensors.get("draft_vocab")
     if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
-        raise AdapterError(f"{adapter.path}: draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base", RESTORE)
+        raise AdapterError(
+            f"{adapter.path}: draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base", RESTORE
+        )
     shared: dict[str, Any] = {
-        "gamma": gamma, "draft_vocab": None if vocabulary is None else vocabulary.astype(np.int64),
+        "gamma": gamma,
+        "draft_vocab": None if vocabulary is None else vocabulary.astype(np.int64),
         "bigram": (tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
-    }  # fmt: skip
+    }
     if adapter.method in DRAFT_LAYERS:
         layer = {name: tensors[name].astype(np.float32) for name in own}
-        parts: dict[str, Any] = {name: bool(config.get(name)) for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")}
+        parts: dict[str, Any] = {
+            name: bool(config.get(name))
+            for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")
+        }
         return JakiroSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=layer)
     if adapter.method == "medusa":
         blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
@@ -182,7 +223,10 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
     lora = config.get("lora")
     factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)
     return StreamSpec(
-        **shared, ns=config["ns"], scale=float(config["scale"]), shifted=config["positions"] == "shifted",
+        **shared,
+        ns=config["ns"],
+        scale=float(config["scale"]),
+        shifted=config["positions"] == "shifted",
         embeddings=tensors["stream_embeddings"].astype(np.float32),
         shares=tensors["shares"].astype(np.float32) if "shares" in tensors else None,
         root_map=tensors["root_map"].astype(np.float32) if "root_map" in tensors else None,
@@ -192,11 +236,17 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
 
 
 def read_nodes(adapter: Adapter, gamma: int, candidates: int) -> tuple[tuple[int, int, float], ...]:
-    """Draft tree nodes by falling probability, from the ranks recorded on validation data; ranks below `candidates` only."""
+    """Draft tree nodes by falling probability, from the ranks recorded on validation data; ranks below `candidates`
+    only.
+    """
     recorded = Acceptance.load(adapter.path / ACCEPTANCE)
     if recorded.gamma != gamma:
-        raise AdapterError(f"{adapter.path}: acceptance.json has gamma {recorded.gamma}", f"{gamma} as in the configuration", RESTORE)
-    offered = [[[rank if rank < candidates else MISSED for rank in row] for row in completion] for completion in recorded.ranks]
+        raise AdapterError(
+            f"{adapter.path}: acceptance.json has gamma {recorded.gamma}", f"{gamma} as in the configuration", RESTORE
+        )
+    offered = [
+        [[rank if rank < candidates else MISSED for rank in row] for row in completion] for completion in recorded.ranks
+    ]
     return tuple(node_order(offered, gamma))
 
 
@@ -207,18 +257,25 @@ def _lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.floa
             a, b = (tensors.get(f"layers.{layer}.{module}.lora_{side}") for side in "AB")
             if a is not None and b is not None:
                 order = spec.row_order(module)
-                out[layer, module] = (a.astype(np.float32), (b if order is None else b[order]).astype(np.float32) * factor)
+                out[layer, module] = (
+                    a.astype(np.float32),
+                    (b if order is None else b[order]).astype(np.float32) * factor,
+                )
     return out
 
 
-def _stream_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, gamma: int) -> dict[str, tuple[int, ...]]:
+def _stream_shapes(
+    adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, gamma: int
+) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors that a configuration of streams promises; checks the rest of it."""
     ns = _whole(adapter, config, "ns", 1, spec.layers)
     scale, lora = config.get("scale"), config.get("lora")
     if not isinstance(scale, (int, float)) or not 0 < scale < 1e6:
         raise AdapterError(f"{adapter.path}: streams.scale is {scale!r}", "a positive number", RESTORE)
     if config.get("positions") not in POSITIONS:
-        raise AdapterError(f"{adapter.path}: streams.positions is {config.get('positions')!r}", " or ".join(POSITIONS), RESTORE)
+        raise AdapterError(
+            f"{adapter.path}: streams.positions is {config.get('positions')!r}", " or ".join(POSITIONS), RESTORE
+        )
     shapes: dict[str, tuple[int, ...]] = {"stream_embeddings": (gamma, spec.hidden)}
     if config.get("shares"):
         shapes["shares"] = (gamma, 2)
@@ -238,25 +295,47 @@ def _stream_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, 
     return shapes
 
 
-def _medusa_shapes(config: dict[str, Any], spec: DecoderSpec, gamma: int, proposable: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"block_weights": (gamma, spec.hidden, spec.hidden), "block_biases": (gamma, spec.hidden)}
+def _medusa_shapes(
+    config: dict[str, Any], spec: DecoderSpec, gamma: int, proposable: int
+) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "block_weights": (gamma, spec.hidden, spec.hidden),
+        "block_biases": (gamma, spec.hidden),
+    }
     return shapes | {"heads": (gamma, proposable, spec.hidden)} if config.get("own_heads") else shapes
 
 
-def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, gamma: int) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(
+    adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, gamma: int
+) -> dict[str, tuple[int, ...]]:
     """Of a draft layer; checks its configuration."""
     experts, hidden = _whole(adapter, config, "experts", 1, 64), spec.hidden
     active = _whole(adapter, config, "active", 1, experts)
     taps = config.get("taps")
-    if not isinstance(taps, list) or not taps or not all(type(tap) is int and 1 <= tap <= spec.layers for tap in taps) or len(set(taps)) < len(taps):
-        raise AdapterError(f"{adapter.path}: streams.taps is {taps!r}", f"a list of whole numbers of 1..{spec.layers}", RESTORE)
-    if odd := odd_draft_layer(gamma, experts, active, *(bool(config.get(part)) for part in ("contrast", "parallel", "two_lists"))):
+    if (
+        not isinstance(taps, list)
+        or not taps
+        or not all(type(tap) is int and 1 <= tap <= spec.layers for tap in taps)
+        or len(set(taps)) < len(taps)
+    ):
+        raise AdapterError(
+            f"{adapter.path}: streams.taps is {taps!r}", f"a list of whole numbers of 1..{spec.layers}", RESTORE
+        )
+    if odd := odd_draft_layer(
+        gamma, experts, active, *(bool(config.get(part)) for part in ("contrast", "parallel", "two_lists"))
+    ):
         raise AdapterError(f"{adapter.path}: {odd[0]}", odd[1], RESTORE)
     if config.get("bigram"):
-        raise AdapterError(f"{adapter.path}: a draft layer with a bigram", "no bigram: its guesses know the token before", RESTORE)
+        raise AdapterError(
+            f"{adapter.path}: a draft layer with a bigram", "no bigram: its guesses know the token before", RESTORE
+        )
     queries, keys, inner = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.intermediate // active
     own = bool(config.get("own_heads"))
-    passed: dict[str, tuple[int, ...]] = {"from_token": (hidden, hidden), "bias": (hidden,), "norm_mid.weight": (hidden,)}
+    passed: dict[str, tuple[int, ...]] = {
+        "from_token": (hidden, hidden),
+        "bias": (hidden,),
+        "norm_mid.weight": (hidden,),
+    }
     passed |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
     if experts > 1:
         passed["experts.router"] = (experts + 2, hidden)
@@ -276,7 +355,10 @@ def _layer_shapes(adapter: Adapter, config: dict[str, Any], spec: DecoderSpec, g
     named = config.get("biases") or []
     if not isinstance(named, list):
         raise AdapterError(f"{adapter.path}: streams.biases is {named!r}", "a list of names", RESTORE)
-    biases = {f"attention.{name}_proj.bias": (width,) for name, width in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))}
+    biases = {
+        f"attention.{name}_proj.bias": (width,)
+        for name, width in (("q", queries), ("k", keys), ("v", keys), ("o", hidden))
+    }
     return shapes | {name: shape for name, shape in biases.items() if name in named}
 
 
@@ -284,17 +366,25 @@ def _check_tensors(adapter: Adapter, tensors: dict[str, Array], expected: dict[s
     missing = [name for name in expected if name not in tensors]
     wrong = [
         f"{name} {tensors[name].shape}, not {shape}"
-        for name, shape in expected.items() if name in tensors and tensors[name].shape != shape
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
     ]
     broken = [name for name in expected if name in tensors and not np.isfinite(tensors[name]).all()]
     unknown = sorted(set(tensors) - set(expected))
     faults = [
         f"{title}: {_some(names)}"
-        for title, names in (("missing", missing), ("of the wrong shape", wrong), ("not finite", broken), ("unknown", unknown))
+        for title, names in (
+            ("missing", missing),
+            ("of the wrong shape", wrong),
+            ("not finite", broken),
+            ("unknown", unknown),
+        )
         if names
     ]
     if faults:
-        raise AdapterError(f"{adapter.path / STREAM_WEIGHTS}: {'; '.join(faults)}", "the tensors its configuration names", RESTORE)
+        raise AdapterError(
+            f"{adapter.path / STREAM_WEIGHTS}: {'; '.join(faults)}", "the tensors its configuration names", RESTORE
+        )
 
 
 def _some(names: list[str], limit: int = 8) -> str:

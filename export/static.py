@@ -1,8 +1,10 @@
-"""The static step graph of docs/static.md: fixed shapes and standard operators alone, for providers that compile one shape.
+"""The static step graph of docs/static.md: fixed shapes and standard operators alone, for providers that compile one
+shape.
 
-The same decoder and drafters as in `graph`, built in a scope that lowers their operators (`lowering`). One shape serves prompt
-chunks and padded trees. The cache is only read: the K/V of a call's rows are outputs, and whoever runs the graph keeps those of accepted rows.
-The choice is greedy; sampling is a graph beside it (`sampling.choice_graph`). Knows nothing about files or training.
+The same decoder and drafters as in `graph`, built in a scope that lowers their operators (`lowering`). One shape serves
+prompt chunks and padded trees. The cache is only read: the K/V of a call's rows are outputs, and whoever runs the graph
+keeps those of accepted rows. The choice is greedy; sampling is a graph beside it (`sampling.choice_graph`). Knows
+nothing about files or training.
 """
 
 from __future__ import annotations
@@ -49,9 +51,15 @@ class StaticGraph:
 
 
 def fitting(streams: DraftSpec) -> DraftSpec:
-    """The drafter as a static graph has it: without an early exit, whose rows would be counted at run time. Raises ConfigError for a draft layer."""
+    """The drafter as a static graph has it: without an early exit, whose rows would be counted at run time. Raises
+    ConfigError for a draft layer.
+    """
     if not isinstance(streams, (StreamSpec, MedusaSpec)):
-        raise ConfigError("a draft layer in a static graph", "streams, Medusa heads or no drafter", "leave --static out, or train another --method")
+        raise ConfigError(
+            "a draft layer in a static graph",
+            "streams, Medusa heads or no drafter",
+            "leave --static out, or train another --method",
+        )
     return replace(streams, pruning=None)
 
 
@@ -63,7 +71,10 @@ class _TableDecoder(Decoder):
         self.positions = parts.slots + parts.rows + (parts.streams.gamma if parts.streams else 0)
 
     def rotary(self, g: Scope, positions: str) -> Tables:
-        return tuple((self._rows_of(g, number, "cos", positions), self._rows_of(g, number, "sin", positions)) for number in range(len(self.spec.rotaries)))
+        return tuple(
+            (self._rows_of(g, number, "cos", positions), self._rows_of(g, number, "sin", positions))
+            for number in range(len(self.spec.rotaries))
+        )
 
     def _rows_of(self, g: Scope, number: int, function: str, positions: str) -> str:
         kind, name = self.spec.rotaries[number], f"rotary.{number}.{function}"
@@ -94,7 +105,9 @@ class _Builder:
         self.inputs = self._inputs()
         self.g = StaticScope(store, self.inputs, parts.precision.opset)
         self.numbers = self.g.ints(*range(parts.rows))
-        self.tokens, self.positions = (self.g.op("Squeeze", name, self.g.ints(0)) for name in ("input_ids", "position_ids"))
+        self.tokens, self.positions = (
+            self.g.op("Squeeze", name, self.g.ints(0)) for name in ("input_ids", "position_ids")
+        )
         self.past_bias = self._past_bias()
         self.biases: dict[int | None, str] = {}
         self.presents: list[tuple[str, ...]] = []  # of each layer: K and V of the past and of the call's rows
@@ -119,14 +132,20 @@ class _Builder:
         parts, streams = self.parts, self.parts.streams
         n = parts.rows
         inputs = [
-            tensor("input_ids", INT64, [1, n]), tensor("position_ids", INT64, [1, n]), tensor("tree_mask", FLOAT, [n, n]),
+            tensor("input_ids", INT64, [1, n]),
+            tensor("position_ids", INT64, [1, n]),
+            tensor("tree_mask", FLOAT, [n, n]),
             tensor("past_length", INT64, [1]),
         ]
         if streams is not None:
             inputs += [tensor("parents", INT64, [n]), tensor("forced_node", INT64, [1])]
             inputs += [tensor("forced_root", INT64, [1])] if streams.uses_root else []
         cache = [1, self.spec.kv_heads, parts.slots, self.spec.head_dim]
-        return inputs + [tensor(f"past_key_values.{i}.{kind}", FLOAT, list(cache)) for i in range(self.spec.layers) for kind in ("key", "value")]
+        return inputs + [
+            tensor(f"past_key_values.{i}.{kind}", FLOAT, list(cache))
+            for i in range(self.spec.layers)
+            for kind in ("key", "value")
+        ]
 
     def _count(self) -> Rows:
         return Rows(self.g.ints(self.parts.rows))
@@ -153,7 +172,9 @@ class _Builder:
         q, k, v = self.decoder.queries_keys_values(g, normed, self._count(), layer, rotary, self.decoder.linear)
         bias = self._bias(spec.windows[layer])
         with g.named("attention"):
-            key, value = (by_head(g, spec, rows, out=f"new.{layer}.{kind}") for kind, rows in (("key", k), ("value", v)))
+            key, value = (
+                by_head(g, spec, rows, out=f"new.{layer}.{kind}") for kind, rows in (("key", k), ("value", v))
+            )
             past = f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"
             self.presents.append((*past, key, value))
             return attend(g, spec, q, [past, (key, value)], bias)
@@ -210,6 +231,13 @@ class _Builder:
             node = unless_forced(g, "forced_node", found)
             root = unless_forced(g, "forced_root", g.op("Gather", choices, node, axis=0)) if streams.uses_root else ""
             return _AcceptedApart(
-                node=node, number=node, root=root, entries={streams.first_layer(self.spec.layers): self.entry}, final=g.op("Gather", final, node, axis=0), positions=self.positions,
-                tree_mask="tree_mask", visible=g.ints(self.parts.slots + self.parts.rows), past_bias=self.past_bias,
+                node=node,
+                number=node,
+                root=root,
+                entries={streams.first_layer(self.spec.layers): self.entry},
+                final=g.op("Gather", final, node, axis=0),
+                positions=self.positions,
+                tree_mask="tree_mask",
+                visible=g.ints(self.parts.slots + self.parts.rows),
+                past_bias=self.past_bias,
             )

@@ -2,8 +2,9 @@
 
     S_j = c_j M + scale * (P_j + a_j W e(root))           (docs/architecture.md)
 
-Attention is written in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the streams' own,
-whose scores meet in one softmax: nothing is concatenated or repeated per query head. Knows nothing about how nodes are accepted.
+Attention is written in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the
+streams' own, whose scores meet in one softmax: nothing is concatenated or repeated per query head. Knows nothing about
+how nodes are accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from streamspec.trees import MASKED
 STREAM_WEIGHTS = ("merged", "delta")
 DEFAULT_STREAM_WEIGHTS = "merged"
 
-Lora = Mapping[tuple[int, str], tuple[Array, Array]]  # by layer and module: A [r, in], B [out, r] with alpha/r folded in
+Lora = Mapping[
+    tuple[int, str], tuple[Array, Array]
+]  # by layer and module: A [r, in], B [out, r] with alpha/r folded in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,11 +126,26 @@ class StreamPass(PlacePass):
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         rows = Rows(g.op("Shape", stream_ids))
-        residual = self._through(g, Residual(self._start(g, accepted, stream_ids)), rows, range(self.first, self.decoder.spec.layers), accepted, presents, stream_ids)
+        residual = self._through(
+            g,
+            Residual(self._start(g, accepted, stream_ids)),
+            rows,
+            range(self.first, self.decoder.spec.layers),
+            accepted,
+            presents,
+            stream_ids,
+        )
         return self._states_to_logits(g, residual, rows)
 
     def _through(
-        self, g: Scope, residual: Residual, rows: Rows, layers: range, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str
+        self,
+        g: Scope,
+        residual: Residual,
+        rows: Rows,
+        layers: range,
+        accepted: Accepted,
+        presents: list[tuple[str, ...]],
+        stream_ids: str,
     ) -> Residual:
         positions = self._positions(g, accepted, stream_ids)
         rotary = self.decoder.rotary(g, positions)
@@ -173,8 +191,15 @@ class StreamPass(PlacePass):
         return g.op("Add", g.op("Add", own, stream_ids), g.ints(1))
 
     def _layer(
-        self, g: Scope, residual: Residual, rows: Rows, layer: int, rotary: Tables, present: tuple[str, ...],
-        masks: _StreamMasks, accepted: Accepted,
+        self,
+        g: Scope,
+        residual: Residual,
+        rows: Rows,
+        layer: int,
+        rotary: Tables,
+        present: tuple[str, ...],
+        masks: _StreamMasks,
+        accepted: Accepted,
     ) -> Residual:
         decoder = self.decoder
         normed, residual = decoder.enter(g, residual, layer)
@@ -189,7 +214,13 @@ class _StreamMasks:
     """Additive masks [group * m, visible + m] of stream rows, one per distinct window, shared by all layers."""
 
     def __init__(self, group: int, accepted: Accepted, stream_ids: str, positions: str, rows: Rows) -> None:
-        self.group, self.accepted, self.stream_ids, self.positions, self.rows = group, accepted, stream_ids, positions, rows
+        self.group, self.accepted, self.stream_ids, self.positions, self.rows = (
+            group,
+            accepted,
+            stream_ids,
+            positions,
+            rows,
+        )
         self._plain = ""
         self._made: dict[int | None, str] = {}
 
@@ -207,7 +238,9 @@ class _StreamMasks:
         store, accepted = g.store, self.accepted
         masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
         shape = g.op("Concat", self.rows.count, accepted.visible, axis=0)
-        later = g.op("Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0)))
+        later = g.op(
+            "Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0))
+        )
         own = g.op("Where", later, masked, zero)
         self._plain = g.op("Concat", g.op("Expand", accepted.past_mask(g), shape), own, axis=1)
         return self._plain

@@ -1,10 +1,10 @@
 """The step graph of a swappable bundle: the base's weights as they are, and whatever belongs to an adapter an input.
 
-An adapter's tensors are initializers that may be overridden, of rank 0 or empty without an adapter, so that the graph alone is the base.
-How rows stay exact beside weights that are inputs is told in `lowrank`.
+An adapter's tensors are initializers that may be overridden, of rank 0 or empty without an adapter, so that the graph
+alone is the base. How rows stay exact beside weights that are inputs is told in `lowrank`.
 
-A bundle has `Room` for streams over certain numbers of layers, a bigram, a draft vocabulary; an adapter uses all of it or less, and what it
-lacks is neutral. Knows nothing about files.
+A bundle has `Room` for streams over certain numbers of layers, a bigram, a draft vocabulary; an adapter uses all of it
+or less, and what it lacks is neutral. Knows nothing about files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from streamspec.export.streams import StreamPass, StreamSpec
 
 TASK, STREAMS = "task", "streams"  # parts of an adapter: the LoRA of all rows, and that of stream rows alone
 HEAD = "streams.head"  # rows of the LM head for the tokens that may be proposed
-BEGIN, SHIFT = "streams.begin", "streams.shift"  # int64 [1]: which of the room's numbers of layers; 1 where stream j sits at t + j, 0 where at t
+BEGIN, SHIFT = (
+    "streams.begin",
+    "streams.shift",
+)  # int64 [1]: which of the room's numbers of layers; 1 where stream j sits at t + j, 0 where at t
 
 
 def forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) -> dict[str, Form]:
@@ -46,9 +49,12 @@ def forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) 
 def _stream_forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) -> dict[str, Form]:
     tokens: int | str = "draft_tokens" if room.draft_vocab else spec.vocab
     kinds: dict[str, Form] = {
-        BEGIN: (np.int64, (1,)), SHIFT: (np.int64, (1,)), "streams.embeddings": (np.float32, (1, "gamma", spec.hidden)),
-        "streams.shares.0": (np.float32, (1, "gamma", 1)), "streams.shares.1": (np.float32, (1, "gamma", 1)),
-    }  # fmt: skip
+        BEGIN: (np.int64, (1,)),
+        SHIFT: (np.int64, (1,)),
+        "streams.embeddings": (np.float32, (1, "gamma", spec.hidden)),
+        "streams.shares.0": (np.float32, (1, "gamma", 1)),
+        "streams.shares.1": (np.float32, (1, "gamma", 1)),
+    }
     if room.root_token:
         kinds["streams.root_map"] = np.float32, ("root", spec.hidden)
     if room.bigram:
@@ -78,14 +84,23 @@ def empty_streams(spec: DecoderSpec, room: Room) -> StreamSpec | None:
         return None
     none = np.zeros((0, 0), np.float32)
     return StreamSpec(
-        gamma=1, ns=room.ns[0], scale=1.0, shifted=True, embeddings=none, shares=np.zeros((0, 2), np.float32),
-        root_map=none if room.root_token else None, bigram=(none, none) if room.bigram else None,
-        draft_vocab=np.zeros(0, np.int64) if room.draft_vocab else None, pruning=PruningSpec(none, none) if room.pruning else None,
-    )  # fmt: skip
+        gamma=1,
+        ns=room.ns[0],
+        scale=1.0,
+        shifted=True,
+        embeddings=none,
+        shares=np.zeros((0, 2), np.float32),
+        root_map=none if room.root_token else None,
+        bigram=(none, none) if room.bigram else None,
+        draft_vocab=np.zeros(0, np.int64) if room.draft_vocab else None,
+        pruning=PruningSpec(none, none) if room.pruning else None,
+    )
 
 
 class SwappableStore(WeightStore):
-    """Initializers of which some, `kinds`, are inputs that may be overridden: whatever is added under their names is an adapter's and not kept."""
+    """Initializers of which some, `kinds`, are inputs that may be overridden: whatever is added under their names is an
+    adapter's and not kept.
+    """
 
     def __init__(self, path: Path, kinds: Mapping[str, Form]) -> None:
         super().__init__(path)
@@ -98,7 +113,10 @@ class SwappableStore(WeightStore):
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
         """The graph inputs of these names."""
-        return [tensor(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), list(sizes)) for name, (kind, sizes) in self.kinds.items()]
+        return [
+            tensor(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), list(sizes))
+            for name, (kind, sizes) in self.kinds.items()
+        ]
 
 
 class SwappableDecoder(Decoder):
@@ -107,7 +125,9 @@ class SwappableDecoder(Decoder):
     def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
         return self.adapted(g, x, rows, layer, modules, (TASK,))
 
-    def adapted(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], parts: tuple[str, ...]) -> str:
+    def adapted(
+        self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], parts: tuple[str, ...]
+    ) -> str:
         """The base's own maps and these parts of the adapter."""
         updates = [update(self.spec, layer, modules, part) for part in parts]
         return self.add_bias(g, self.precision.linear(g, x, rows, self.fused(layer, modules), updates), layer, modules)
@@ -116,8 +136,8 @@ class SwappableDecoder(Decoder):
 class SwappableStreams(StreamPass):
     """Streams of whichever adapter is there, over as many layers as it asks for.
 
-    Layers that not all adapters use are in a branch of their own, and all branches lie in the main graph: ONNX Runtime packs a weight
-    for a branch, not for a branch within one.
+    Layers that not all adapters use are in a branch of their own, and all branches lie in the main graph: ONNX Runtime
+    packs a weight for a branch, not for a branch within one.
     """
 
     decoder: SwappableDecoder
@@ -127,41 +147,76 @@ class SwappableStreams(StreamPass):
         self.linear, self.begins = self._linear, [decoder.spec.layers - ns for ns in room.ns]
         self._entering = Residual("")  # what enters the layers that all use
 
-    def add(self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str) -> None:
+    def add(
+        self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
+    ) -> None:
         asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
         starting, idle = Scope(g.store, "streams/start"), Scope(g.store, "streams/none")
         found = accept(starting)
         stream = self._start(starting, found, stream_ids)
         update, nowhere = starting.op("Sub", stream, stream), np.zeros((1, 0, self.decoder.spec.hidden), np.float32)
-        values = [*(starting.op("Identity", value) for value in (found.number, found.node, found.root or found.node)), stream, update]
-        nothing = [idle.op("Identity", g.store.constant([-1], np.int64)) for _ in range(3)] + [idle.op("Identity", g.store.constant(nowhere, np.float32)) for _ in range(2)]
+        values = [
+            *(starting.op("Identity", value) for value in (found.number, found.node, found.root or found.node)),
+            stream,
+            update,
+        ]
+        nothing = [idle.op("Identity", g.store.constant([-1], np.int64)) for _ in range(3)] + [
+            idle.op("Identity", g.store.constant(nowhere, np.float32)) for _ in range(2)
+        ]
         types = (TensorProto.INT64,) * 3 + (TensorProto.FLOAT,) * 2
         _, node, root, stream, update = g.ops(
-            "If", asked, out=("accepted_node", None, None, None, None), then_branch=_branch(starting, values, types), else_branch=_branch(idle, nothing, types)
+            "If",
+            asked,
+            out=("accepted_node", None, None, None, None),
+            then_branch=_branch(starting, values, types),
+            else_branch=_branch(idle, nothing, types),
         )
         accepted = replace(found, node=node, root=root)
         for number, (first, end) in enumerate(pairwise(self.begins)):
             begun, waiting = (Scope(g.store, f"streams/{first}/{name}") for name in ("begun", "waiting"))
-            done = self._through(begun, Residual(stream, update), Rows(begun.op("Shape", stream_ids)), range(first, end), accepted, presents, stream_ids)
+            done = self._through(
+                begun,
+                Residual(stream, update),
+                Rows(begun.op("Shape", stream_ids)),
+                range(first, end),
+                accepted,
+                presents,
+                stream_ids,
+            )
             same = [waiting.op("Identity", value) for value in (stream, update)]
             stream, update = g.ops(
-                "If", g.op("And", asked, g.op("LessOrEqual", BEGIN, g.ints(number))), out=(None, None),
-                then_branch=_branch(begun, [done.stream, done.update], types[3:]), else_branch=_branch(waiting, same, types[3:]),
-            )  # fmt: skip
+                "If",
+                g.op("And", asked, g.op("LessOrEqual", BEGIN, g.ints(number))),
+                out=(None, None),
+                then_branch=_branch(begun, [done.stream, done.update], types[3:]),
+                else_branch=_branch(waiting, same, types[3:]),
+            )
         self._entering = Residual(stream, update)
         guessing = Scope(g.store, "streams")
         guesses, shapes = self.guesses(guessing, accepted, presents, stream_ids), dict(list(self.shapes().items())[1:])
         empty = [helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in shapes.items()]
         nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
-        g.ops("If", asked, out=tuple(shapes), **{
-            name: helper.make_graph(made, name, [], [tensor(value, *form) for value, form in zip(outputs, shapes.values(), strict=True)])
-            for name, made, outputs in (("then_branch", guessing.nodes, guesses), ("else_branch", nodes, [value.name for value in empty]))
-        })  # fmt: skip
+        g.ops(
+            "If",
+            asked,
+            out=tuple(shapes),
+            **{
+                name: helper.make_graph(
+                    made, name, [], [tensor(value, *form) for value, form in zip(outputs, shapes.values(), strict=True)]
+                )
+                for name, made, outputs in (
+                    ("then_branch", guessing.nodes, guesses),
+                    ("else_branch", nodes, [value.name for value in empty]),
+                )
+            },
+        )
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
         rows = Rows(g.op("Shape", stream_ids))
         shared = range(self.begins[-1], self.decoder.spec.layers)
-        return self._states_to_logits(g, self._through(g, self._entering, rows, shared, accepted, presents, stream_ids), rows)
+        return self._states_to_logits(
+            g, self._through(g, self._entering, rows, shared, accepted, presents, stream_ids), rows
+        )
 
     def _linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
         return self.decoder.adapted(g, x, rows, layer, modules, (TASK, STREAMS))
@@ -186,4 +241,6 @@ class SwappableStreams(StreamPass):
 
 
 def _branch(scope: Scope, values: Sequence[str], types: Sequence[int]) -> onnx.GraphProto:
-    return helper.make_graph(scope.nodes, scope.label, [], [tensor(value, kind, None) for value, kind in zip(values, types, strict=True)])
+    return helper.make_graph(
+        scope.nodes, scope.label, [], [tensor(value, kind, None) for value, kind in zip(values, types, strict=True)]
+    )

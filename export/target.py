@@ -1,7 +1,7 @@
 """What a bundle is written for: the shape of its graph, and its precisions.
 
-Providers that compile a graph want one shape and standard operators (`static`); a device with memory of its own wants products it has kernels for,
-and a cache that stays there (`compact`). Knows nothing about models.
+Providers that compile a graph want one shape and standard operators (`static`); a device with memory of its own wants
+products it has kernels for, and a cache that stays there (`compact`). Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from streamspec.export.weight_only import StaticPrecision, static_precision
 
 CPU, DEVICES, COMPILERS = "cpu", ("cuda",), ("openvino", "migraphx", "directml", "coreml")
 TARGETS = (CPU, *DEVICES, *COMPILERS)
-OLD_OPERATORS = ("migraphx", "directml")  # know no opset 21, and so no blocks of 4 bits (tests/export/test_op_support.py)
+OLD_OPERATORS = (
+    "migraphx",
+    "directml",
+)  # know no opset 21, and so no blocks of 4 bits (tests/export/test_op_support.py)
 ROWS, SLOTS = 16, 2048  # by default: rows of a static graph's call, and the most tokens in its cache
 DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8Blocks, "int4": Int4}
 
 
 @dataclass(frozen=True)
 class Target:
-    """`name`: of `TARGETS`. `static`: fixed shapes and standard operators, as all but cpu and cuda need, with `rows` in every call (default 16) and a
-    cache of `context` tokens (default 2048, or the base's context where that is less). Raises ConfigError for what does not go together."""
+    """`name`: of `TARGETS`. `static`: fixed shapes and standard operators, as all but cpu and cuda need, with `rows` in
+    every call (default 16) and a cache of `context` tokens (default 2048, or the base's context where that is less).
+    Raises ConfigError for what does not go together."""
 
     name: str = CPU
     static: bool = False
@@ -37,10 +41,16 @@ class Target:
         if self.name in COMPILERS:
             object.__setattr__(self, "static", True)
         if self.device and self.static:
-            raise ConfigError(f"a static graph for {self.name}", f"one of {', '.join((CPU, *COMPILERS))}", "leave --static out")
+            raise ConfigError(
+                f"a static graph for {self.name}", f"one of {', '.join((CPU, *COMPILERS))}", "leave --static out"
+            )
         if not self.static and (self.rows is not None or self.context is not None):
             found = "rows" if self.rows is not None else "a context"
-            raise ConfigError(f"{found} for a graph whose shapes are not fixed", "--static beside --rows and --context", "add it, or leave them out")
+            raise ConfigError(
+                f"{found} for a graph whose shapes are not fixed",
+                "--static beside --rows and --context",
+                "add it, or leave them out",
+            )
         if self.rows is not None and not 2 <= self.rows <= MAX_STATIC_ROWS:
             raise ConfigError(f"calls of {self.rows} rows", f"2 to {MAX_STATIC_ROWS}", "correct --rows")
 
@@ -49,9 +59,15 @@ class Target:
         return self.name in DEVICES
 
     def precision(self, name: str, block: int | None) -> Precision | StaticPrecision:
-        """The precision called `name`, `block` weights of which share a scale in int4. Raises ConfigError for what does not exist."""
+        """The precision called `name`, `block` weights of which share a scale in int4. Raises ConfigError for what does
+        not exist.
+        """
         if name == "int4" and self.name in OLD_OPERATORS:
-            raise ConfigError(f"int4 for {self.name}", "fp32, fp16 or int8: it knows no 4-bit types", "choose one of these with --precision")
+            raise ConfigError(
+                f"int4 for {self.name}",
+                "fp32, fp16 or int8: it knows no 4-bit types",
+                "choose one of these with --precision",
+            )
         if self.static:
             return static_precision(name, block)
         return chosen(DEVICE_PRECISIONS, name, block) if self.device else precision(name, block)

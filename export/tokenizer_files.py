@@ -18,12 +18,18 @@ def copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
     """Copies `tokenizer.json` and the chat template; returns the tokenizer."""
     source = base.path / TOKENIZER
     if not source.is_file():
-        raise BaseModelError(f"{base.path} holds no {TOKENIZER}", "a fast tokenizer", "save the tokenizer with transformers' AutoTokenizer")
+        raise BaseModelError(
+            f"{base.path} holds no {TOKENIZER}",
+            "a fast tokenizer",
+            "save the tokenizer with transformers' AutoTokenizer",
+        )
     shutil.copyfile(source, folder / TOKENIZER)
     template = base.path / TEMPLATE
     written = tokenizer_settings(base).get("chat_template")
     if isinstance(written, list):  # several by name
-        written = next((one.get("template") for one in written if isinstance(one, dict) and one.get("name") == "default"), None)
+        written = next(
+            (one.get("template") for one in written if isinstance(one, dict) and one.get("name") == "default"), None
+        )
     if template.is_file():
         shutil.copyfile(template, folder / TEMPLATE)
     elif isinstance(written, str):
@@ -35,7 +41,9 @@ def copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
 
 
 def end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokenizer's own end first: training ends answers with it and templates mean it. Then what the generation config names."""
+    """The tokenizer's own end first: training ends answers with it and templates mean it. Then what the generation
+    config names.
+    """
     text = tokenizer_settings(base).get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text
     own = tokenizer.token_to_id(text) if isinstance(text, str) else None

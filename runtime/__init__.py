@@ -17,4 +17,16 @@ from streamspec.runtime.session import Session
 from streamspec.runtime.stats import Stats
 from streamspec.runtime.stream import Chunk, Completion, Running, Stream
 
-__all__ = ["Chunk", "Completion", "Grammar", "Logprob", "Pruning", "Running", "Sampling", "Session", "Stats", "Stream", "load"]
+__all__ = [
+    "Chunk",
+    "Completion",
+    "Grammar",
+    "Logprob",
+    "Pruning",
+    "Running",
+    "Sampling",
+    "Session",
+    "Stats",
+    "Stream",
+    "load",
+]

@@ -1,4 +1,5 @@
-"""What a session's calls read and write: one IOBinding, and numpy buffers that are bound again only where their shape changes.
+"""What a session's calls read and write: one IOBinding, and numpy buffers that are bound again only where their shape
+changes.
 
 Knows names, types and shapes, not what they mean.
 """
@@ -14,14 +15,22 @@ from streamspec.runtime.device import DeviceCache
 from streamspec.runtime.kv import KeyValueCache
 
 SMALL = 64  # input buffers of up to this many rows are kept for reuse
-TYPES: dict[str, Any] = {"tensor(int64)": np.int64, "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(bool)": np.bool_}
+TYPES: dict[str, Any] = {
+    "tensor(int64)": np.int64,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(bool)": np.bool_,
+}
 
 
 class Binding:
-    """One IOBinding and the numpy buffers behind it. `adapter`: further inputs, which stay as they are. `in_place`: the provider reads them where
-    they lie; others get a copy at the moment of binding, so what is written later has to be bound again."""
+    """One IOBinding and the numpy buffers behind it. `adapter`: further inputs, which stay as they are. `in_place`: the
+    provider reads them where they lie; others get a copy at the moment of binding, so what is written later has to be
+    bound again."""
 
-    def __init__(self, ort: Any, session: Any, cache: KeyValueCache | DeviceCache, adapter: Mapping[str, Any], in_place: bool) -> None:
+    def __init__(
+        self, ort: Any, session: Any, cache: KeyValueCache | DeviceCache, adapter: Mapping[str, Any], in_place: bool
+    ) -> None:
         self.io, self._in_place = session.io_binding(), in_place
         self._value = ort.OrtValue.ortvalue_from_numpy
         every = session.get_inputs() + session.get_overridable_initializers()

@@ -44,13 +44,15 @@ GAIN = 0.9  # of plain decoding: trees that grow step by step do better than pro
 
 @dataclass(frozen=True)
 class Calibration:
-    """`costs[rows]`: seconds of a step (host time included); rows 1 is a plain step. `rows`: the tree that pays most; for a
-    bundle without streams, whose drafts are as long as the text makes them, the most rows measured."""
+    """`costs[rows]`: seconds of a step (host time included); rows 1 is a plain step. `rows`: the tree that pays most;
+    for a bundle without streams, whose drafts are as long as the text makes them, the most rows measured."""
 
     costs: dict[int, float]
     expected: dict[int, float]  # tokens per step of a tree that is the same at every step, on validation data
     rows: int
-    least: float = 0.0  # chance below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is
+    least: float = (
+        0.0  # chance below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is
+    )
 
     def ratio(self, rows: int) -> float:
         """Cost of a step of `rows` rows over a plain step, interpolated between measured rows."""
@@ -59,8 +61,8 @@ class Calibration:
 
     @cached_property
     def curve(self) -> np.ndarray:
-        """Cost of a step of 1.. rows over a plain step, up to the most rows measured; never falling: what interferes only adds time, so no
-        step costs more than one of more rows did."""
+        """Cost of a step of 1.. rows over a plain step, up to the most rows measured; never falling: what interferes
+        only adds time, so no step costs more than one of more rows did."""
         ratios = np.array([self.ratio(n) for n in range(1, max(self.costs) + 1)])
         return np.maximum(np.minimum.accumulate(ratios[::-1])[::-1], 1.0)
 
@@ -77,7 +79,9 @@ class Calibration:
 
 
 def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
-    """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is possible."""
+    """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is
+    possible.
+    """
     known = remembered(engine.provider, engine.threads, manifest, cache_dir)
     if known is not None:
         return known
@@ -88,9 +92,14 @@ def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | No
     return _judged(costs, 0.0, manifest)
 
 
-def remembered(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration | None:
+def remembered(
+    provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None = None
+) -> Calibration | None:
     """What was measured on this machine before, with this ONNX Runtime; None where nothing was."""
-    known = _read(_cache_file(provider, threads, manifest, cache_dir), _row_counts(manifest.static.rows if manifest.static else None, len(_nodes(manifest))))
+    known = _read(
+        _cache_file(provider, threads, manifest, cache_dir),
+        _row_counts(manifest.static.rows if manifest.static else None, len(_nodes(manifest))),
+    )
     return None if known is None else _judged(*known, manifest)
 
 
@@ -107,18 +116,26 @@ def _judged(costs: dict[int, float], least: float, manifest: Manifest) -> Calibr
 def tune(
     engine: OrtEngine, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
 ) -> dict[int, Calibration]:
-    """Measures at leisure, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the model's reaches);
-    what the first of them says is cached.
+    """Measures at leisure, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
+    model's reaches); what the first of them says is cached.
 
     Raises ConfigError for a bundle without draft trees or a context the model does not have.
     """
     if manifest.trees is None:
-        raise ConfigError("a bundle without a drafter", "a bundle with draft trees to choose from", "export an adapter with streams or heads")
+        raise ConfigError(
+            "a bundle without a drafter",
+            "a bundle with draft trees to choose from",
+            "export an adapter with streams or heads",
+        )
     nodes, found, most = manifest.trees.nodes, {}, _most_context(engine)
     contexts = contexts or sorted({min(context, most) for context in CONTEXTS})
     for context in contexts:
         if not 1 <= context <= most:
-            raise ConfigError(f"{context} tokens of context", f"a context of {engine.context_length} with room for drafts", "correct it")
+            raise ConfigError(
+                f"{context} tokens of context",
+                f"a context of {engine.context_length} with room for drafts",
+                "correct it",
+            )
         costs, _ = measure(engine, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
         found[context] = choose(costs, nodes)
     _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), found[contexts[0]].costs)
@@ -147,8 +164,8 @@ def measure(
 ) -> tuple[dict[int, float], bool]:
     """Seconds of a step for 1 row (plain) and the row counts of `ROWS` the nodes reach; whether all were measured well.
 
-    Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does not
-    reach are left out: large models measure few.
+    Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does
+    not reach are left out: large models measure few.
     """
     started = time.perf_counter()
     context = max(1, min(context, _most_context(engine)))
@@ -172,7 +189,10 @@ def measure(
 
 
 def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
-    started, waited = time.perf_counter(), engine.waited_seconds  # the latter in line behind other sessions, which is no part of a step
+    started, waited = (
+        time.perf_counter(),
+        engine.waited_seconds,
+    )  # the latter in line behind other sessions, which is no part of a step
     engine.verify(np.arange(len(tree)) % engine.vocab_size, tree, draft=len(tree) > 1)
     engine.keep((0,))
     seconds = time.perf_counter() - started - (engine.waited_seconds - waited)
@@ -201,7 +221,9 @@ def _cache_file(provider: str, threads: int, manifest: Manifest, cache_dir: str 
 def _write(file: Path, costs: dict[int, float], least: float = 0.0) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}, "least": least}))
+        write_text(
+            file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}, "least": least})
+        )
     except OSError:
         pass  # a read-only home only means measuring again
 

@@ -22,13 +22,17 @@ AUTO = "auto"
 
 
 def open_engine(
-    folder: Path, manifest: Manifest, provider: str = AUTO, threads: int | None = None, spin: bool = True,
+    folder: Path,
+    manifest: Manifest,
+    provider: str = AUTO,
+    threads: int | None = None,
+    spin: bool = True,
     cache_dir: str | Path | None = None,
-) -> tuple[OrtEngine, Chosen]:  # fmt: skip
+) -> tuple[OrtEngine, Chosen]:
     """The graph of the bundle in `folder`, open, its probe passed. `cache_dir`: where measurements are kept.
 
-    Raises ConfigError for a name that no provider has; where the provider asked for, or with "auto" the CPU, cannot be used or
-    leaves too much to the CPU, ProviderError; where it cannot load the graph or computes wrongly, BundleError.
+    Raises ConfigError for a name that no provider has; where the provider asked for, or with "auto" the CPU, cannot be
+    used or leaves too much to the CPU, ProviderError; where it cannot load the graph or computes wrongly, BundleError.
     """
     check_graphs(folder, manifest)
     if provider != AUTO:
@@ -39,7 +43,9 @@ def open_engine(
     return engine, Chosen(engine.provider, engine.graph.on_cpu, tuple(search.passed_over.items()))
 
 
-def open_on(folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True) -> OrtEngine:
+def open_on(
+    folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
+) -> OrtEngine:
     """The same on this provider and no other."""
     opened, kind = (Graph, OrtEngine) if manifest.static is None else (StaticGraph, StaticEngine)
     engine = kind(opened(folder / MODEL, manifest, threads, named(provider).name, spin))
@@ -53,10 +59,12 @@ def speed(calibration: Calibration) -> float:
 
 
 class _Search:
-    """For the fastest provider that is right. One measured before on this machine is opened only where it is the fastest; one that
-    is refused is tried again at every load, since drivers and packages change."""
+    """For the fastest provider that is right. One measured before on this machine is opened only where it is the
+    fastest; one that is refused is tried again at every load, since drivers and packages change."""
 
-    def __init__(self, folder: Path, manifest: Manifest, threads: int | None, spin: bool, cache_dir: str | Path | None) -> None:
+    def __init__(
+        self, folder: Path, manifest: Manifest, threads: int | None, spin: bool, cache_dir: str | Path | None
+    ) -> None:
         self.folder, self.manifest, self.spin, self.cache_dir = folder, manifest, spin, cache_dir
         self.threads = threads if threads is not None else physical_cores()
         self.fitting, self.passed_over = fitting(flavour(manifest))  # the latter installed, each with the reason

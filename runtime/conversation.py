@@ -1,4 +1,6 @@
-"""The turns of a chat: what is forgotten where they no longer fit. Pure functions over messages; knows nothing about models."""
+"""The turns of a chat: what is forgotten where they no longer fit. Pure functions over messages; knows nothing about
+models.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ OVERFLOW = ("refuse", "forget")
 def message(said: str | Message) -> dict[str, Any]:
     """What the user said, as a message. Raises DataError for what is none."""
     if not isinstance(said, (str, Mapping)):
-        raise DataError(f"a message of type {type(said).__name__}", "text, or an object with role and content", "correct the message")
+        raise DataError(
+            f"a message of type {type(said).__name__}",
+            "text, or an object with role and content",
+            "correct the message",
+        )
     return {"role": "user", "content": said} if isinstance(said, str) else dict(said)
 
 
@@ -24,7 +30,8 @@ def check_overflow(overflow: str) -> None:
 
 
 def forget(messages: Sequence[Message], tokens: Callable[[Sequence[Message]], int], enough: int) -> list[Message]:
-    """The messages without their oldest turns: `tokens` of what is left are `enough` or fewer, or one turn is left. System messages stay.
+    """The messages without their oldest turns: `tokens` of what is left are `enough` or fewer, or one turn is left.
+    System messages stay.
 
     A turn begins with a user's message.
     """

@@ -19,10 +19,11 @@ SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in bl
 
 
 def off_borders(draft: Draft, length: int) -> Draft:
-    """The draft, or its first path alone where its rows behind `length` cached ones would lie on both sides of a summation border.
+    """The draft, or its first path alone where its rows behind `length` cached ones would lie on both sides of a
+    summation border.
 
-    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit what plain decoding gives,
-    unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
+    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit what plain decoding
+    gives, unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
     """
     parents = draft.tree.parents
     if length // SUM_BLOCK == (length + len(parents) - 1) // SUM_BLOCK:
@@ -38,8 +39,8 @@ def accept(
 ) -> tuple[int, tuple[int, ...]]:
     """The deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
 
-    `tokens` and `choices` [n]; a pruned node's choice is negative and it cannot be accepted. Returns the node and the path to
-    it, root included. The first of several equals wins; only equal candidates for one depth can make several.
+    `tokens` and `choices` [n]; a pruned node's choice is negative and it cannot be accepted. Returns the node and the
+    path to it, root included. The first of several equals wins; only equal candidates for one depth can make several.
     """
     token, choice = np.asarray(tokens).tolist(), np.asarray(choices).tolist()
     matched = [True] + [False] * (len(tree) - 1)
@@ -55,8 +56,8 @@ def accept(
 
 @dataclass(frozen=True)
 class Committed:
-    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not. `logprobs`: of each,
-    where they were asked for."""
+    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not.
+    `logprobs`: of each, where they were asked for."""
 
     tokens: list[int]
     drafted: list[bool]

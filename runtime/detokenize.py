@@ -1,7 +1,7 @@
 """Token ids to text, piece by piece: never half a character, never the beginning of a stop string.
 
-Works for byte-level BPE and for sentencepiece-like vocabularies with byte fallback. The pieces joined are the decoding of
-all ids at once, so long as a byte-fallback model spells valid UTF-8. Knows nothing about models.
+Works for byte-level BPE and for sentencepiece-like vocabularies with byte fallback. The pieces joined are the decoding
+of all ids at once, so long as a byte-fallback model spells valid UTF-8. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Decoder(Protocol):
 class Detokenizer:
     """Incremental decoding.
 
-    A token's text depends on its neighbours (leading spaces, bytes of one character), so each new piece is the difference
-    between decoding a short window without and with the new tokens. The window starts where the last but one piece did:
-    a place where the text was whole.
+    A token's text depends on its neighbours (leading spaces, bytes of one character), so each new piece is the
+    difference between decoding a short window without and with the new tokens. The window starts where the last but one
+    piece did: a place where the text was whole.
     """
 
     def __init__(self, tokenizer: Decoder) -> None:
@@ -54,8 +54,8 @@ class Detokenizer:
 class StopStrings:
     """Finds the first stop string in text that arrives in pieces; the text in front of it is let through.
 
-    The stop string that *ends* first wins (the longest of those that end together), so the result does not depend on how
-    the text was cut into pieces.
+    The stop string that *ends* first wins (the longest of those that end together), so the result does not depend on
+    how the text was cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """The key/value cache in a device's own memory, with the interface of `kv.KeyValueCache`.
 
-Between steps nothing of it crosses the bus: the step graph writes new rows where they lie, and the bundle's `compact.onnx` moves those of an
-accepted path. Only growing, which doubles the room, goes through the machine's memory. Knows nothing about trees.
+Between steps nothing of it crosses the bus: the step graph writes new rows where they lie, and the bundle's
+`compact.onnx` moves those of an accepted path. Only growing, which doubles the room, goes through the machine's memory.
+Knows nothing about trees.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ Pair = tuple[Any, Any]
 
 
 class DeviceCache:
-    """`data`: key and value of each layer, OrtValues [1, kv_heads, capacity, head_dim] float32 on `device`; rows `[0, length)` are committed.
+    """`data`: key and value of each layer, OrtValues [1, kv_heads, capacity, head_dim] float32 on `device`; rows `[0,
+    length)` are committed.
 
     `mover`: a session of the compacting graph. `limit` bounds the capacity; growing makes a new list.
     """
 
-    def __init__(self, ort: Any, mover: Any, device: str, layers: int, kv_heads: int, head_dim: int, limit: int) -> None:
+    def __init__(
+        self, ort: Any, mover: Any, device: str, layers: int, kv_heads: int, head_dim: int, limit: int
+    ) -> None:
         self._value, self._mover, self._device, self._limit = ort.OrtValue.ortvalue_from_numpy, mover, device, limit
         self._pruned = any(value.name == "rows_above" for value in mover.get_inputs())
         self.length, self.capacity = 0, min(FIRST_CAPACITY, limit)
@@ -60,7 +64,9 @@ class DeviceCache:
             try:
                 self._mover.run_with_iobinding(self._binding)
             except Exception as error:
-                raise BundleError(f"rows of the cache cannot be moved: {error}", "a graph that moves them", "export the bundle again") from error
+                raise BundleError(
+                    f"rows of the cache cannot be moved: {error}", "a graph that moves them", "export the bundle again"
+                ) from error
         self.length += len(path)
 
     def rows(self) -> np.ndarray:

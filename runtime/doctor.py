@@ -48,7 +48,13 @@ def machine() -> dict[str, Any]:
 def providers() -> list[dict[str, Any]]:
     """Of every provider: whether it can be used here, why not, and which bundles it can run."""
     return [
-        {"name": name, "usable": not found.why_not, "installed": found.installed, "why_not": found.why_not, "flavours": list(found.provider.flavours)}
+        {
+            "name": name,
+            "usable": not found.why_not,
+            "installed": found.installed,
+            "why_not": found.why_not,
+            "flavours": list(found.provider.flavours),
+        }
         for name, found in ((name, find(provider)) for name, provider in PROVIDERS.items())
     ]
 
@@ -63,7 +69,13 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
         costs, _ = measure(engine, PLAIN)
     except StreamspecError as error:
         return {"name": provider, "right": False, "verdict": error.found, "plain_ms": None, "on_cpu": None}
-    return {"name": provider, "right": True, "verdict": "right", "plain_ms": round(1000 * costs[1], 3), "on_cpu": engine.graph.on_cpu}
+    return {
+        "name": provider,
+        "right": True,
+        "verdict": "right",
+        "plain_ms": round(1000 * costs[1], 3),
+        "on_cpu": engine.graph.on_cpu,
+    }
 
 
 def _onnxruntime() -> dict[str, Any]:

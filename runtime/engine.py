@@ -1,8 +1,8 @@
 """One sequence of tokens on a step graph: its cache, its prebuilt bindings, how its tokens are chosen.
 
-Any number of engines share a `Graph`. One session serves prompt chunks and draft trees: shapes are dynamic. Inputs live in numpy buffers that
-ONNX Runtime reads in place; a buffer is bound again only where its shape changes. The cache is bound as past and present at once. Knows
-nothing about text or about which tokens are worth drafting.
+Any number of engines share a `Graph`. One session serves prompt chunks and draft trees: shapes are dynamic. Inputs live
+in numpy buffers that ONNX Runtime reads in place; a buffer is bound again only where its shape changes. The cache is
+bound as past and present at once. Knows nothing about text or about which tokens are worth drafting.
 """
 
 from __future__ import annotations
@@ -39,13 +39,18 @@ class OrtEngine:
     def __init__(self, graph: Graph, context: int | None = None) -> None:
         """`context`: most tokens that the cache is to hold, by default as many as the model can.
 
-        Raises ConfigError for a context that the model does not have, ProviderError for a device without room for the cache.
+        Raises ConfigError for a context that the model does not have, ProviderError for a device without room for the
+        cache.
         """
         manifest = graph.manifest
         self.graph, self.provider, self.threads, self.rows = graph, graph.provider, graph.threads, graph.rows
         self.context_length = manifest.model.context_length if context is None else context
         if type(self.context_length) is not int or not 2 <= self.context_length <= manifest.model.context_length:
-            raise ConfigError(f"a context of {context!r} tokens", f"2..{manifest.model.context_length}, the model's", "correct context")
+            raise ConfigError(
+                f"a context of {context!r} tokens",
+                f"2..{manifest.model.context_length}, the model's",
+                "correct context",
+            )
         self.vocab_size = manifest.model.vocab_size
         self.graph_seconds = self.waited_seconds = 0.0
         self._describe(manifest)
@@ -64,16 +69,20 @@ class OrtEngine:
         graph.serves(self)
 
     def another(self, context: int | None = None) -> OrtEngine:
-        """A sequence of its own on the same graph, of the same context unless told; for a swappable bundle the base alone."""
+        """A sequence of its own on the same graph, of the same context unless told; for a swappable bundle the base
+        alone.
+        """
         return type(self)(self.graph, self.context_length if context is None else context)
 
     def use(self, manifest: Manifest, adapter: Mapping[str, Any]) -> None:
-        """From now on computes with the tensors of `adapter`, OrtValues by name of an input, as `manifest` describes it, from an empty cache. Where
-        they cannot be bound nothing changes: raises BundleError."""
+        """From now on computes with the tensors of `adapter`, OrtValues by name of an input, as `manifest` describes
+        it, from an empty cache. Where they cannot be bound nothing changes: raises BundleError."""
         try:
             binding = self._bind(adapter)
         except Exception as error:
-            raise BundleError(f"an adapter that cannot be bound: {error}", "one for this graph", "make it again") from error
+            raise BundleError(
+                f"an adapter that cannot be bound: {error}", "one for this graph", "make it again"
+            ) from error
         self._binding, self._scoring, self._adapter = binding, None, adapter
         self._describe(manifest)
         self.rewind(0)
@@ -81,7 +90,9 @@ class OrtEngine:
 
     def _bind(self, adapter: Mapping[str, Any] | None = None) -> Binding:
         graph = self.graph
-        return Binding(graph.ort, graph.session, self.cache, self._adapter if adapter is None else adapter, graph.in_place)
+        return Binding(
+            graph.ort, graph.session, self.cache, self._adapter if adapter is None else adapter, graph.in_place
+        )
 
     def _describe(self, manifest: Manifest) -> None:
         """What the drafter is."""
@@ -167,7 +178,11 @@ class OrtEngine:
         self._options.terminate = self._shrinking.terminate = False
 
     def prefill(
-        self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None, allowed: np.ndarray | None = None
+        self,
+        ids: Sequence[int],
+        draft: bool,
+        progress: Callable[[int], None] | None = None,
+        allowed: np.ndarray | None = None,
     ) -> Verified:
         tokens = np.asarray(ids, dtype=np.int64)
         result, end = Verified(np.empty(0, np.int64)), 0
@@ -186,7 +201,12 @@ class OrtEngine:
         return result
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        self,
+        tokens: np.ndarray,
+        tree: DraftTree,
+        draft: bool,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> Verified:
         n = len(tree)
@@ -208,7 +228,9 @@ class OrtEngine:
         self._commit(path, above)
 
     def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
-        """Logits float32 [n, vocabulary] of rows at positions `length + offsets` under `mask` [n, n]; commits nothing."""
+        """Logits float32 [n, vocabulary] of rows at positions `length + offsets` under `mask` [n, n]; commits
+        nothing.
+        """
         n = len(tokens)
         self._verified, self._kept = np.asarray(tokens), None
         inputs = self._inputs(self._verified, np.asarray(offsets), mask, np.zeros(n, np.int64), np.arange(n))
@@ -225,7 +247,9 @@ class OrtEngine:
         return np.multiply(logits, scale, out=logits)
 
     def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
-        """Logits float32 [len(ids) - start, vocabulary] after each of `ids[start:]`, from an empty cache; commits `ids`."""
+        """Logits float32 [len(ids) - start, vocabulary] after each of `ids[start:]`, from an empty cache; commits
+        `ids`.
+        """
         self.reset()
         if start:
             self.prefill(ids[:start], draft=False)
@@ -277,7 +301,11 @@ class OrtEngine:
         try:
             return DeviceCache(graph.ort, mover, provider.memory, layers, shape.kv_heads, shape.head_dim, limit)
         except Exception as error:  # no memory, or a graph that moves something else
-            raise ProviderError(f"provider {provider.name} cannot hold the cache: {error}", "room for it on the device", "choose provider cpu") from None
+            raise ProviderError(
+                f"provider {provider.name} cannot hold the cache: {error}",
+                "room for it on the device",
+                "choose provider cpu",
+            ) from None
 
     def _make_room(self, rows: int) -> None:
         """Makes room for `rows` rows and the streams', and tells the bindings where the cache lies."""
@@ -336,7 +364,9 @@ class OrtEngine:
             return None
         return binding.output("raw_logits", (rows, self.vocab_size)), binding.output("logit_scale", (rows, 1))
 
-    def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int, allowed: np.ndarray | None = None) -> Verified:
+    def _call(
+        self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int, allowed: np.ndarray | None = None
+    ) -> Verified:
         rows = len(inputs["logit_rows"])
         self._make_room(inputs["input_ids"].shape[1])
         binding = self._binding
@@ -356,12 +386,18 @@ class OrtEngine:
         if not draft:
             return Verified(self._checked(choices), logits=_product(scaled))
         found = candidates.copy(), logits.copy()
-        guesses = GrownGuesses(*found, origins, self._levels) if origins is not None else PlaceGuesses(*found, None if pairs is None else pairs.copy())
+        guesses = (
+            GrownGuesses(*found, origins, self._levels)
+            if origins is not None
+            else PlaceGuesses(*found, None if pairs is None else pairs.copy())
+        )
         return Verified(self._checked(choices), int(accepted[0]), guesses, _product(scaled))
 
     def _run_options(self, shrink: bool) -> Any:
         options = self.graph.ort.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", "-1")  # no capture, as by default; asked for in every call, and 80 us where it is not set
+        options.add_run_config_entry(
+            "gpu_graph_id", "-1"
+        )  # no capture, as by default; asked for in every call, and 80 us where it is not set
         if shrink:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         options.log_severity_level = 4
@@ -376,7 +412,9 @@ class OrtEngine:
     def _checked(self, choices: np.ndarray) -> np.ndarray:
         """A copy of choices that are tokens; of rows but the first, the root, -1 as well: they may have been pruned."""
         if not choices[0] >= 0 or choices.min() < -1 or choices.max() >= self.vocab_size:
-            raise BundleError(f"a graph that chose {choices.tolist()}", f"tokens 0..{self.vocab_size - 1}", "export the bundle again")
+            raise BundleError(
+                f"a graph that chose {choices.tolist()}", f"tokens 0..{self.vocab_size - 1}", "export the bundle again"
+            )
         return choices.copy()
 
 
@@ -391,4 +429,6 @@ def causal_mask(n: int) -> np.ndarray:
 
 def shared_prefix(cached: Sequence[int], prompt: Sequence[int]) -> int:
     """How many tokens both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b), min(len(cached), len(prompt)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b), min(len(cached), len(prompt))
+    )

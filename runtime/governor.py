@@ -1,12 +1,13 @@
 """Decides step by step whether speculating pays: an account of the plain steps it has gained or lost.
 
-A verification step that commits `c` tokens at the cost of `k` plain steps books `c - k`. Speculation goes on while the account
-is positive and pauses when it is spent; every plain step pays a little back, which is what the next attempt may lose. So all
-attempts together cost at most the first deposit, `PAYBACK` of the time, and `FRESH_START` steps an answer, whatever the text.
+A verification step that commits `c` tokens at the cost of `k` plain steps books `c - k`. Speculation goes on while the
+account is positive and pauses when it is spent; every plain step pays a little back, which is what the next attempt may
+lose. So all attempts together cost at most the first deposit, `PAYBACK` of the time, and `FRESH_START` steps an answer,
+whatever the text.
 
-Costs come from a calibration, which another process may have disturbed. So steps of both kinds are timed as they go: while
-speculating a plain step is taken now and then just to be timed, and what verification steps really cost corrects `k`.
-Pure arithmetic: knows nothing about models or clocks.
+Costs come from a calibration, which another process may have disturbed. So steps of both kinds are timed as they go:
+while speculating a plain step is taken now and then just to be timed, and what verification steps really cost corrects
+`k`. Pure arithmetic: knows nothing about models or clocks.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-DEPOSIT = 8.0  # plain steps to begin with, and the most that gains are remembered for: a turn for the worse is noticed soon
+DEPOSIT = (
+    8.0  # plain steps to begin with, and the most that gains are remembered for: a turn for the worse is noticed soon
+)
 PAYBACK = 0.015  # of a plain step, for every plain step
 FRESH_START = 0.5  # plain steps that a new answer adds: another text, another chance
-ATTEMPT = 3.0  # verification steps that bring one token each, the worst case, for which there must be funds before a new attempt (or all that the account holds)
+# verification steps that bring one token each, the worst case, for which there must be funds before a new attempt (or
+# all that the account holds)
+ATTEMPT = 3.0
 LOOKS = (32, 40, 48)  # verification steps after which a plain step is timed,
 LOOK_EVERY = 256  # and the distance of all further ones
 TIMED, ENOUGH = 9, 3  # steps of each kind whose median counts; plain ones it takes
@@ -67,8 +72,8 @@ class Governor:
         self._book(FRESH_START)
 
     def step(self, committed: int, cost: float | None, seconds: float | None = None) -> None:
-        """Reports a verification step: the tokens it committed, its time over a plain step's by calibration, and its time here.
-        Without a cost, nothing is booked."""
+        """Reports a verification step: the tokens it committed, its time over a plain step's by calibration, and its
+        time here. Without a cost, nothing is booked."""
         if cost is None:
             return
         if seconds is not None:
@@ -104,7 +109,9 @@ class Governor:
     def describe(self, rows: int) -> str:
         """One phrase for the user."""
         if self.on or not self._verdict:
-            return f"on (up to {rows} rows)" if not self._cost else f"on (up to {rows} rows, {self._cost:.1f}x step cost)"
+            return (
+                f"on (up to {rows} rows)" if not self._cost else f"on (up to {rows} rows, {self._cost:.1f}x step cost)"
+            )
         return self._verdict
 
     def _book(self, steps: float) -> None:

@@ -1,7 +1,8 @@
 """Grammars that an answer must follow: a JSON schema, any JSON object, a regular expression, one of a few texts.
 
-`Grammar` is what a user makes, checked and immutable; `Vocabulary` is a bundle's tokens as the grammar library sees them, built once
-and shared. The library is llguidance, loaded only here. Knows nothing about models or drafts (`runtime/walk.py` follows a grammar).
+`Grammar` is what a user makes, checked and immutable; `Vocabulary` is a bundle's tokens as the grammar library sees
+them, built once and shared. The library is llguidance, loaded only here. Knows nothing about models or drafts
+(`runtime/walk.py` follows a grammar).
 """
 
 from __future__ import annotations
@@ -22,8 +23,15 @@ MOST_TEXT = 200_000  # characters of a schema, or of all choices
 MOST_PATTERN = 10_000  # characters of a regular expression
 MOST_REPEATS = 10_000  # counted repetitions one inside the other, multiplied: a{100} in (..){100}
 MOST_DEPTH = 100  # of a schema
-# Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow half a gigabyte.
-LIMITS = {"initial_lexer_fuel": 300_000, "step_lexer_fuel": 100_000, "max_lexer_states": 20_000, "max_grammar_size": 100_000, "verbose_errors": False}
+# Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
+# half a gigabyte.
+LIMITS = {
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 100_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
 END = "<|streamspec: end of grammar|>"  # a token that stands for the end, whatever a vocabulary uses for it
 
 
@@ -39,7 +47,8 @@ class Grammar:
     def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = (", ", ": ")) -> Grammar:
         """JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white space.
 
-        Raises ConfigError for what is no schema, cannot be satisfied, uses a keyword that cannot be enforced, or is too large.
+        Raises ConfigError for what is no schema, cannot be satisfied, uses a keyword that cannot be enforced, or is too
+        large.
         """
         text = schema if isinstance(schema, str) else _dumped(schema)
         if len(text) > MOST_TEXT:
@@ -56,8 +65,15 @@ class Grammar:
             _check_pattern(pattern)
         for separator, mark in zip(separators, ",:", strict=True):
             if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
-                raise ConfigError(f"a separator {separator!r}", f"{mark!r} with white space around it", "correct separators")
-        rules = {"item_separator": separators[0], "key_separator": separators[1], "whitespace_flexible": False, "lenient": False}
+                raise ConfigError(
+                    f"a separator {separator!r}", f"{mark!r} with white space around it", "correct separators"
+                )
+        rules = {
+            "item_separator": separators[0],
+            "key_separator": separators[1],
+            "whitespace_flexible": False,
+            "lenient": False,
+        }
         made = _asked("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(given), overrides=rules)
         return _checked("JSON schema", text, made)
 
@@ -68,11 +84,17 @@ class Grammar:
 
     @staticmethod
     def regex(pattern: str) -> Grammar:
-        """Text that `pattern` matches from its beginning to its end: the syntax of Rust's regex crate, without look-around. Raises ConfigError."""
+        """Text that `pattern` matches from its beginning to its end: the syntax of Rust's regex crate, without
+        look-around. Raises ConfigError.
+        """
         if not isinstance(pattern, str) or not pattern or any("\ud800" <= c <= "\udfff" for c in pattern):
             raise ConfigError(f"a regular expression {pattern!r}", "a text", "correct it")
         _check_pattern(pattern)
-        return _checked("regular expression", pattern, _asked("regular expression", _library().LLMatcher.grammar_from_regex, pattern))
+        return _checked(
+            "regular expression",
+            pattern,
+            _asked("regular expression", _library().LLMatcher.grammar_from_regex, pattern),
+        )
 
     @staticmethod
     def choice(texts: Sequence[str]) -> Grammar:
@@ -80,7 +102,9 @@ class Grammar:
         if isinstance(texts, str) or not texts or any(not isinstance(text, str) or not text for text in texts):
             raise ConfigError(f"choices {texts!r:.80}", "a list of texts, none of them empty", "correct them")
         if sum(map(len, texts)) > MOST_TEXT:
-            raise ConfigError(f"choices of {sum(map(len, texts))} characters", f"at most {MOST_TEXT}", "give fewer or shorter ones")
+            raise ConfigError(
+                f"choices of {sum(map(len, texts))} characters", f"at most {MOST_TEXT}", "give fewer or shorter ones"
+            )
         made = "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, texts))
         return _checked("choice", json.dumps(list(texts)), _library().LLMatcher.grammar_from_lark(made))
 
@@ -89,14 +113,16 @@ class Vocabulary:
     """A bundle's tokens, for grammars. Built at first use; for use from any thread."""
 
     def __init__(self, tokenizer: Any, size: int, eos: Sequence[int]) -> None:
-        """`tokenizer`: of the library tokenizers. `size`: of the vocabulary, which may be larger than the tokenizer's. `eos`: end-of-text."""
+        """`tokenizer`: of the library tokenizers. `size`: of the vocabulary, which may be larger than the tokenizer's.
+        `eos`: end-of-text.
+        """
         self._tokenizer, self._size, self._eos = tokenizer, size, tuple(eos)
         self._lock = threading.Lock()
         self._built: tuple[Any, int] | None = None
 
     def walk(self, grammar: Grammar) -> Walk:
-        """The grammar at the beginning of an answer. Raises ConfigError where it is beyond the limits, BundleError for a tokenizer that the
-        library cannot take."""
+        """The grammar at the beginning of an answer. Raises ConfigError where it is beyond the limits, BundleError for
+        a tokenizer that the library cannot take."""
         tokens, end = self._tokens()
         made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
         if made.is_error():
@@ -124,7 +150,9 @@ class Vocabulary:
         except BaseException as error:  # the library's panics are not Exceptions
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise BundleError(f"a tokenizer that grammars cannot use: {_line(str(error))}", "one of bytes", "decode without a grammar") from None
+            raise BundleError(
+                f"a tokenizer that grammars cannot use: {_line(str(error))}", "one of bytes", "decode without a grammar"
+            ) from None
 
 
 class _Followed:
@@ -156,7 +184,9 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError:
-        raise ConfigError("a grammar, without the package llguidance", "it installed", "pip install streamspec[grammar]") from None
+        raise ConfigError(
+            "a grammar, without the package llguidance", "it installed", "pip install streamspec[grammar]"
+        ) from None
     return llguidance
 
 
@@ -172,7 +202,9 @@ def _checked(kind: str, source: str, made: str) -> Grammar:
 
 
 def _asked(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:
-    """The library's answer. Raises ConfigError where it refuses what it is given or panics over it, in quoting it for example."""
+    """The library's answer. Raises ConfigError where it refuses what it is given or panics over it, in quoting it for
+    example.
+    """
     try:
         return function(*arguments, **options)
     except BaseException as error:  # its panics are not Exceptions
@@ -182,7 +214,11 @@ def _asked(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _bad(kind: str, message: str) -> ConfigError:
-    return ConfigError(f"a {kind} that cannot be used: {_line(message)}", "one that docs/structured.md describes", "correct or simplify it")
+    return ConfigError(
+        f"a {kind} that cannot be used: {_line(message)}",
+        "one that docs/structured.md describes",
+        "correct or simplify it",
+    )
 
 
 def _line(message: str) -> str:
@@ -211,13 +247,19 @@ def _patterns(schema: Any, depth: int = 0) -> Iterator[str]:
         yield from _patterns(part, depth + 1)
 
 
-_PIECES = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}|.", re.DOTALL)
+_PIECES = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}|.", re.DOTALL
+)
 
 
 def _check_pattern(pattern: str) -> None:
-    """Refuses regular expressions that are long, or whose counted repetitions multiply: the library would build them out."""
+    """Refuses regular expressions that are long, or whose counted repetitions multiply: the library would build them
+    out.
+    """
     if len(pattern) > MOST_PATTERN:
-        raise ConfigError(f"a regular expression of {len(pattern)} characters", f"at most {MOST_PATTERN}", "simplify it")
+        raise ConfigError(
+            f"a regular expression of {len(pattern)} characters", f"at most {MOST_PATTERN}", "simplify it"
+        )
     inside = [1]  # largest product of counts in each open group
     last = 1  # and in what a count would repeat
     for piece in _PIECES.finditer(pattern):
@@ -232,4 +274,6 @@ def _check_pattern(pattern: str) -> None:
         elif piece[0] not in "*+?":
             last = 1
         if last > MOST_REPEATS:
-            raise ConfigError(f"a regular expression that repeats {last} times over", f"at most {MOST_REPEATS}", "simplify it")
+            raise ConfigError(
+                f"a regular expression that repeats {last} times over", f"at most {MOST_REPEATS}", "simplify it"
+            )

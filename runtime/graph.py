@@ -1,7 +1,8 @@
-"""An opened step graph (docs/architecture.md, "The step graph"): one ONNX Runtime session, shared by any number of sequences.
+"""An opened step graph (docs/architecture.md, "The step graph"): one ONNX Runtime session, shared by any number of
+sequences.
 
-What is opened once lies here: the weights, what the graph takes and gives, whose turn it is. What belongs to one text is the engine's. Safe to
-use from several threads. Knows nothing about tokens.
+What is opened once lies here: the weights, what the graph takes and gives, whose turn it is. What belongs to one text
+is the engine's. Safe to use from several threads. Knows nothing about tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from streamspec.runtime.sampling import GREEDY
 from streamspec.runtime.saturation import products_saturate
 from streamspec.runtime.turns import Turns
 
-SPIN = 1000  # microseconds that a worker waits busily: longer than a step's own work on the host, then it costs nothing until the next
+# microseconds that a worker waits busily: longer than a step's own work on the host, then it costs nothing until the
+# next
+SPIN = 1000
 _NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
 _CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen", "free", "allowed")
 _STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
@@ -57,11 +60,12 @@ class Graph:
         spin: bool = True,
         profile: Path | None = None,
     ) -> None:
-        """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers, ProviderError
-        where this one cannot be used here or leaves to the CPU what decides the speed.
+        """Raises BundleError where the graph is not what the manifest promises, ConfigError for unknown providers,
+        ProviderError where this one cannot be used here or leaves to the CPU what decides the speed.
 
-        `spin`: worker threads wait busily for up to a millisecond; faster, at the price of a warm core while generating.
-        `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says which).
+        `spin`: worker threads wait busily for up to a millisecond; faster, at the price of a warm core while
+        generating. `profile`: ONNX Runtime records every node's time in a file whose name begins so (`end_profile` says
+        which).
         """
         self.threads = threads if threads is not None else physical_cores()
         self.model, self.manifest, self.provider, self.spin = model, manifest, provider, spin
@@ -119,7 +123,9 @@ class Graph:
         return mover
 
     def run(self, binding: Binding, options: Any, cancelled: threading.Event) -> tuple[float, float]:
-        """Calls the graph when it is our turn; returns seconds spent inside and in line. Raises Cancelled, or BundleError for a graph that fails."""
+        """Calls the graph when it is our turn; returns seconds spent inside and in line. Raises Cancelled, or
+        BundleError for a graph that fails.
+        """
         asked = time.perf_counter()
         with self.turns.turn(cancelled):
             started = time.perf_counter()
@@ -128,7 +134,9 @@ class Graph:
             except Exception as error:
                 if cancelled.is_set():  # ONNX Runtime has no error class of its own for this
                     raise Cancelled from None
-                raise BundleError(f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again") from error
+                raise BundleError(
+                    f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again"
+                ) from error
             return time.perf_counter() - started, started - asked
 
     def end_profile(self) -> Path:
@@ -145,7 +153,9 @@ class Graph:
             options.profile_file_prefix = str(profile)
         try:
             with huge_pages():
-                return self.ort.InferenceSession(str(model), options, providers=prepare(self.ort, found, options, self.threads))
+                return self.ort.InferenceSession(
+                    str(model), options, providers=prepare(self.ort, found, options, self.threads)
+                )
         except Exception as error:
             on = "" if found.provider is CPU else f" on {self.provider}"
             raise BundleError(
@@ -160,8 +170,12 @@ class Graph:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # changing shapes would grow a pattern each
-        options.enable_cpu_mem_arena = True  # without it long prompts take three times the time and gigabytes (docs/decisions.md)
-        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")  # weights lie outside of it
+        options.enable_cpu_mem_arena = (
+            True  # without it long prompts take three times the time and gigabytes (docs/decisions.md)
+        )
+        options.add_session_config_entry(
+            "session.use_device_allocator_for_initializers", "1"
+        )  # weights lie outside of it
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spin else "0")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
@@ -189,7 +203,10 @@ class Graph:
         """The graph's names and cache shape against the manifest; returns the cache's type."""
         inputs, outputs = (
             {value.name: value for value in side if value.type in TYPES}
-            for side in (self.session.get_inputs() + self.session.get_overridable_initializers(), self.session.get_outputs())
+            for side in (
+                self.session.get_inputs() + self.session.get_overridable_initializers(),
+                self.session.get_outputs(),
+            )
         )
         wanted, produced = self._interface(manifest)
         missing = sorted((wanted - set(inputs)) | (produced - set(outputs)))
@@ -204,8 +221,14 @@ class Graph:
         model = manifest.model
         cache = inputs["past_key_values.0.key"]
         sizes = zip(cache.shape, (1, model.kv_heads, None, model.head_dim), strict=False)
-        if len(cache.shape) != 4 or any(isinstance(found, int) and size is not None and found != size for found, size in sizes):
-            raise BundleError(f"a cache of shape {cache.shape}", f"{model.kv_heads} heads of {model.head_dim}", "export the bundle again")
+        if len(cache.shape) != 4 or any(
+            isinstance(found, int) and size is not None and found != size for found, size in sizes
+        ):
+            raise BundleError(
+                f"a cache of shape {cache.shape}",
+                f"{model.kv_heads} heads of {model.head_dim}",
+                "export the bundle again",
+            )
         if cache.type not in ("tensor(float)", "tensor(float16)"):
             raise BundleError(f"a cache of type {cache.type}", "float or float16", "export the bundle again")
         return np.dtype(TYPES[cache.type])

@@ -1,6 +1,8 @@
-"""Whether a bundle is awake: puts it to sleep when nobody has asked for anything for some time, and wakes it for whoever asks next.
+"""Whether a bundle is awake: puts it to sleep when nobody has asked for anything for some time, and wakes it for
+whoever asks next.
 
-Nothing is polled: one timer sleeps until it is due, and only where idleness is limited. Knows nothing about what sleeping means.
+Nothing is polled: one timer sleeps until it is due, and only where idleness is limited. Knows nothing about what
+sleeping means.
 """
 
 from __future__ import annotations
@@ -18,19 +20,21 @@ class Keeper:
     """`seconds`: how long idleness may last, None: for ever. Safe to use from several threads."""
 
     def __init__(self, sleep: Callable[[], None], wake: Callable[[], None]) -> None:
-        """Awake. `sleep`, `wake`: methods of an object, which this one does not keep alive. Neither is called while the other runs, or while anybody
-        is at work; what `wake` raises reaches who asked."""
+        """Awake. `sleep`, `wake`: methods of an object, which this one does not keep alive. Neither is called while the
+        other runs, or while anybody is at work; what `wake` raises reaches who asked."""
         self.seconds: float | None = None
         self.awake = True
         self._sleep, self._wake = WeakMethod(sleep), WeakMethod(wake)
-        self._lock = threading.RLock()  # while it is held, a body that nobody holds any longer may end in the same thread
+        self._lock = (
+            threading.RLock()
+        )  # while it is held, a body that nobody holds any longer may end in the same thread
         self._users = 0
         self._timer: threading.Timer | None = None
 
     @contextmanager
     def at_work(self, wake: bool = True) -> Iterator[bool]:
-        """The body finds everything awake; idleness begins where the last such body ends. Without `wake` what sleeps goes on sleeping, and the body
-        is told so: False."""
+        """The body finds everything awake; idleness begins where the last such body ends. Without `wake` what sleeps
+        goes on sleeping, and the body is told so: False."""
         with self._lock:
             there = self.awake or wake
             if there:
@@ -51,7 +55,9 @@ class Keeper:
         """To sleep now. Raises ConfigError while anybody is at work."""
         with self._lock:
             if self._users:
-                raise ConfigError("a bundle that is at work", "one that nobody uses", "cancel or finish what runs first")
+                raise ConfigError(
+                    "a bundle that is at work", "one that nobody uses", "cancel or finish what runs first"
+                )
             self._rest()
 
     def _begin(self) -> None:
@@ -64,7 +70,9 @@ class Keeper:
     def _end(self) -> None:
         with self._lock:
             self._users -= 1
-            if self._users == 0 and self.seconds is not None and not sys.is_finalizing():  # a thread begun then never comes to run
+            if (
+                self._users == 0 and self.seconds is not None and not sys.is_finalizing()
+            ):  # a thread begun then never comes to run
                 self._start(self.seconds)
 
     def _start(self, seconds: float) -> None:
@@ -99,6 +107,8 @@ def _call(method: WeakMethod[Callable[[], None]]) -> None:
 
 def check_idle(seconds: float | None) -> float | None:
     """Raises ConfigError for what is no time."""
-    if seconds is not None and not (isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < threading.TIMEOUT_MAX):
+    if seconds is not None and not (
+        isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < threading.TIMEOUT_MAX
+    ):
         raise ConfigError(f"idle {seconds!r}", "seconds above 0, or None", "correct idle")
     return seconds

@@ -1,7 +1,7 @@
 """The key/value cache: one stacked array for all layers, grown on demand, compacted in place.
 
-Where the system allows it, address space for the whole limit is taken at once and memory as rows are written: nothing is copied, nothing
-taken for rows that never come. Knows nothing about ONNX Runtime or trees.
+Where the system allows it, address space for the whole limit is taken at once and memory as rows are written: nothing
+is copied, nothing taken for rows that never come. Knows nothing about ONNX Runtime or trees.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class KeyValueCache:
     `limit` bounds the capacity. Growing makes a new array: views of the old one must be replaced.
     """
 
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, limit: int, dtype: np.dtype, first: int | None = None) -> None:
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, limit: int, dtype: np.dtype, first: int | None = None
+    ) -> None:
         """`first`: capacity to begin with."""
         self._limit = limit
         self._shape = (layers, 2, 1, kv_heads, head_dim)
@@ -63,7 +65,9 @@ class KeyValueCache:
         self.length += len(path)
 
     def place(self, rows: np.ndarray, path: Sequence[int]) -> None:
-        """Commits the rows of an accepted path that lie elsewhere: `rows` as `data`, with those of the last call for slots."""
+        """Commits the rows of an accepted path that lie elsewhere: `rows` as `data`, with those of the last call for
+        slots.
+        """
         end = self.length + len(path)
         self.data[..., self.length : end, :] = rows[..., list(path), :]
         self.length = end
@@ -92,14 +96,20 @@ class KeyValueCache:
         try:
             room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise ResourceError(f"no room for {capacity} tokens of context: {error.strerror}", f"{size / 1e6:,.0f} MB", "give a smaller context") from None
+            raise ResourceError(
+                f"no room for {capacity} tokens of context: {error.strerror}",
+                f"{size / 1e6:,.0f} MB",
+                "give a smaller context",
+            ) from None
         if sys.platform == "linux":
             room.madvise(mmap.MADV_NOHUGEPAGE)
         return np.frombuffer(room, self._dtype).reshape(shape)
 
 
 def enough(capacity: int, needed: int, limit: int) -> int:
-    """The capacity to go on with: the same, or grown by doubling. Raises ValueError where more is needed than the limit."""
+    """The capacity to go on with: the same, or grown by doubling. Raises ValueError where more is needed than the
+    limit.
+    """
     if needed <= capacity:
         return capacity
     if needed > limit:
@@ -115,8 +125,8 @@ def views(data: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
 def keep_rows(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Which cache rows must move so that the accepted `path` lies right behind the `length` committed rows.
 
-    Node i's row was written at `length + i`. Returns (sources, targets), int64 [k], or None where the path already lies in
-    the first slots. Targets never lie behind their sources and both ascend, so copying in order is safe.
+    Node i's row was written at `length + i`. Returns (sources, targets), int64 [k], or None where the path already lies
+    in the first slots. Targets never lie behind their sources and both ascend, so copying in order is safe.
     """
     moved = [(node, slot) for slot, node in enumerate(path) if node != slot]
     if not moved:

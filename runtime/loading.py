@@ -1,4 +1,6 @@
-"""Opens a bundle: checks its files, opens its graph on a provider, settles how it is decoded. Knows nothing about generating."""
+"""Opens a bundle: checks its files, opens its graph on a provider, settles how it is decoded. Knows nothing about
+generating.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,23 @@ def load(
     memory: int | None = None,
     idle: float | None = None,
 ) -> Session:
-    """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base alone).
+    """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base
+    alone).
 
-    `provider`: "auto" takes, of those in docs/providers.md that are installed, run such a bundle and compute it rightly, the one that
-    promises most tokens per second; a name takes that one or raises. `Session.provider` says which runs, and why others do not.
-    `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the user's), decodes plainly where no tree
-    pays, and lets every step verify as many rows as pay; a number fixes the rows; "plain" turns speculation off.
-    `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts what followed earlier in the text. `spin`
-    lets worker threads wait busily for up to a millisecond: faster, warmer. `pruning`: which rows of a draft go on above the early exit (default:
-    all, or what `tune` found to pay here; no output depends on it). `context`: most tokens of a text, prompt and answer, by default the
-    model's; it caps the memory of the cache. `memory`: most bytes that the bundle may take, by default what the machine has free
-    (`streamspec.runtime.memory`); where it is expected to take more, with `context` full or without one 1,024 tokens, ResourceError says so before
-    anything large is opened. `idle`: after so many seconds without use the bundle is unloaded, as by `Session.unload`. May be called from several threads at once. Raises BundleError for anything wrong with the bundle, and where
-    this machine computes it wrongly; ConfigError and ProviderError for a provider that does not exist or cannot be used.
+    `provider`: "auto" takes, of those in docs/providers.md that are installed, run such a bundle and compute it
+    rightly, the one that promises most tokens per second; a name takes that one or raises. `Session.provider` says
+    which runs, and why others do not. `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the
+    user's), decodes plainly where no tree pays, and lets every step verify as many rows as pay; a number fixes the
+    rows; "plain" turns speculation off. `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts
+    what followed earlier in the text. `spin` lets worker threads wait busily for up to a millisecond: faster, warmer.
+    `pruning`: which rows of a draft go on above the early exit (default: all, or what `tune` found to pay here; no
+    output depends on it). `context`: most tokens of a text, prompt and answer, by default the model's; it caps the
+    memory of the cache. `memory`: most bytes that the bundle may take, by default what the machine has free
+    (`streamspec.runtime.memory`); where it is expected to take more, with `context` full or without one 1,024 tokens,
+    ResourceError says so before anything large is opened. `idle`: after so many seconds without use the bundle is
+    unloaded, as by `Session.unload`. May be called from several threads at once. Raises BundleError for anything wrong
+    with the bundle, and where this machine computes it wrongly; ConfigError and ProviderError for a provider that does
+    not exist or cannot be used.
     """
     from streamspec.runtime.choice import open_engine
 
@@ -65,7 +71,9 @@ def load(
     asked = Asked(tree, ngram, pruning, cache_dir)
     if manifest.swappable is None:
         found = settle(engine, manifest, asked)
-        session = Session(engine, manifest, tokenizer, template, found.rows, found.calibration, ngram, found.pruning, chosen)
+        session = Session(
+            engine, manifest, tokenizer, template, found.rows, found.calibration, ngram, found.pruning, chosen
+        )
         engine.graph.keeper.limit(idle)
         return session
     from streamspec.runtime.swapping import Swapper

@@ -1,4 +1,5 @@
-"""How likely the model itself held each token of an answer: natural logarithms, before temperature, penalties and grammars.
+"""How likely the model itself held each token of an answer: natural logarithms, before temperature, penalties and
+grammars.
 
 Pure arithmetic on rows of logits.
 """

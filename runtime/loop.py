@@ -31,11 +31,12 @@ TINY = 1e-30  # chances of which a logarithm is taken are at least this
 class Plan:
     """How to decode.
 
-    `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain step's; None
-    (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the newest tokens,
-    `experience`: what drafts have been worth so far, `worth`: whether to leave streams out where n-grams do (None: never). `pruning`: which rows go on above the early exit, None for all.
-    `in_place`: rows of a draft take the cache's next slots (`off_borders`). `grammar`: what the answer must follow, at its beginning; for
-    this generation alone. `logprobs`: say how likely each token was, and so many of the likeliest.
+    `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain
+    step's; None (unknown): every step takes all rows. `ngram`: also draft what followed an earlier occurrence of the
+    newest tokens, `experience`: what drafts have been worth so far, `worth`: whether to leave streams out where n-grams
+    do (None: never). `pruning`: which rows go on above the early exit, None for all. `in_place`: rows of a draft take
+    the cache's next slots (`off_borders`). `grammar`: what the answer must follow, at its beginning; for this
+    generation alone. `logprobs`: say how likely each token was, and so many of the likeliest.
     """
 
     limit: int
@@ -49,7 +50,9 @@ class Plan:
     sampling: Sampling = GREEDY
     pruning: Pruning | None = None
     in_place: bool = True
-    progress: Callable[[int, int], None] | None = None  # is told how many tokens of the prompt have been read, and of how many
+    progress: Callable[[int, int], None] | None = (
+        None  # is told how many tokens of the prompt have been read, and of how many
+    )
     call_rows: int | None = None  # that every call computes, however few are asked for
     grammar: Walk | None = None
     logprobs: int | None = None
@@ -81,12 +84,18 @@ class Decoder:
             self._worth.begin()
         progress, total = self.plan.progress, len(prompt)
         report = None if progress is None else lambda read: progress(known + read, total)
-        first = self.engine.prefill(prompt[known:], self._streams() and self._may_draft(total - 1), report, self._allowed())
+        first = self.engine.prefill(
+            prompt[known:], self._streams() and self._may_draft(total - 1), report, self._allowed()
+        )
         self.stats.prefill_seconds = time.perf_counter() - started
         self._guesses = first.guesses
         done = self._said(cut([int(first.choices[0])], [False], self.plan.eos, limit), first, (0,))
         self._count(done, 0)
-        graph_before, waited_before, decoding = self.engine.graph_seconds, self.engine.waited_seconds, time.perf_counter()
+        graph_before, waited_before, decoding = (
+            self.engine.graph_seconds,
+            self.engine.waited_seconds,
+            time.perf_counter(),
+        )
         if self._index is not None:
             self._index.extend(prompt)
         while True:
@@ -113,13 +122,15 @@ class Decoder:
         return self.plan.plain if self.plan.rows == 1 else self._governor.describe(self.plan.rows)
 
     def _draft(self) -> Draft | None:
-        """The next step's draft; None where there is nothing to guess with, or no room left in the context. While speculation pauses only what
-        a grammar forces is drafted."""
+        """The next step's draft; None where there is nothing to guess with, or no room left in the context. While
+        speculation pauses only what a grammar forces is drafted."""
         room = self.engine.context_length - self.engine.length - self.engine.gamma - 1
         walk, rows, pauses = self.plan.grammar, self.plan.rows, not self._governor.on
         self._found = self._index.find(room) if self._index is not None and not pauses else None
         forced = walk is not None and walk.at().forced is not None
-        if not forced and (pauses or (self._guesses is None and (self._found is None or (self.engine.gamma and self._worth is None)))):
+        if not forced and (
+            pauses or (self._guesses is None and (self._found is None or (self.engine.gamma and self._worth is None)))
+        ):
             return None
         if walk is not None:
             rows = min(rows, room + 1)  # a chain of forced tokens may be long
@@ -128,7 +139,9 @@ class Decoder:
         made = draft(self._root, guesses, self._found, rows, costs, self.plan.experience.sharpness, walk)
         if len(made.tree) == 1 or made.tree.depth > room:
             return None
-        forgoes = self._guesses is not None and self._streams()  # a plain step would be one with streams behind it, for nothing
+        forgoes = (
+            self._guesses is not None and self._streams()
+        )  # a plain step would be one with streams behind it, for nothing
         if costs is not None and not forgoes and not made.pays(costs):
             return None
         return off_borders(made, self.engine.length) if self.plan.in_place else made
@@ -141,7 +154,9 @@ class Decoder:
         costs, paused = self._costs(), not self._governor.on
         streams = self._streams() and not paused
         walk = self.plan.grammar
-        result = self.engine.verify(tokens, tree, streams, pruning, priors, None if walk is None else walk.masks(tree, tokens))
+        result = self.engine.verify(
+            tokens, tree, streams, pruning, priors, None if walk is None else walk.masks(tree, tokens)
+        )
         node, path = accept(tree, tokens, result.choices)
         if result.accepted is not None and result.accepted != node:
             # The guesses would belong to another text, and a graph that errs here is not to be trusted elsewhere.
@@ -169,7 +184,9 @@ class Decoder:
     def _plain_step(self, remaining: int) -> Committed:
         resume = (self._governor.on and not self._governor.looks) or self._governor.about_to_resume
         draft_next = resume and remaining > 1 and self._streams() and self._may_draft(self.engine.length)
-        result = self.engine.verify(np.array([self._root], dtype=np.int64), ROOT_ONLY, draft_next, allowed=self._allowed())
+        result = self.engine.verify(
+            np.array([self._root], dtype=np.int64), ROOT_ONLY, draft_next, allowed=self._allowed()
+        )
         self.engine.keep((0,))
         self._guesses = result.guesses
         self._governor.plain_step(None if draft_next else self._clock() - self._began)
@@ -184,7 +201,9 @@ class Decoder:
         return None if self.plan.grammar is None else self.plan.grammar.at().mask[None]
 
     def _said(self, done: Committed, result: Verified, path: Sequence[int]) -> Committed:
-        """What the rows of `path` said: cut where the grammar is over, which goes on behind it, and with log-probabilities."""
+        """What the rows of `path` said: cut where the grammar is over, which goes on behind it, and with
+        log-probabilities.
+        """
         walk, count = self.plan.grammar, self.plan.logprobs
         if walk is not None:
             over = walk.over_after(done.tokens)

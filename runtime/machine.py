@@ -14,7 +14,15 @@ _GROUP_FILES = (  # version 2, version 1: limit, use, and which of the use are p
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-_INSTRUCTION_SETS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}  # that products are faster with
+_INSTRUCTION_SETS = {
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "amx_int8",
+    "asimddp",
+    "i8mm",
+}  # that products are faster with
 
 
 def physical_cores() -> int:
@@ -44,7 +52,10 @@ def instruction_sets() -> tuple[str, ...] | None:
 def memory() -> tuple[int | None, int | None]:
     """Bytes of memory, and of it what a new program could use; None for what the system does not say."""
     try:
-        kilobytes = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in _MEMINFO.read_text().splitlines())}
+        kilobytes = {
+            key: int(rest.split()[0])
+            for key, _, rest in (line.partition(":") for line in _MEMINFO.read_text().splitlines())
+        }
     except (OSError, ValueError, IndexError):
         kilobytes = {}
     total, free = (kilobytes[name] * 1024 if name in kilobytes else None for name in ("MemTotal", "MemAvailable"))
@@ -55,7 +66,8 @@ def memory() -> tuple[int | None, int | None]:
 
 
 def available() -> int | None:
-    """Bytes that a new program could use here, limits of containers (Linux control groups) included; None where the system does not say.
+    """Bytes that a new program could use here, limits of containers (Linux control groups) included; None where the
+    system does not say.
 
     Where it says only what there is in all, that.
     """
@@ -78,7 +90,12 @@ def _group_rooms() -> list[int]:
         group = root / path.strip("/")
         folders = [group, *group.parents] if group.is_relative_to(root) else []
         folders = [folder for folder in folders if folder.is_relative_to(root)]
-        out += [room for folder in folders or [root] for names in _GROUP_FILES if (room := _room(folder, *names)) is not None]
+        out += [
+            room
+            for folder in folders or [root]
+            for names in _GROUP_FILES
+            if (room := _room(folder, *names)) is not None
+        ]
     return out
 
 

@@ -1,6 +1,7 @@
 """How much memory a bundle will take, from its manifest alone, and whether the machine has it.
 
-The figures were fitted to what sessions took on CPUs (docs/embedding.md has both). Knows nothing about graphs; opens none.
+The figures were fitted to what sessions took on CPUs (docs/embedding.md has both). Knows nothing about graphs; opens
+none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ STATES = 8  # the same of rows x hidden size
 LIBRARY = 40 * MB  # ONNX Runtime's code and what it knows of a graph
 TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
 DATA = ".data"
-# Stored weights to packed ones: float16 is computed as float32, int4 gets sums of its blocks. The embedding is read where it lies.
+# Stored weights to packed ones: float16 is computed as float32, int4 gets sums of its blocks. The embedding is read
+# where it lies.
 PACKED = {"fp32": 1.0, "fp16": 2.0, "int8": 1.0, "int4": 1.2}
 STORED = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 1}  # bytes of an embedding's number
 STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
@@ -32,10 +34,12 @@ STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes that a loaded bundle adds to a process that has imported `streamspec.runtime`, at most, with every context full.
+    """Bytes that a loaded bundle adds to a process that has imported `streamspec.runtime`, at most, with every context
+    full.
 
-    `weights`: mapped from the file and read there; the system may drop such pages and read them again. `packed`: the weights as the processor wants
-    them, `cache`: keys and values, `work`: the tokenizer, ONNX Runtime, and what a call computes with.
+    `weights`: mapped from the file and read there; the system may drop such pages and read them again. `packed`: the
+    weights as the processor wants them, `cache`: keys and values, `work`: the tokenizer, ONNX Runtime, and what a call
+    computes with.
     """
 
     weights: int
@@ -53,16 +57,20 @@ class Estimate:
 
 
 def estimate(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> Estimate:
-    """What `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context` tokens each (default: the model's).
+    """What `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context` tokens each
+    (default: the model's).
 
-    For a folder the largest of its adapters is counted, for a manifest none. A model whose embedding is not also its LM head takes up to one embedding less.
-    Raises BundleError for a folder that is no bundle, ConfigError for numbers that make no sense.
+    For a folder the largest of its adapters is counted, for a manifest none. A model whose embedding is not also its LM
+    head takes up to one embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers that
+    make no sense.
     """
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
     model = manifest.model
     context = model.context_length if context is None else context
     if type(context) is not int or not 2 <= context <= model.context_length:
-        raise ConfigError(f"a context of {context!r} tokens", f"2..{model.context_length}, the model's", "correct context")
+        raise ConfigError(
+            f"a context of {context!r} tokens", f"2..{model.context_length}, the model's", "correct context"
+        )
     if type(sessions) is not int or sessions < 1:
         raise ConfigError(f"{sessions!r} sessions", "a whole number of at least 1", "correct sessions")
     data = sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA))
@@ -97,8 +105,9 @@ def largest_adapter(folder: Path) -> int:
 
 
 def check_memory(bundle: str | Path | Manifest, context: int | None = None, limit: int | None = None) -> None:
-    """Raises ResourceError where `bundle` with one session of `context` tokens (default: the model's, at most `SURE`) takes more than `limit` bytes,
-    by default what the machine has to give; ConfigError for a limit that is none. A machine that does not say what it has is taken to have enough."""
+    """Raises ResourceError where `bundle` with one session of `context` tokens (default: the model's, at most `SURE`)
+    takes more than `limit` bytes, by default what the machine has to give; ConfigError for a limit that is none. A
+    machine that does not say what it has is taken to have enough."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigError(f"memory {limit!r}", "a number of bytes", "correct memory")
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)

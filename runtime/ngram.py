@@ -1,7 +1,7 @@
 """The n-gram drafter (prompt lookup): what followed the last time the text's newest tokens stood there.
 
-An index of one text, prompt included, that grows with it, and rates of how often such a continuation comes true, which outlive
-the text. Costs no model call. Knows nothing about trees or models.
+An index of one text, prompt included, that grows with it, and rates of how often such a continuation comes true, which
+outlive the text. Costs no model call. Knows nothing about trees or models.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 LONGEST = 4  # tokens of a key; longer matches are told apart by looking back
 MEASURED = 8  # match lengths from here on count as one
 CONTINUATION = 16  # tokens offered
-# How often the next token of a continuation is right, by match length, before anything was seen: where streams guess something
-# else, where they guess the same, and where there are none to ask. Smoothed by hand from WikiSQL (docs/decisions.md).
+# How often the next token of a continuation is right, by match length, before anything was seen: where streams guess
+# something else, where they guess the same, and where there are none to ask. Smoothed by hand from WikiSQL
+# (docs/decisions.md).
 ASSUMED = {
     "differs": (0.0, 0.10, 0.25, 0.30, 0.25, 0.25, 0.25, 0.25, 0.25),
     "agrees": (0.0, 0.90, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95),
@@ -28,7 +29,9 @@ class Rates:
     """Rates per kind of agreement and match length, from what was assumed and what was seen since."""
 
     trials: dict[str, list[float]] = field(default_factory=lambda: {k: [WEIGHT] * len(v) for k, v in ASSUMED.items()})
-    hits: dict[str, list[float]] = field(default_factory=lambda: {k: [WEIGHT * p for p in v] for k, v in ASSUMED.items()})
+    hits: dict[str, list[float]] = field(
+        default_factory=lambda: {k: [WEIGHT * p for p in v] for k, v in ASSUMED.items()}
+    )
 
     def of(self, kind: str, match: int) -> float:
         return self.hits[kind][match] / self.trials[kind][match]
@@ -42,7 +45,9 @@ class Rates:
 
 @dataclass(frozen=True)
 class Continuation:
-    """`tokens` may come next. `match`: how many tokens agreed. `chance[kind]` of each token, if those before it came."""
+    """`tokens` may come next. `match`: how many tokens agreed. `chance[kind]` of each token, if those before it
+    came.
+    """
 
     tokens: tuple[int, ...]
     match: int
@@ -55,7 +60,9 @@ class NgramIndex:
     def __init__(self, rates: Rates | None = None) -> None:
         self.text: list[int] = []
         self.rates = rates or Rates()
-        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> where its latest occurrence but the newest was followed
+        self._after: dict[
+            tuple[int, ...], int
+        ] = {}  # n-gram -> where its latest occurrence but the newest was followed
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Adds tokens to the text. An n-gram enters the index once a token follows it."""
@@ -66,7 +73,9 @@ class NgramIndex:
             self.text.append(int(token))
 
     def find(self, limit: int = CONTINUATION) -> Continuation | None:
-        """At most `limit` tokens that followed the latest of the longest matches; None where the newest token is new."""
+        """At most `limit` tokens that followed the latest of the longest matches; None where the newest token is
+        new.
+        """
         for n in range(min(LONGEST, len(self.text)), 0, -1):
             at = self._after.get(tuple(self.text[-n:]))
             if at is not None:

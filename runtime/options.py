@@ -30,10 +30,11 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Wanted:
-    """`stop`: strings behind which the text ends; they are left out of it. `speculate` False decodes plainly, with the same result, sampled or not
-    (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds after which the answer ends with what there is.
-    `grammar`: what the answer must follow (docs/structured.md), as far as it comes. `logprobs`: say how likely the model itself held each token, and
-    so many of the likeliest. `progress(read, tokens)` is called while the prompt is read. Raises ConfigError for values that make no sense."""
+    """`stop`: strings behind which the text ends; they are left out of it. `speculate` False decodes plainly, with the
+    same result, sampled or not (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds after
+    which the answer ends with what there is. `grammar`: what the answer must follow (docs/structured.md), as far as it
+    comes. `logprobs`: say how likely the model itself held each token, and so many of the likeliest. `progress(read,
+    tokens)` is called while the prompt is read. Raises ConfigError for values that make no sense."""
 
     max_new_tokens: int = 256
     stop: str | Sequence[str] = ()
@@ -52,11 +53,21 @@ class Wanted:
         if not isinstance(self.sampling, Sampling):
             raise ConfigError(f"sampling {self.sampling!r}", "a Sampling", "make one: Sampling(temperature=0.7)")
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
-            raise ConfigError(f"a grammar of type {type(self.grammar).__name__}", "a Grammar", "make one with Grammar.json_schema, .regex or .choice")
+            raise ConfigError(
+                f"a grammar of type {type(self.grammar).__name__}",
+                "a Grammar",
+                "make one with Grammar.json_schema, .regex or .choice",
+            )
         if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MOST_LOGPROBS):
             raise ConfigError(f"logprobs {self.logprobs!r}", f"a whole number from 0 to {MOST_LOGPROBS}", "correct it")
-        if self.timeout is not None and not (type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX):
-            raise ConfigError(f"a timeout of {self.timeout!r}", f"seconds, above 0 and at most {threading.TIMEOUT_MAX:.0f}", "correct timeout")
+        if self.timeout is not None and not (
+            type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX
+        ):
+            raise ConfigError(
+                f"a timeout of {self.timeout!r}",
+                f"seconds, above 0 and at most {threading.TIMEOUT_MAX:.0f}",
+                "correct timeout",
+            )
 
     @property
     def stops(self) -> list[str]:

@@ -1,7 +1,9 @@
-"""Memory as the system deals it: huge pages for a model's weights, where Linux gives them on request (docs/decisions.md), and giving back.
+"""Memory as the system deals it: huge pages for a model's weights, where Linux gives them on request
+(docs/decisions.md), and giving back.
 
-A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations. `MADV_COLLAPSE`
-(Linux 6.1) moves what is there into pages of 2 MiB, at once and without more memory. Elsewhere nothing happens.
+A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations.
+`MADV_COLLAPSE` (Linux 6.1) moves what is there into pages of 2 MiB, at once and without more memory. Elsewhere nothing
+happens.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def huge_pages(wanted: bool = True) -> Iterator[None]:
 
 
 def trim() -> None:
-    """What was freed goes back to the system also where the C library would keep it for later (glibc: all but the largest pieces)."""
+    """What was freed goes back to the system also where the C library would keep it for later (glibc: all but the
+    largest pieces).
+    """
     if sys.platform == "linux":
         give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if give_back is not None:
@@ -54,14 +58,18 @@ def offered() -> bool:
 
 
 def anonymous() -> list[tuple[Range, float]]:
-    """Writable private memory of this process that belongs to no file, in ascending order, and what share of it is in memory."""
+    """Writable private memory of this process that belongs to no file, in ascending order, and what share of it is in
+    memory.
+    """
     out: list[tuple[Range, float]] = []
     counted = False
     for line in MEMORY.read_text(encoding="utf-8", errors="replace").splitlines():
         key, *rest = line.split()
         if "-" in key:
             rights, _, _, inode, *name = rest
-            counted = rights == "rw-p" and inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
+            counted = (
+                rights == "rw-p" and inode == "0" and (not name or name[0] == "[heap]" or name[0].startswith("[anon"))
+            )
             start, end = (int(x, 16) for x in key.split("-"))
         elif counted and key == "Rss:":
             out.append(((start, end), 1024 * int(rest[0]) / (end - start)))

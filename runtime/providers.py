@@ -1,8 +1,8 @@
 """Execution providers: which there are, whether this machine can use them, and how ONNX Runtime is asked for one.
 
-A provider is part of a build of ONNX Runtime, or a plug-in package beside it. ONNX Runtime puts on the CPU what a provider does
-not take, all of a graph if need be, and says nothing: `check_placement` does. Knows nothing of what graphs compute (`probe`)
-or of which provider a bundle gets (`choice`).
+A provider is part of a build of ONNX Runtime, or a plug-in package beside it. ONNX Runtime puts on the CPU what a
+provider does not take, all of a graph if need be, and says nothing: `check_placement` does. Knows nothing of what
+graphs compute (`probe`) or of which provider a bundle gets (`choice`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,34 @@ from streamspec.errors import ConfigError, ProviderError, one_line
 
 DYNAMIC, STATIC, DEVICE = "dynamic", "static", "device"
 RECORD = "session.record_ep_graph_assignment_info"
-HEAVY = frozenset((  # operators whose place decides the speed: products, convolutions, attention, and what writes the cache
-    "MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "MatMulNBits",
-    "MatMulBnb4", "QGemm", "QLinearMatMul", "Einsum", "Conv", "FusedConv", "ConvInteger", "QLinearConv", "Attention", "QAttention",
-    "MultiHeadAttention", "GroupQueryAttention", "MoE", "QMoE", "TensorScatter",
-))  # fmt: skip
+# operators whose place decides the speed: products, convolutions, attention, and what writes the cache
+HEAVY = frozenset(
+    (
+        "MatMul",
+        "FusedMatMul",
+        "Gemm",
+        "FusedGemm",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "DynamicQuantizeMatMul",
+        "MatMulNBits",
+        "MatMulBnb4",
+        "QGemm",
+        "QLinearMatMul",
+        "Einsum",
+        "Conv",
+        "FusedConv",
+        "ConvInteger",
+        "QLinearConv",
+        "Attention",
+        "QAttention",
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "MoE",
+        "QMoE",
+        "TensorScatter",
+    )
+)
 
 Options = dict[str, str]
 
@@ -44,9 +67,13 @@ def _exact(threads: int) -> Options:
 
 
 def _float32(threads: int) -> Options:
-    # Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantised weights: a rounding makes a whole step of the
-    # small differences between plain and drafted rows (docs/decisions.md).
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "INFERENCE_NUM_THREADS": str(threads)}
+    # Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantised weights: a rounding
+    # makes a whole step of the small differences between plain and drafted rows (docs/decisions.md).
+    exact = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "INFERENCE_NUM_THREADS": str(threads),
+    }
     return {"load_config": json.dumps({"CPU": exact})}
 
 
@@ -67,10 +94,10 @@ def _whole(threads: int) -> Options:
 class Provider:
     """`name` on the command line, `ort` ONNX Runtime's. `flavours`: the bundles whose operators it has.
 
-    `brings`: what pip is to install, `system`: where alone that helps. `plugin`: the Python module of a plug-in package, '' where
-    only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device` is taken. `options`: the
-    provider's settings, from the number of threads, `built_in`: those besides where it is no plug-in. `memory`: where
-    its cache lies, ONNX Runtime's name of a device, '' for the machine's.
+    `brings`: what pip is to install, `system`: where alone that helps. `plugin`: the Python module of a plug-in
+    package, '' where only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device`
+    is taken. `options`: the provider's settings, from the number of threads, `built_in`: those besides where it is no
+    plug-in. `memory`: where its cache lies, ONNX Runtime's name of a device, '' for the machine's.
     """
 
     name: str
@@ -101,7 +128,16 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
         Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
         Provider("coreml", "CoreMLExecutionProvider", "streamspec[cpu]", (STATIC,), options=_whole, system="macOS"),
         Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", (STATIC,), "onnxruntime_ep_webgpu"),
-        Provider("openvino", "OpenVINOExecutionProvider", "streamspec[openvino]", (STATIC,), "onnxruntime_ep_openvino", "CPU", _float32, built_in={"device_type": "CPU"}),
+        Provider(
+            "openvino",
+            "OpenVINOExecutionProvider",
+            "streamspec[openvino]",
+            (STATIC,),
+            "onnxruntime_ep_openvino",
+            "CPU",
+            _float32,
+            built_in={"device_type": "CPU"},
+        ),
         CPU,
     )
 }
@@ -119,8 +155,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU. `passed_over`:
-    with "auto", providers that are installed but are not it, each with the reason."""
+    """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU.
+    `passed_over`: with "auto", providers that are installed but are not it, each with the reason."""
 
     name: str
     on_cpu: int = 0
@@ -152,8 +188,8 @@ def named(name: str) -> Provider:
 
 
 def flavour(manifest: Manifest) -> str:
-    """Static: one shape and primitive operators, for providers that compile; device: operators and a cache for a device with memory of its
-    own; else dynamic."""
+    """Static: one shape and primitive operators, for providers that compile; device: operators and a cache for a device
+    with memory of its own; else dynamic."""
     return STATIC if manifest.static else DEVICE if COMPACT in manifest.files else DYNAMIC
 
 
@@ -178,16 +214,24 @@ def find(provider: Provider, wanted: str = "") -> Found:
 
 
 def fitting(wanted: str) -> tuple[list[str], dict[str, str]]:
-    """Names of the providers that can be used here and run this flavour; and of others that are installed, with the reason."""
+    """Names of the providers that can be used here and run this flavour; and of others that are installed, with the
+    reason.
+    """
     found = {name: find(provider, wanted) for name, provider in PROVIDERS.items()}
-    return [name for name, one in found.items() if not one.why_not], {name: one.why_not for name, one in found.items() if one.installed and one.why_not}
+    return [name for name, one in found.items() if not one.why_not], {
+        name: one.why_not for name, one in found.items() if one.installed and one.why_not
+    }
 
 
 def usable(provider: Provider, wanted: str = "") -> Found:
     """The same. Raises ProviderError where it cannot be used."""
     found = find(provider, wanted)
     if found.why_not:
-        raise ProviderError(f"provider {provider.name}: {found.why_not}", "a provider this machine can use", "choose provider auto; streamspec doctor lists them")
+        raise ProviderError(
+            f"provider {provider.name}: {found.why_not}",
+            "a provider this machine can use",
+            "choose provider auto; streamspec doctor lists them",
+        )
     return found
 
 
@@ -211,12 +255,16 @@ def prepare(ort: Any, found: Found, options: Any, threads: int) -> Sequence[Any]
 
 
 def check_placement(session: Any, provider: Provider) -> int:
-    """How many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides the speed."""
+    """How many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides the
+    speed.
+    """
     if provider is CPU:
         return 0
     session.disable_fallback()  # else a failing run starts again on the CPU
     if provider.ort not in session.get_providers():
-        raise ProviderError(f"provider {provider.name} did not start", "its driver and libraries", "install them or choose provider cpu")
+        raise ProviderError(
+            f"provider {provider.name} did not start", "its driver and libraries", "install them or choose provider cpu"
+        )
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return 0  # none may, see `prepare`
     parts = session.get_provider_graph_assignment_info()
@@ -225,7 +273,11 @@ def check_placement(session: Any, provider: Provider) -> int:
     if heavy or all(part.ep_name != provider.ort for part in parts):
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(node.op_type for node in heavy).most_common())
         what = f"{kinds}, such as {', '.join(node.name for node in heavy[:3])}," if heavy else "the whole graph"
-        raise ProviderError(f"provider {provider.name} leaves {what} to the CPU", "only small nodes there", "choose provider cpu, or export another precision or flavour")
+        raise ProviderError(
+            f"provider {provider.name} leaves {what} to the CPU",
+            "only small nodes there",
+            "choose provider cpu, or export another precision or flavour",
+        )
     return len(left)
 
 
@@ -238,10 +290,14 @@ def _devices(ort: Any, provider: Provider) -> tuple[Any, ...]:
 
 @lru_cache
 def _register(plugin: str) -> str:
-    """Hands a plug-in package's library to ONNX Runtime, once in a process; returns why that failed, '' where it did not."""
+    """Hands a plug-in package's library to ONNX Runtime, once in a process; returns why that failed, '' where it did
+    not.
+    """
     try:
         ort = import_onnxruntime()
-        ort.register_execution_provider_library(f"streamspec.{plugin}", importlib.import_module(plugin).get_library_path())
+        ort.register_execution_provider_library(
+            f"streamspec.{plugin}", importlib.import_module(plugin).get_library_path()
+        )
     except Exception as error:  # whatever a stranger's package raises
         return one_line(f"{plugin} cannot be loaded: {error}", 300)
     return ""

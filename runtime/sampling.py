@@ -13,13 +13,16 @@ import numpy as np
 
 from streamspec.errors import ConfigError
 
-STEPS = 2**23  # uniform numbers are multiples of 1 / STEPS: exact in float32, and the largest stays below 1 in every product
+STEPS = (
+    2**23
+)  # uniform numbers are multiples of 1 / STEPS: exact in float32, and the largest stays below 1 in every product
 LEAST_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is greedy decoding, the least above it 0.001.
+    """Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is greedy decoding, the least
+    above it 0.001.
 
     `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None draws one. Raises ConfigError for values out of range.
     """

@@ -1,8 +1,9 @@
 """Finds out whether this machine's uint8 x int8 matrix products saturate, by computing one.
 
-AVX2 and AVX-512 without VNNI add pairs of products in 16 bits. ONNX Runtime can avoid that (`session.x64quantprecision`), but
-its way costs a third of the speed at 8 rows also where nothing saturates: so it is asked for only where it is needed.
-Computing beats asking the processor: it works on every system and tests the kernel that will run.
+AVX2 and AVX-512 without VNNI add pairs of products in 16 bits. ONNX Runtime can avoid that
+(`session.x64quantprecision`), but its way costs a third of the speed at 8 rows also where nothing saturates: so it is
+asked for only where it is needed. Computing beats asking the processor: it works on every system and tests the kernel
+that will run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-# MatMulInteger(uint8 [1, 64], int8 [64, 16]) -> int32 [1, 16], opset 21, IR 10; tests/runtime/test_saturation.py rebuilds it.
+# MatMulInteger(uint8 [1, 64], int8 [64, 16]) -> int32 [1, 16], opset 21, IR 10; tests/runtime/test_saturation.py
+# rebuilds it.
 _GRAPH = bytes.fromhex(
     "080a3a5c0a180a01610a0162120163220d4d61744d756c496e74656765721201675a130a0161120e0a0c080212080a0208010a0208405a130a0162"
     "120e0a0c080312080a0208400a02081062130a0163120e0a0c080612080a0208010a02081042040a001015"

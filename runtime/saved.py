@@ -1,7 +1,8 @@
 """A conversation on disk: its tokens, their keys and values, its messages, in one safetensors file.
 
-The file says for which bundle, adapter, drafter and chat template it was made, and is refused with any other. Like a bundle it is hostile on
-load: sizes, types and numbers are checked; its hash proves integrity, not origin. Knows nothing about graphs.
+The file says for which bundle, adapter, drafter and chat template it was made, and is refused with any other. Like a
+bundle it is hostile on load: sizes, types and numbers are checked; its hash proves integrity, not origin. Knows nothing
+about graphs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ AGAIN = "save it again, or begin a new conversation"
 
 @dataclass(frozen=True)
 class Saved:
-    """`tokens` of the text so far, `rows` [layers, 2, 1, kv_heads, tokens, head_dim] of the cache, `messages` of the chat."""
+    """`tokens` of the text so far, `rows` [layers, 2, 1, kv_heads, tokens, head_dim] of the cache, `messages` of the
+    chat.
+    """
 
     tokens: list[int]
     rows: np.ndarray
@@ -49,18 +52,22 @@ def write(path: Path, saved: Saved, manifest: Manifest) -> None:
     try:
         messages = json.dumps(saved.messages, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConversationError(f"messages that are no JSON: {error}", "text in the messages", "correct session.messages") from None
+        raise ConversationError(
+            f"messages that are no JSON: {error}", "text in the messages", "correct session.messages"
+        ) from None
     about = {"format": FORMAT, "key": key(manifest), "sha256": _digest(tensors, messages)}
     try:
         with new_file(path) as temporary:
             save_file(tensors, temporary, metadata={"streamspec": json.dumps(about), "messages": messages})
     except (OSError, SafetensorError) as error:
-        raise ConversationError(f"{path} cannot be written: {error}", "a file in a folder that can be", "choose another path") from None
+        raise ConversationError(
+            f"{path} cannot be written: {error}", "a file in a folder that can be", "choose another path"
+        ) from None
 
 
 def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: int) -> Saved:
-    """A conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for one of another bundle,
-    adapter or template, and for a damaged or hostile file."""
+    """A conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for one
+    of another bundle, adapter or template, and for a damaged or hostile file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -73,11 +80,18 @@ def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: 
             if about.integer("format", 1, 1 << 31) != FORMAT:
                 raise ConversationError(f"a conversation of format {about.raw('format')}", f"format {FORMAT}", AGAIN)
             if about.digest("key") != key(manifest):
-                raise ConversationError("a conversation with another bundle, adapter or template", "one saved with those that are open", AGAIN)
+                raise ConversationError(
+                    "a conversation with another bundle, adapter or template",
+                    "one saved with those that are open",
+                    AGAIN,
+                )
             shapes = {name: (part.get_dtype(), part.get_shape()) for name, part in tensors.items()}
             length = shapes["tokens"][1][0] if shapes.get("tokens", ("", []))[1] else 0
             kind = {"float32": "F32", "float16": "F16"}[dtype.name]
-            wanted = {"tokens": ("I64", [length]), "rows": (kind, [layers, 2, 1, model.kv_heads, length, model.head_dim])}
+            wanted = {
+                "tokens": ("I64", [length]),
+                "rows": (kind, [layers, 2, 1, model.kv_heads, length, model.head_dim]),
+            }
             if shapes != wanted or not 0 <= length <= context:
                 raise ConversationError(f"tensors {shapes}", f"{wanted}, at most {context} tokens", AGAIN)
             arrays = {name: file.get_tensor(name) for name in wanted}
@@ -87,7 +101,9 @@ def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: 
         raise ConversationError(f"{path.name} has another sha256 than it says", "the same", AGAIN)
     tokens = arrays["tokens"].tolist()
     if not np.isfinite(arrays["rows"]).all() or any(not 0 <= token < model.vocab_size for token in tokens):
-        raise ConversationError(f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {model.vocab_size}", AGAIN)
+        raise ConversationError(
+            f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {model.vocab_size}", AGAIN
+        )
     return Saved(tokens, arrays["rows"], _messages(_json(found, "messages"), path))
 
 

@@ -1,7 +1,7 @@
 """The public face of the runtime: a conversation with a loaded bundle. Generate, stream, chat, cancel, swap, save.
 
-Any number of sessions share a bundle's weights (`Session.another`). Knows nothing about graphs (engine), about accepting drafts (loop) or about
-how bundles are opened (loading).
+Any number of sessions share a bundle's weights (`Session.another`). Knows nothing about graphs (engine), about
+accepting drafts (loop) or about how bundles are opened (loading).
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 class Session:
-    """One generation at a time; other threads may have sessions of their own over the same weights. `cancel` may be called from any thread.
+    """One generation at a time; other threads may have sessions of their own over the same weights. `cancel` may be
+    called from any thread.
 
-    `messages`: of the chat so far; may be set or changed between turns, for instance to begin with a system message. What the cache holds of a
-    prompt's beginning is not read again, whatever was generated before.
+    `messages`: of the chat so far; may be set or changed between turns, for instance to begin with a system message.
+    What the cache holds of a prompt's beginning is not read again, whatever was generated before.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Session:
         provider: Chosen | None = None,
         swapper: Swapper | None = None,
     ) -> None:
-        """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay. `swapper`: of a swappable bundle."""
+        """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay.
+        `swapper`: of a swappable bundle.
+        """
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
         self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
         self.provider = provider or Chosen(CPU.name)
@@ -68,12 +71,23 @@ class Session:
         self._swapper, self._swaps = swapper, 0
 
     def another(self) -> Session:
-        """A session of its own over the same weights, with the same adapter and an empty cache: for another thread, or another conversation."""
+        """A session of its own over the same weights, with the same adapter and an empty cache: for another thread, or
+        another conversation.
+        """
         with self._awake():
             engine = self.engine.another()  # type: ignore[attr-defined]
         swapper = None if self._swapper is None else self._swapper.over(engine)
         new = Session(
-            engine, self.manifest, self.tokenizer, self.template, self.rows, self.calibration, self.ngram, self.pruning, self.provider, swapper
+            engine,
+            self.manifest,
+            self.tokenizer,
+            self.template,
+            self.rows,
+            self.calibration,
+            self.ngram,
+            self.pruning,
+            self.provider,
+            swapper,
         )
         new._vocabulary = self._vocabulary
         if swapper is not None:
@@ -86,18 +100,25 @@ class Session:
         return self._swapper.names() if self._swapper else []
 
     def swap(self, adapter: str | Path | None) -> None:
-        """From the next generation on answers with another adapter: one of `adapters`, the folder of one, or None, the base alone.
+        """From the next generation on answers with another adapter: one of `adapters`, the folder of one, or None, the
+        base alone.
 
-        Prompt format, draft trees and what was learnt of drafts are the adapter's own; the first time on a machine the cost of its steps is
-        measured. All or nothing: raises AdapterError for an adapter that is damaged, of another base or of another bundle, ConfigError for a
-        bundle that is not swappable and while a generation runs, and the adapter of before goes on.
+        Prompt format, draft trees and what was learnt of drafts are the adapter's own; the first time on a machine the
+        cost of its steps is measured. All or nothing: raises AdapterError for an adapter that is damaged, of another
+        base or of another bundle, ConfigError for a bundle that is not swappable and while a generation runs, and the
+        adapter of before goes on.
         """
         if self._swapper is None:
             swappable.check_swappable(self.manifest)
         assert self._swapper is not None
         with self._exclusive():
             new = self._swapper.to(adapter)
-            self.manifest, self.rows, self.calibration, self.pruning = new.manifest, new.rows, new.calibration, new.pruning
+            self.manifest, self.rows, self.calibration, self.pruning = (
+                new.manifest,
+                new.rows,
+                new.calibration,
+                new.pruning,
+            )
             self.learnt, self.adapter = new.learnt, new.adapter
             self._swaps += 1
 
@@ -111,10 +132,11 @@ class Session:
         return f"off ({self.calibration.reason})" if self.calibration else "off (asked for plain decoding)"
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
-        """The answer to `prompt`: text, a list of messages, or token ids taken as they are. `options`: `streamspec.runtime.options.Wanted`.
+        """The answer to `prompt`: text, a list of messages, or token ids taken as they are. `options`:
+        `streamspec.runtime.options.Wanted`.
 
-        Raises ContextOverflow where the prompt leaves no room, DataError or ConfigError for prompts or options that make
-        no sense, and ConfigError while another generation runs.
+        Raises ContextOverflow where the prompt leaves no room, DataError or ConfigError for prompts or options that
+        make no sense, and ConfigError while another generation runs.
         """
         return Completion.of(list(self.stream(prompt, **options)))
 
@@ -126,9 +148,10 @@ class Session:
     def chat(self, message: str | Message, *, overflow: str = "refuse", **options: Unpack[Options]) -> Completion:
         """The answer to `message` behind all `messages` so far; both are added to them. Errors as in `generate`.
 
-        A turn that is cancelled or runs out of time stays as far as it came; one that is cancelled with `rollback`, fails, or whose stream is
-        closed is forgotten. `overflow`: where the conversation no longer fits into the context, "refuse" raises ContextOverflow, "forget" drops
-        the oldest turns until half of the context is free, or as much as the answer may need.
+        A turn that is cancelled or runs out of time stays as far as it came; one that is cancelled with `rollback`,
+        fails, or whose stream is closed is forgotten. `overflow`: where the conversation no longer fits into the
+        context, "refuse" raises ContextOverflow, "forget" drops the oldest turns until half of the context is free, or
+        as much as the answer may need.
         """
         return Completion.of(list(self.stream_chat(message, overflow=overflow, **options)))
 
@@ -165,10 +188,14 @@ class Session:
             saved.write(Path(path), saved.Saved(tokens, rows, [dict(m) for m in self.messages]), self.manifest)
 
     def restore(self, path: str | Path) -> None:
-        """Goes on with a conversation that was saved with this bundle, adapter and template. Raises ConversationError; all is then as before."""
+        """Goes on with a conversation that was saved with this bundle, adapter and template. Raises ConversationError;
+        all is then as before.
+        """
         with self._exclusive():
             engine: Any = self.engine
-            found = saved.read(Path(path), self.manifest, engine.context_length, engine.graph.cache_type, engine.cache_layers)
+            found = saved.read(
+                Path(path), self.manifest, engine.context_length, engine.graph.cache_type, engine.cache_layers
+            )
             engine.fill(found.tokens, found.rows)
             self.messages = list(found.messages)
 
@@ -180,16 +207,17 @@ class Session:
                 self.engine.release()  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """As `forget`. The session can be used again; the weights stay as long as any session is held. Of a bundle loaded with `idle`, whose only
-        session this is, also `unload`."""
+        """As `forget`. The session can be used again; the weights stay as long as any session is held. Of a bundle
+        loaded with `idle`, whose only session this is, also `unload`."""
         self.forget()
         graph = self._graph
         if graph is not None and graph.keeper.seconds is not None and graph.sequences == 1:
             graph.keeper.unload()
 
     def unload(self) -> None:
-        """Gives back all memory but the tokenizer's, for all sessions over these weights, until one of them is used again: then the bundle's files are
-        checked and opened again, and a conversation goes on with its tokens read again. Raises ConfigError while any of them is at work."""
+        """Gives back all memory but the tokenizer's, for all sessions over these weights, until one of them is used
+        again: then the bundle's files are checked and opened again, and a conversation goes on with its tokens read
+        again. Raises ConfigError while any of them is at work."""
         if self._graph is not None:
             self._graph.keeper.unload()
 
@@ -201,7 +229,9 @@ class Session:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of range."""
         if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
-            raise DataError(f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt")
+            raise DataError(
+                f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt"
+            )
         if not isinstance(prompt, str):
             prompt = list(prompt)  # type: ignore[assignment]
         if not isinstance(prompt, str) and all(isinstance(i, (int, np.integer)) for i in prompt):
@@ -212,7 +242,9 @@ class Session:
             try:
                 text.encode()
             except UnicodeEncodeError as error:  # bytes of another encoding, or half of a surrogate pair
-                raise DataError(f"a prompt with {error.object[error.start]!r}", "text that UTF-8 can hold", "correct its encoding") from None
+                raise DataError(
+                    f"a prompt with {error.object[error.start]!r}", "text that UTF-8 can hold", "correct its encoding"
+                ) from None
             ids = list(self.tokenizer.encode(text, add_special_tokens=layout.add_special_tokens).ids)
         if not ids:
             raise DataError("a prompt without tokens", "at least one token", "give a prompt")
@@ -250,28 +282,54 @@ class Session:
         fixed = self.manifest.static
         rows = min(self.rows, fixed.rows) if fixed else self.rows
         plan = Plan(
-            wanted.max_new_tokens, self.manifest.model.eos_token_ids, rows if wanted.speculate else 1,
-            ngram=self.ngram, experience=self.learnt.experience, sampling=wanted.sampling, pruning=self.pruning, in_place=fixed is None,
-            progress=wanted.progress, call_rows=fixed.rows if fixed else None,
-            grammar=None if wanted.grammar is None else self._vocabulary.walk(wanted.grammar), logprobs=wanted.logprobs,
-            plain=self.speculation if wanted.speculate else "off (asked for plain decoding)", **calibrated,
-        )  # fmt: skip
+            wanted.max_new_tokens,
+            self.manifest.model.eos_token_ids,
+            rows if wanted.speculate else 1,
+            ngram=self.ngram,
+            experience=self.learnt.experience,
+            sampling=wanted.sampling,
+            pruning=self.pruning,
+            in_place=fixed is None,
+            progress=wanted.progress,
+            call_rows=fixed.rows if fixed else None,
+            grammar=None if wanted.grammar is None else self._vocabulary.walk(wanted.grammar),
+            logprobs=wanted.logprobs,
+            plain=self.speculation if wanted.speculate else "off (asked for plain decoding)",
+            **calibrated,
+        )
 
         @contextmanager
         def exclusive(control: Control) -> Iterator[None]:
             with self._exclusive(control):
                 if swaps != self._swaps:
-                    raise ConfigError("a prompt given before the adapter was swapped", "one for the adapter that answers", "ask again")
+                    raise ConfigError(
+                        "a prompt given before the adapter was swapped", "one for the adapter that answers", "ask again"
+                    )
                 yield
 
-        return Stream(Job(self.engine, self.tokenizer, ids, plan, wanted.stops, wanted.timeout, exclusive, finished or (lambda chunks: None)))
+        return Stream(
+            Job(
+                self.engine,
+                self.tokenizer,
+                ids,
+                plan,
+                wanted.stops,
+                wanted.timeout,
+                exclusive,
+                finished or (lambda chunks: None),
+            )
+        )
 
     @contextmanager
     def _exclusive(self, control: Control | None = None, wake: bool = True) -> Iterator[bool]:
-        """Holds the session without waiting for it, for a generation that `control` ends. The graph is open, unless it slept and is not to `wake`:
-        the body is told."""
+        """Holds the session without waiting for it, for a generation that `control` ends. The graph is open, unless it
+        slept and is not to `wake`: the body is told."""
         if not self._busy.acquire(blocking=False):
-            raise ConfigError("the session is busy", "one generation at a time", "finish or close the other one first, or ask `another()`")
+            raise ConfigError(
+                "the session is busy",
+                "one generation at a time",
+                "finish or close the other one first, or ask `another()`",
+            )
         try:
             self._control = control  # already now: waking takes seconds
             with self._awake(wake) as awake:

@@ -1,4 +1,5 @@
-"""How a bundle is decoded in this session: what was asked for, what this machine's costs make of it, what was learnt since.
+"""How a bundle is decoded in this session: what was asked for, what this machine's costs make of it, what was learnt
+since.
 
 Everything here belongs to one bundle or, where it is swappable, to one of its adapters. Knows nothing about text.
 """
@@ -40,7 +41,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Setting:
-    """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay. `adapter`: what a user calls it."""
+    """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay. `adapter`:
+    what a user calls it.
+    """
 
     manifest: Manifest
     rows: int

@@ -1,8 +1,9 @@
 """Static step graphs (docs/static.md): one shape for prompt chunks, drafts and plain steps alike.
 
-What is `OrtEngine`'s stays so: session, cancelling, prompts, the probe. A call pads its rows to the graph's; the cache is read by the graph and
-written here, accepted rows alone, so that nothing is ever compacted. The graph chooses greedily and drafts behind that; where tokens are
-sampled, a second small graph chooses on the CPU, and guesses behind another token are dropped.
+What is `OrtEngine`'s stays so: session, cancelling, prompts, the probe. A call pads its rows to the graph's; the cache
+is read by the graph and written here, accepted rows alone, so that nothing is ever compacted. The graph chooses
+greedily and drafts behind that; where tokens are sampled, a second small graph chooses on the CPU, and guesses behind
+another token are dropped.
 """
 
 from __future__ import annotations
@@ -30,14 +31,22 @@ _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 
 
 class StaticGraph(Graph):
-    """See `streamspec.runtime.graph.Graph`. `choice`: a session of the graph that chooses tokens where that is not greedy."""
+    """See `streamspec.runtime.graph.Graph`. `choice`: a session of the graph that chooses tokens where that is not
+    greedy.
+    """
 
     def _begin(self, profile: Path | None = None) -> None:
         super()._begin(profile)
         try:
-            self.choice = self.ort.InferenceSession(str(self.model.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"])
+            self.choice = self.ort.InferenceSession(
+                str(self.model.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"]
+            )
         except Exception as error:
-            raise BundleError(f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}", "a graph it can run", "export the bundle again") from None
+            raise BundleError(
+                f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}",
+                "a graph it can run",
+                "export the bundle again",
+            ) from None
 
     def _close(self) -> None:
         self.choice = None
@@ -49,27 +58,43 @@ class StaticGraph(Graph):
         produced = {"choices", "raw_logits", *(f"new.{name}" for name in caches)}
         if manifest.streams is not None:
             wanted, produced = wanted | set(_STREAM_INPUTS), produced | set(_STREAM_OUTPUTS)
-        return wanted, produced | ({"pair_logits"} if manifest.streams is not None and manifest.streams.bigram else set())
+        return wanted, produced | (
+            {"pair_logits"} if manifest.streams is not None and manifest.streams.bigram else set()
+        )
 
     def _check_interface(self, manifest: Manifest) -> np.dtype:
         dtype = super()._check_interface(manifest)
         shape, fixed = manifest.model, manifest.static
         assert fixed is not None
-        promised = {"input_ids": [1, fixed.rows], "past_key_values.0.key": [1, shape.kv_heads, fixed.slots, shape.head_dim]}
+        promised = {
+            "input_ids": [1, fixed.rows],
+            "past_key_values.0.key": [1, shape.kv_heads, fixed.slots, shape.head_dim],
+        }
         for value in self.session.get_inputs():
             if list(value.shape) != promised.get(value.name, list(value.shape)):
-                raise BundleError(f"{value.name} of shape {value.shape}", f"{promised[value.name]} as the manifest says", "export the bundle again")
+                raise BundleError(
+                    f"{value.name} of shape {value.shape}",
+                    f"{promised[value.name]} as the manifest says",
+                    "export the bundle again",
+                )
         return dtype
 
 
 class StaticEngine(OrtEngine):
-    """See `streamspec.runtime.interface.Engine`. Its graph is a `StaticGraph`, whose rows every call has, however few are asked for."""
+    """See `streamspec.runtime.interface.Engine`. Its graph is a `StaticGraph`, whose rows every call has, however few
+    are asked for.
+    """
 
     graph: StaticGraph
     rows: int
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        self,
+        tokens: np.ndarray,
+        tree: DraftTree,
+        draft: bool,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> Verified:
         result = super().verify(tokens, tree, draft, allowed=allowed)
@@ -90,24 +115,36 @@ class StaticEngine(OrtEngine):
     def _want_logits(self, wanted: bool) -> None:
         self._logits_wanted = wanted  # bound in any case
 
-    def _call(self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int, allowed: np.ndarray | None = None) -> Verified:
+    def _call(
+        self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int, allowed: np.ndarray | None = None
+    ) -> Verified:
         self._compute(inputs, forced_node)
         rows = inputs["logit_rows"]
         greedy, logits = self._greedy[rows], self._raw[rows] if self._logits_wanted else None
-        choices = self._checked(greedy if self._sampling.plain_argmax and allowed is None else self._sample(inputs, rows, allowed))
+        choices = self._checked(
+            greedy if self._sampling.plain_argmax and allowed is None else self._sample(inputs, rows, allowed)
+        )
         if not self.gamma or not draft:
             return Verified(choices, logits=logits)
         accepted, candidates, scores, *pairs = self._drafted
         node = int(accepted[0])
         at = np.flatnonzero(rows == node)
         if not len(at):
-            raise BundleError(f"a graph that accepted row {node} of {len(rows)}", "one of the rows it was given", "export the bundle again")
+            raise BundleError(
+                f"a graph that accepted row {node} of {len(rows)}",
+                "one of the rows it was given",
+                "export the bundle again",
+            )
         if self._root_matters and choices[at[0]] != greedy[at[0]]:
             return Verified(choices, logits=logits)
-        return Verified(choices, node, PlaceGuesses(candidates.copy(), scores.copy(), pairs[0].copy() if pairs else None), logits)
+        return Verified(
+            choices, node, PlaceGuesses(candidates.copy(), scores.copy(), pairs[0].copy() if pairs else None), logits
+        )
 
     def _compute(self, inputs: dict[str, np.ndarray], forced_node: int) -> None:
-        """Runs the graph; rows beyond those of `inputs` see no row of the call, themselves included, so that none can be accepted."""
+        """Runs the graph; rows beyond those of `inputs` see no row of the call, themselves included, so that none can
+        be accepted.
+        """
         ids, n = inputs["input_ids"], inputs["input_ids"].shape[1]
         binding, length = self._binding, self.cache.length
         for name, value, rest in (("input_ids", ids, 0), ("position_ids", inputs["position_ids"], length)):
@@ -127,16 +164,28 @@ class StaticEngine(OrtEngine):
     def _sample(self, inputs: dict[str, np.ndarray], rows: np.ndarray, allowed: np.ndarray | None) -> np.ndarray:
         """int64 [r]: choices of the `rows` that get one, from the processed distribution over what is `allowed`."""
         n = inputs["input_ids"].shape[1]
-        feed = self._sampling.scalars() | {
-            "raw_logits": self._raw[rows], "input_ids": inputs["input_ids"], "tree_mask": np.ascontiguousarray(inputs["tree_mask"][rows, :n]),
-            "uniforms": self._uniforms(inputs["position_ids"][0, rows]), "seen": self._seen, "free": np.array([allowed is None]),
-        } | ({} if allowed is None else {"allowed": allowed})  # fmt: skip
+        feed = (
+            self._sampling.scalars()
+            | {
+                "raw_logits": self._raw[rows],
+                "input_ids": inputs["input_ids"],
+                "tree_mask": np.ascontiguousarray(inputs["tree_mask"][rows, :n]),
+                "uniforms": self._uniforms(inputs["position_ids"][0, rows]),
+                "seen": self._seen,
+                "free": np.array([allowed is None]),
+            }
+            | ({} if allowed is None else {"allowed": allowed})
+        )
         try:
             choices: np.ndarray = self.graph.choice.run(["choices"], feed)[0]
         except Exception as error:
-            raise BundleError(f"{CHOICE} failed: {error}", "a graph that chooses tokens", "export the bundle again") from None
+            raise BundleError(
+                f"{CHOICE} failed: {error}", "a graph that chooses tokens", "export the bundle again"
+            ) from None
         if not isinstance(choices, np.ndarray) or choices.shape != rows.shape or choices.dtype != np.int64:
-            raise BundleError(f"a {CHOICE} that chose {str(choices)[:100]}", f"{len(rows)} tokens", "export the bundle again")
+            raise BundleError(
+                f"a {CHOICE} that chose {str(choices)[:100]}", f"{len(rows)} tokens", "export the bundle again"
+            )
         return choices
 
     # ---- what is fixed
@@ -169,7 +218,9 @@ class StaticEngine(OrtEngine):
         return binding
 
     def _bind_drafter(self, binding: Binding) -> list[np.ndarray]:
-        """Buffers of what the drafter gives: accepted node, candidates, their logits and, with a bigram, their pairs."""
+        """Buffers of what the drafter gives: accepted node, candidates, their logits and, with a bigram, their
+        pairs.
+        """
         if not self.gamma:
             return []
         shape = self.gamma, self._candidates

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Stats:
     """Counters of one generation; seconds are wall time.
 
-    `steps` are verification steps and `step_tokens` what they committed: end-of-text counts, anything behind it or behind
-    a limit does not, neither do the first token and the prefill. `plain_steps` bring one token each.
+    `steps` are verification steps and `step_tokens` what they committed: end-of-text counts, anything behind it or
+    behind a limit does not, neither do the first token and the prefill. `plain_steps` bring one token each.
     """
 
     prompt_tokens: int = 0
@@ -53,9 +53,12 @@ class Stats:
         reused = f" ({self.reused_tokens} known)" if self.reused_tokens else ""
         fixed = f"; every call computes {self.call_rows} rows, plain ones too" if self.call_rows else ""
         return (
-            f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} steps "
-            f"and {self.plain_steps} plain, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} tokens{reused}, "
-            f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % host); "
+            f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} "
+            f"steps "
+            f"and {self.plain_steps} plain, prefill {self.prefill_seconds:.2f} s for {self.prompt_tokens} "
+            f"tokens{reused}, "
+            f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % "
+            f"host); "
             f"{f'{self.forced_tokens} tokens forced by the grammar; ' if self.forced_tokens else ''}"
             f"speculation: {self.speculation}{fixed}"
         )

@@ -1,4 +1,5 @@
-"""One generation as its reader sees it: chunks of text as they come, how it is ended early, how it is read from another thread.
+"""One generation as its reader sees it: chunks of text as they come, how it is ended early, how it is read from another
+thread.
 
 Knows nothing about graphs (engine) or about accepting drafts (loop).
 """
@@ -28,8 +29,8 @@ class Chunk:
     """What one model call added. `text` may be empty while a character or a possible stop string is incomplete.
 
     `drafted[i]` says whether token i was drafted rather than spoken by the target alone. The last chunk has a finish
-    reason: "eos", "stop" (a stop string, or a grammar's end in a vocabulary without end-of-text), "length", "cancelled" or "timeout".
-    `logprobs`: of each token, where they were asked for.
+    reason: "eos", "stop" (a stop string, or a grammar's end in a vocabulary without end-of-text), "length", "cancelled"
+    or "timeout". `logprobs`: of each token, where they were asked for.
     """
 
     text: str
@@ -63,7 +64,9 @@ class Completion:
 
 @dataclass(frozen=True)
 class Job:
-    """What a stream is to do. `exclusive`: holds the session while the body runs. `finished` is given the chunks of an answer that is to stay."""
+    """What a stream is to do. `exclusive`: holds the session while the body runs. `finished` is given the chunks of an
+    answer that is to stay.
+    """
 
     engine: Engine
     tokenizer: Any
@@ -81,7 +84,9 @@ class Control:
     def __init__(self) -> None:
         self.reason = ""  # "cancelled" or "timeout", once somebody has ended it
         self.rollback = False
-        self._lock = threading.RLock()  # while it is held, a stream that nobody holds any longer may end in the same thread
+        self._lock = (
+            threading.RLock()
+        )  # while it is held, a stream that nobody holds any longer may end in the same thread
         self._engine: Engine | None = None
 
     def end(self, reason: str, rollback: bool = False) -> None:
@@ -127,7 +132,9 @@ class Stream(Iterator[Chunk]):
 
     def __init__(self, job: Job) -> None:
         self._control = Control()
-        self._chunks = _chunks(job, self._control)  # knows nothing of this object: one that nobody holds any longer ends it
+        self._chunks = _chunks(
+            job, self._control
+        )  # knows nothing of this object: one that nobody holds any longer ends it
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
@@ -137,7 +144,9 @@ class Stream(Iterator[Chunk]):
         self._chunks.close()
 
     def cancel(self, rollback: bool = False) -> None:
-        """Ends it, from any thread, also while the prompt is read: the last chunk says "cancelled". `rollback`: a chat forgets the turn."""
+        """Ends it, from any thread, also while the prompt is read: the last chunk says "cancelled". `rollback`: a chat
+        forgets the turn.
+        """
         self._control.end("cancelled", rollback)
 
     def start(self, notify: Callable[[], None] | None = None) -> Running:
@@ -203,7 +212,9 @@ class Running:
         return self._done
 
     def read(self) -> list[Chunk]:
-        """Chunks that came since the last reading, without waiting. Raises what went wrong, once all chunks before it are read."""
+        """Chunks that came since the last reading, without waiting. Raises what went wrong, once all chunks before it
+        are read.
+        """
         with self._changed:
             new, self._read = self._chunks[self._read :], len(self._chunks)
             if not new and self._error is not None:
@@ -220,7 +231,9 @@ class Running:
                 return
 
     def result(self, timeout: float | None = None) -> Completion:
-        """The whole answer, once it is there. Raises what went wrong, TimeoutError after `timeout` seconds (the answer goes on)."""
+        """The whole answer, once it is there. Raises what went wrong, TimeoutError after `timeout` seconds (the answer
+        goes on).
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(f"no answer within {timeout} seconds")

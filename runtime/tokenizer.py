@@ -1,7 +1,8 @@
 """The bundle's tokenizer and chat template, opened with the distrust they deserve.
 
-The tokenizers library takes anything that parses: padding to 10^12 tokens, replacements that multiply a text a hundred times over, and steps that panic
-at the first text. So padding and truncation are taken off, what can grow is limited, and a panic ends in one line. Knows nothing about models.
+The tokenizers library takes anything that parses: padding to 10^12 tokens, replacements that multiply a text a hundred
+times over, and steps that panic at the first text. So padding and truncation are taken off, what can grow is limited,
+and a panic ends in one line. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class BundleTokenizer:
 
 
 def read_tokenizer(folder: Path) -> BundleTokenizer:
-    """The tokenizer of the bundle in `folder`. Raises BundleError for one that does not load or that no text could safely be given to."""
+    """The tokenizer of the bundle in `folder`. Raises BundleError for one that does not load or that no text could
+    safely be given to.
+    """
     from tokenizers import Tokenizer
 
     data = read_small(folder, TOKENIZER, FIX, MAX_TOKENIZER)
@@ -95,7 +98,9 @@ def _check_growth(what: str, *parts: Any) -> None:
             growth *= GROWTH.get(str(kind), 1)
     if growth > MAX_GROWTH or added > MAX_ADDED or len(steps) > MAX_STEPS:
         raise BundleError(
-            f"{TOKENIZER}: {len(steps)} steps that make {what} {growth:.3g} times as long and {added} longer", f"at most {MAX_STEPS}, {MAX_GROWTH} times and {MAX_ADDED}", FIX
+            f"{TOKENIZER}: {len(steps)} steps that make {what} {growth:.3g} times as long and {added} longer",
+            f"at most {MAX_STEPS}, {MAX_GROWTH} times and {MAX_ADDED}",
+            FIX,
         )
 
 

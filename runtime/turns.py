@@ -1,6 +1,7 @@
 """Who may call the model: one at a time, in the order of asking.
 
-A graph with a past takes one sequence a call, and two calls at once would share the cores and both be late. Knows nothing about models.
+A graph with a past takes one sequence a call, and two calls at once would share the cores and both be late. Knows
+nothing about models.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class Turns:
 
     @contextmanager
     def turn(self, cancelled: threading.Event) -> Iterator[None]:
-        """The body has the turn. Raises Cancelled where `cancelled` is set before it comes (`wake` has it looked at)."""
+        """The body has the turn. Raises Cancelled where `cancelled` is set before it comes (`wake` has it looked
+        at).
+        """
         ticket = object()
         with self._changed:
             self._line.append(ticket)

@@ -1,7 +1,7 @@
 """Where a text stands in its grammar: which tokens may follow, which one must, and whether nothing may.
 
-One `Walk` belongs to one generation. It looks ahead along the paths of a draft tree and comes back; what it saw is remembered
-until the text grows. Knows token ids; the grammar itself is a `Matcher` (`runtime/grammar.py`, or a toy's).
+One `Walk` belongs to one generation. It looks ahead along the paths of a draft tree and comes back; what it saw is
+remembered until the text grows. Knows token ids; the grammar itself is a `Matcher` (`runtime/grammar.py`, or a toy's).
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """What may come next. `mask` bool [vocabulary], with end-of-text where the grammar may end; never empty. `forced`: the only
-    token there is, unless that is end-of-text. `over`: nothing may come and the vocabulary has no end-of-text; `dead`: nothing may come and the
-    text may not end here. `mask` is all True in both, and what it lets by is thrown away."""
+    """What may come next. `mask` bool [vocabulary], with end-of-text where the grammar may end; never empty. `forced`:
+    the only token there is, unless that is end-of-text. `over`: nothing may come and the vocabulary has no end-of-text;
+    `dead`: nothing may come and the text may not end here. `mask` is all True in both, and what it lets by is thrown
+    away."""
 
     mask: np.ndarray
     forced: int | None
@@ -54,7 +55,9 @@ class Walk:
         self.forced_tokens = 0  # of the text so far
 
     def at(self, path: Path = ()) -> Place:
-        """What may follow `path`. Raises ConfigError where the grammar has come to its limits, or the text itself to a dead end."""
+        """What may follow `path`. Raises ConfigError where the grammar has come to its limits, or the text itself to a
+        dead end.
+        """
         if path not in self._seen:
             self._go(path)
             mask, ends = self._matcher.allowed()
@@ -62,15 +65,17 @@ class Walk:
             count = int(np.count_nonzero(mask))
             one = int(np.argmax(mask)) if count == 1 else -1
             mask |= not count
-            self._seen[path] = Place(mask, None if one < 0 or one in self._eos else one, not count and ends, not count and not ends)
+            self._seen[path] = Place(
+                mask, None if one < 0 or one in self._eos else one, not count and ends, not count and not ends
+            )
         place = self._seen[path]
         if place.dead and not path:
             raise _stuck()
         return place
 
     def guesses(self, path: Path, guessed: Sequence[Guess]) -> list[tuple[int, float, int | None]]:
-        """Of what is `guessed` behind `path` the tokens that may be drafted, as if no other could come; a forced token alone, and certain.
-        End-of-text is never drafted: it comes as the target's own last word at no cost."""
+        """Of what is `guessed` behind `path` the tokens that may be drafted, as if no other could come; a forced token
+        alone, and certain. End-of-text is never drafted: it comes as the target's own last word at no cost."""
         place = self.at(path)
         if place.over or place.dead:
             return []
@@ -92,7 +97,9 @@ class Walk:
         return np.stack([self.at(tuple(int(tokens[i]) for i in tree.path(node)[1:])).mask for node in range(len(tree))])
 
     def over_after(self, tokens: Sequence[int]) -> int | None:
-        """How many of `tokens` come before the grammar is over, None where it is not; never so where there is end-of-text."""
+        """How many of `tokens` come before the grammar is over, None where it is not; never so where there is
+        end-of-text.
+        """
         if self._eos:
             return None
         return next((n for n in range(len(tokens) + 1) if self.at(tuple(tokens[:n])).over), None)
@@ -104,7 +111,11 @@ class Walk:
             if place.dead:
                 raise _stuck()
             if not place.mask[token]:
-                raise BundleError(f"a graph that chose token {token} although its mask forbids it", "an allowed token", "export the bundle again")
+                raise BundleError(
+                    f"a graph that chose token {token} although its mask forbids it",
+                    "an allowed token",
+                    "export the bundle again",
+                )
             self.forced_tokens += place.forced is not None
         self._go(tuple(token for token in tokens if token not in self._eos))
         self._ahead, self._seen = (), {}
@@ -122,9 +133,15 @@ class Walk:
         self._ahead = path[:shared]
         for token in path[shared:]:
             if not self._matcher.consume(token):
-                raise ConfigError(f"a grammar that refuses token {token}, which it had allowed", "one that can be followed", "simplify the grammar")
+                raise ConfigError(
+                    f"a grammar that refuses token {token}, which it had allowed",
+                    "one that can be followed",
+                    "simplify the grammar",
+                )
             self._ahead = (*self._ahead, token)
 
 
 def _stuck() -> ConfigError:
-    return ConfigError("a grammar that nothing in this vocabulary can go on with", "one that can be satisfied", "correct the grammar")
+    return ConfigError(
+        "a grammar that nothing in this vocabulary can go on with", "one that can be satisfied", "correct the grammar"
+    )

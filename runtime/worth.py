@@ -1,8 +1,8 @@
 """Decides step by step whether streams are worth their time beside what n-grams of the text propose for nothing.
 
-Where streams ran, what n-grams alone would have brought is known as well: the difference, in tokens at the rate at which this
-session earns them, is remembered for a few steps. While it speaks against the streams they are left out, and asked again now
-and then. Pure arithmetic: knows nothing about models, trees or clocks.
+Where streams ran, what n-grams alone would have brought is known as well: the difference, in tokens at the rate at
+which this session earns them, is remembered for a few steps. While it speaks against the streams they are left out, and
+asked again now and then. Pure arithmetic: knows nothing about models, trees or clocks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ FADE = 0.995  # of what came before, at every step
 
 
 class StreamsWorth:
-    """One per session. `costs` [rows]: time of a step with 1.. rows and streams behind it, over a plain step's; costs[0] is 1, the plain step."""
+    """One per session. `costs` [rows]: time of a step with 1.. rows and streams behind it, over a plain step's;
+    costs[0] is 1, the plain step.
+    """
 
     def __init__(self, costs: np.ndarray) -> None:
         row = (costs[3] - costs[1]) / 2 if len(costs) > 3 else 0.0
-        self.price = max(0.0, float(costs[1] - row - 1))  # of the streams: what a step of one row with them costs more than a plain one
+        self.price = max(
+            0.0, float(costs[1] - row - 1)
+        )  # of the streams: what a step of one row with them costs more than a plain one
         self.without = np.maximum(costs - self.price, 1.0)  # a step with 1.. rows and no streams behind it
         self._beside = self.without + self.price
         self._advantage = PRIOR

@@ -1,8 +1,8 @@
 """Acceptance statistics: what the recorded ranks of the true tokens say about draft trees.
 
 `ranks[c][t][j-1]` is the rank that stream j, deferred at position t of completion c, gave the token that came j places
-after the root; -1 where that token was not among the first guesses, -2 where the completion had ended. Position t's root
-is token t of the completion. Everything here follows from these numbers; it knows nothing about models.
+after the root; -1 where that token was not among the first guesses, -2 where the completion had ended. Position t's
+root is token t of the completion. Everything here follows from these numbers; it knows nothing about models.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Acceptance:
 def node_order(ranks: Ranks, gamma: int, max_nodes: int = 64) -> list[Node]:
     """Nodes `(parent, rank, probability)` in order of falling probability; the first n are the best tree of n rows.
 
-    Probability is the share of steps in which the whole path from the root came true. A child's path is its parent's and
-    more, so it is never more probable: taking the most probable reachable node again and again is optimal for every n.
-    A path that the completion's end cuts off did not come true. Positions whose root is the last token start no step and
-    do not count. Nodes that never came true are left out.
+    Probability is the share of steps in which the whole path from the root came true. A child's path is its parent's
+    and more, so it is never more probable: taking the most probable reachable node again and again is optimal for every
+    n. A path that the completion's end cuts off did not come true. Positions whose root is the last token start no step
+    and do not count. Nodes that never came true are left out.
     """
     steps = _steps(ranks, gamma)
     total = len(steps)

@@ -1,4 +1,5 @@
-"""The adapter folder as a contract between training and export (docs/architecture.md): its file names and its configuration.
+"""The adapter folder as a contract between training and export (docs/architecture.md): its file names and its
+configuration.
 
 Knows nothing about tensors; `streamspec.adapters.folder` writes them, `streamspec.export.source` reads them.
 """
@@ -22,11 +23,22 @@ ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
 RESTORE = "train the adapter again or restore the file"
 MAX_RANK, MAX_PATTERN = 4096, 500
 # Settings of PEFT that import modules by name, copy layers, or compute something of the base while the LoRA is loaded:
-NOT_NEEDED = ("megatron_config", "layer_replication", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "arrow_config", "runtime_config")
+NOT_NEEDED = (
+    "megatron_config",
+    "layer_replication",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "arrow_config",
+    "runtime_config",
+)
 REPEATED_GROUP = re.compile(r"\)[*+{]")  # in a regular expression, what can take for ever
 
 
-def odd_draft_layer(gamma: int, experts: int, active: int, contrast: bool, parallel: bool, two_lists: bool) -> tuple[str, str] | None:
+def odd_draft_layer(
+    gamma: int, experts: int, active: int, contrast: bool, parallel: bool, two_lists: bool
+) -> tuple[str, str] | None:
     """(found, expected) of a draft layer that cannot be, None of one that can."""
     if not 1 <= active <= experts <= 64:
         return f"{active} active of {experts} experts", "1 to 64 experts, no more active than there are"
@@ -39,7 +51,9 @@ def odd_draft_layer(gamma: int, experts: int, active: int, contrast: bool, paral
 
 @dataclass(frozen=True)
 class Adapter:
-    """`streamspec_config.json` of an adapter folder. `streams` is its section of that name, None for a plain fine-tune."""
+    """`streamspec_config.json` of an adapter folder. `streams` is its section of that name, None for a plain
+    fine-tune.
+    """
 
     path: Path
     method: str
@@ -96,23 +110,41 @@ def read_adapter(path: Path) -> Adapter:
 
 
 def check_task_lora(folder: Path) -> None:
-    """Raises AdapterError unless the task LoRA of `folder` is one, in safetensors, with no more in its configuration than PEFT needs to apply it."""
+    """Raises AdapterError unless the task LoRA of `folder` is one, in safetensors, with no more in its configuration
+    than PEFT needs to apply it.
+    """
     raw = read_json(folder / TASK_CONFIG)
-    ranks, alphas, start = raw.get("rank_pattern") or {}, raw.get("alpha_pattern") or {}, raw.get("init_lora_weights", True)
+    ranks, alphas, start = (
+        raw.get("rank_pattern") or {},
+        raw.get("alpha_pattern") or {},
+        raw.get("init_lora_weights", True),
+    )
     faults = [f"{name} {str(raw[name])[:60]}" for name in NOT_NEEDED if raw.get(name)]
     if raw.get("peft_type") != "LORA":
         faults.append(f"peft_type {str(raw.get('peft_type'))[:60]}")
-    if not isinstance(ranks, dict) or not all(type(rank) is int and 1 <= rank <= MAX_RANK for rank in (raw.get("r"), *ranks.values())):
+    if not isinstance(ranks, dict) or not all(
+        type(rank) is int and 1 <= rank <= MAX_RANK for rank in (raw.get("r"), *ranks.values())
+    ):
         faults.append(f"ranks {str([raw.get('r'), ranks])[:60]}")
-    patterns = [*(ranks if isinstance(ranks, dict) else ()), *(alphas if isinstance(alphas, dict) else ()), raw.get("target_modules"), raw.get("exclude_modules")]
-    if any(isinstance(pattern, str) and (len(pattern) > MAX_PATTERN or REPEATED_GROUP.search(pattern)) for pattern in patterns):
+    patterns = [
+        *(ranks if isinstance(ranks, dict) else ()),
+        *(alphas if isinstance(alphas, dict) else ()),
+        raw.get("target_modules"),
+        raw.get("exclude_modules"),
+    ]
+    if any(
+        isinstance(pattern, str) and (len(pattern) > MAX_PATTERN or REPEATED_GROUP.search(pattern))
+        for pattern in patterns
+    ):
         faults.append("a pattern of modules that may take for ever")
     if type(start) is not bool and start != "gaussian":
         faults.append(f"init_lora_weights {str(start)[:60]}")
     if not (folder / TASK_WEIGHTS).is_file():
         faults.append(f"no {TASK_WEIGHTS}")
     if faults:
-        raise AdapterError(f"{folder}: {'; '.join(faults[:4])}", f"a plain LoRA of ranks up to {MAX_RANK} in {TASK_WEIGHTS}", RESTORE)
+        raise AdapterError(
+            f"{folder}: {'; '.join(faults[:4])}", f"a plain LoRA of ranks up to {MAX_RANK} in {TASK_WEIGHTS}", RESTORE
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

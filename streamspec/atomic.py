@@ -34,7 +34,9 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """Yields the name of a file to write beside `path`; on a clean exit it takes `path`'s place, otherwise it vanishes."""
+    """Yields the name of a file to write beside `path`; on a clean exit it takes `path`'s place, otherwise it
+    vanishes.
+    """
     target = Path(path)
     temporary = _beside(target)
     try:
@@ -50,7 +52,8 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(path: str | Path, check: Callable[[Path], None] | None = None) -> Iterator[Path]:
-    """Yields an empty folder beside `path`; on a clean exit it takes `path`'s place, otherwise it vanishes (Ctrl-C included).
+    """Yields an empty folder beside `path`; on a clean exit it takes `path`'s place, otherwise it vanishes (Ctrl-C
+    included).
 
     `check(folder)` runs after the body and before the swap: what it raises cancels the swap. Whether an existing folder
     may be replaced is the caller's decision.

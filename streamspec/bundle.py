@@ -27,7 +27,9 @@ from streamspec.trees import DraftTree
 FORMAT_VERSION = 4  # 2: the graph samples; 3: its logits come with their scale beside them; 4: tokens can be masked
 MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer.json", "chat_template.jinja"
 CHOICE = "choose.onnx"  # of a static bundle: the choice of tokens where it is not greedy
-FLOAT_ROWS = {"session.disable_quant_qdq": "1"}  # session entries of a static graph on the CPU: else kernels that round rows to 8 bits
+FLOAT_ROWS = {
+    "session.disable_quant_qdq": "1"
+}  # session entries of a static graph on the CPU: else kernels that round rows to 8 bits
 COMPACT = "compact.onnx"  # of a bundle for a device: moves rows of the cache where it lies
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram brings guesses up that stood further down
@@ -71,7 +73,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class StreamsInfo:
-    """The drafter: `gamma` streams over the last `ns` layers, or heads or places of a draft layer (`ns` 0), `candidates` guesses each."""
+    """The drafter: `gamma` streams over the last `ns` layers, or heads or places of a draft layer (`ns` 0),
+    `candidates` guesses each.
+    """
 
     gamma: int
     ns: int
@@ -80,7 +84,9 @@ class StreamsInfo:
     root_token: bool = True
     bigram: bool = False
     pruning: bool = False
-    levels: tuple[int, ...] = ()  # of a draft layer: rows of guesses for each place; it has a layer of its own in the cache
+    levels: tuple[
+        int, ...
+    ] = ()  # of a draft layer: rows of guesses for each place; it has a layer of its own in the cache
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,9 @@ class StaticInfo:
 
 @dataclass(frozen=True)
 class Room:
-    """What the adapters of a swappable bundle may have: streams over as many layers as one of `ns` (falling; empty: none), `candidates` guesses
-    each; see `StreamsInfo`. An early exit goes with the first of `ns`. `draft_vocab`: they propose from a list of their own."""
+    """What the adapters of a swappable bundle may have: streams over as many layers as one of `ns` (falling; empty:
+    none), `candidates` guesses each; see `StreamsInfo`. An early exit goes with the first of `ns`. `draft_vocab`: they
+    propose from a list of their own."""
 
     ns: tuple[int, ...] = ()
     candidates: int = DRAFT_CANDIDATES
@@ -104,8 +111,14 @@ class Room:
     draft_vocab: bool = False
 
     def __str__(self) -> str:
-        parts = [name.replace("_", " ") for name in ("root_token", "bigram", "pruning", "draft_vocab") if getattr(self, name)]
-        return ", ".join([f"streams over {' or '.join(map(str, self.ns))} layers", *parts]) if self.ns else "a task LoRA alone"
+        parts = [
+            name.replace("_", " ") for name in ("root_token", "bigram", "pruning", "draft_vocab") if getattr(self, name)
+        ]
+        return (
+            ", ".join([f"streams over {' or '.join(map(str, self.ns))} layers", *parts])
+            if self.ns
+            else "a task LoRA alone"
+        )
 
 
 @dataclass(frozen=True)
@@ -137,8 +150,8 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json`. `files` is filled in when the bundle is written. `swappable`: the graph is of the base alone and takes adapters
-    (`streamspec.swappable`)."""
+    """`manifest.json`. `files` is filled in when the bundle is written. `swappable`: the graph is of the base alone and
+    takes adapters (`streamspec.swappable`)."""
 
     base: BaseInfo
     method: str
@@ -170,7 +183,9 @@ class Manifest:
     def check_prunes(self) -> None:
         """Raises ConfigError for a bundle without an early exit."""
         if self.streams is None or not self.streams.pruning:
-            raise ConfigError("pruning for a bundle without an early exit", "a bundle trained with --prune-rank", "leave pruning out")
+            raise ConfigError(
+                "pruning for a bundle without an early exit", "a bundle trained with --prune-rank", "leave pruning out"
+            )
 
     def to_json(self) -> str:
         """JSON text; raises ValueError on numbers JSON does not have (NaN, infinities)."""
@@ -179,7 +194,9 @@ class Manifest:
     @classmethod
     def from_json(cls, data: bytes | str) -> Manifest:
         """Raises BundleError, naming the field, on anything that is not a well-formed manifest of a known version."""
-        raw = Fields(parse_json(data.encode() if isinstance(data, str) else data, MANIFEST, most=MAX_MANIFEST), "manifest")
+        raw = Fields(
+            parse_json(data.encode() if isinstance(data, str) else data, MANIFEST, most=MAX_MANIFEST), "manifest"
+        )
         version = raw.integer("format_version", 1, 1 << 31)
         if version > FORMAT_VERSION:
             raise BundleError(f"a bundle of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
@@ -195,18 +212,38 @@ class Manifest:
                 "export the bundle again",
             )
         if streams is not None and bool(streams.levels) != (method in DRAFT_LAYERS):
-            raise BundleError(f"method {method} with levels {list(streams.levels)}", f"levels for {' and '.join(DRAFT_LAYERS)}", "export the bundle again")
+            raise BundleError(
+                f"method {method} with levels {list(streams.levels)}",
+                f"levels for {' and '.join(DRAFT_LAYERS)}",
+                "export the bundle again",
+            )
         if streams is not None and streams.levels and (len(streams.levels) != streams.gamma or streams.levels[0] != 1):
-            raise BundleError(f"levels {list(streams.levels)}", f"{streams.gamma}, the first of one row", "export the bundle again")
-        if streams is not None and ((streams.ns == 0) != (method != "streaming") or (streams.pruning and not streams.ns)):
-            raise BundleError(f"method {method} with streams over {streams.ns} layers", "layers for streaming, and only there", "export the bundle again")
+            raise BundleError(
+                f"levels {list(streams.levels)}", f"{streams.gamma}, the first of one row", "export the bundle again"
+            )
+        if streams is not None and (
+            (streams.ns == 0) != (method != "streaming") or (streams.pruning and not streams.ns)
+        ):
+            raise BundleError(
+                f"method {method} with streams over {streams.ns} layers",
+                "layers for streaming, and only there",
+                "export the bundle again",
+            )
         static = _static(raw.nested("static"), model, streams) if raw.optional("static") else None
         room = _room(raw.nested("swappable"), model) if raw.optional("swappable") else None
         if room is not None and (streams is not None or static is not None):
-            raise BundleError("a swappable bundle with streams of its own or fixed shapes", "streams in its adapters, shapes that change", "export the bundle again")
+            raise BundleError(
+                "a swappable bundle with streams of its own or fixed shapes",
+                "streams in its adapters, shapes that change",
+                "export the bundle again",
+            )
         files = _files(raw)
         if static is not None and CHOICE not in files:
-            raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", "export the bundle again")
+            raise BundleError(
+                f"a static bundle without {CHOICE}",
+                f"an entry for {CHOICE} in manifest.files",
+                "export the bundle again",
+            )
         return cls(
             base=read_base(raw),
             method=method,
@@ -256,9 +293,10 @@ def _room(raw: Fields, model: ModelInfo) -> Room:
     if list(ns) != sorted(set(ns), reverse=True):
         raise raw.fail("ns", list(ns), "falling numbers of layers")
     return Room(
-        ns=ns, candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
+        ns=ns,
+        candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
         **{name: raw.flag(name) for name in ("root_token", "bigram", "pruning", "draft_vocab")},
-    )  # fmt: skip
+    )
 
 
 def _model(raw: Fields) -> ModelInfo:
@@ -290,8 +328,14 @@ def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
 
 def _static(raw: Fields, model: ModelInfo, streams: StreamsInfo | None) -> StaticInfo:
     if streams is not None and (streams.levels or streams.pruning):
-        raise BundleError("a static graph with a draft layer or an early exit", "streams, heads or no drafter", "export the bundle again")
-    return StaticInfo(raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length))
+        raise BundleError(
+            "a static graph with a draft layer or an early exit",
+            "streams, heads or no drafter",
+            "export the bundle again",
+        )
+    return StaticInfo(
+        raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length)
+    )
 
 
 def _trees(raw: Fields, streams: StreamsInfo | None) -> TreesInfo:
@@ -361,13 +405,16 @@ def read_manifest(path: str | Path) -> Manifest:
     folder = Path(path)
     if not folder.is_dir():
         raise BundleError(f"{folder} is no folder", "a bundle folder", "check the path")
-    return Manifest.from_json(read_small(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes", MAX_MANIFEST))
+    return Manifest.from_json(
+        read_small(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes", MAX_MANIFEST)
+    )
 
 
 def read_small(folder: Path, name: str, fix: str, most: int = MAX_JSON) -> bytes:
     """The file `name` of `folder`, if it is one by its kind and has no more bytes than `most`. Raises BundleError.
 
-    It is looked at once more when it is open, and no more of it is read: one that is exchanged in between neither blocks nor fills the memory.
+    It is looked at once more when it is open, and no more of it is read: one that is exchanged in between neither
+    blocks nor fills the memory.
     """
     file = regular_file(folder, name, fix)
     try:
@@ -429,9 +476,9 @@ def regular_file(folder: Path, name: str, fix: str) -> Path:
 def bundle_folder(directory: str | Path, force: bool = False) -> Iterator[Path]:
     """Yields an empty folder to write a bundle into; on a clean exit it becomes `directory`, whole or not at all.
 
-    Write the other files first, then call `finish(folder, manifest)`. Whatever goes wrong, Ctrl-C included, the previous
-    state of `directory` stays. Raises BundleError where `directory` exists: an older bundle needs `force`, and a folder
-    that is neither empty nor a bundle is never replaced.
+    Write the other files first, then call `finish(folder, manifest)`. Whatever goes wrong, Ctrl-C included, the
+    previous state of `directory` stays. Raises BundleError where `directory` exists: an older bundle needs `force`, and
+    a folder that is neither empty nor a bundle is never replaced.
     """
     target = Path(directory)
     recover(Path(os.path.realpath(target)))

@@ -110,13 +110,21 @@ class Fields:
 
 
 def parse_json(
-    data: bytes, where: str, error: type[StreamspecError] = BundleError, fix: str = "export the bundle again", most: int = MAX_JSON
+    data: bytes,
+    where: str,
+    error: type[StreamspecError] = BundleError,
+    fix: str = "export the bundle again",
+    most: int = MAX_JSON,
 ) -> Any:
-    """Parses UTF-8 JSON of bounded size; NaN, infinities, repeated keys, halves of surrogate pairs and absurd nesting are refused."""
+    """Parses UTF-8 JSON of bounded size; NaN, infinities, repeated keys, halves of surrogate pairs and absurd nesting
+    are refused.
+    """
     if len(data) > most:
         raise error(f"{where} has {len(data)} bytes", f"at most {most}", fix)
     try:
-        value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+        value = json.loads(
+            data.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique
+        )
         _refuse_odd(value, MAX_DEPTH)
         return value
     except (ValueError, RecursionError) as problem:

@@ -16,7 +16,10 @@ from streamspec.errors import DataError
 Message = dict[str, str]
 TEXT_OPENING = 400  # characters of a `text` row that serve as its prompt, at most half of it
 MAX_LINE = 16 << 20  # characters
-SHAPES = "`text`; `messages`; `prompt` + `completion` as strings; `prompt` + `completion` as message lists; `turns` (bench only)"
+SHAPES = (
+    "`text`; `messages`; `prompt` + `completion` as strings; `prompt` + `completion` as message lists; `turns` "
+    "(bench only)"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,11 @@ def _parse(path: Path) -> Iterator[Example]:
             while line := file.readline(MAX_LINE + 1):
                 number += 1
                 if len(line) > MAX_LINE:
-                    raise DataError(f"{path}, line {number}: more than {MAX_LINE} characters", "one JSON object a line", "check the file")
+                    raise DataError(
+                        f"{path}, line {number}: more than {MAX_LINE} characters",
+                        "one JSON object a line",
+                        "check the file",
+                    )
                 if line.strip():
                     where = f"{path}, line {number}"
                     yield replace(_example(_object(line, path, number), where), where=where)
@@ -86,7 +93,11 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
-        raise DataError(f"{path}, line {number}: half of a surrogate pair, or nested too deep", "text that UTF-8 can hold", "mend or drop the line") from None
+        raise DataError(
+            f"{path}, line {number}: half of a surrogate pair, or nested too deep",
+            "text that UTF-8 can hold",
+            "mend or drop the line",
+        ) from None
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number}: {type(row).__name__}", "a JSON object", "mend or drop the line")
     return row
@@ -95,12 +106,16 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
 def _example(row: dict[str, Any], where: str) -> Example:
     references = row.get("references") or []
     if not isinstance(references, list) or not all(isinstance(r, str) for r in references):
-        raise DataError(f"{where}: references are no list of strings", "a list of accepted answers", "mend or drop the line")
+        raise DataError(
+            f"{where}: references are no list of strings", "a list of accepted answers", "mend or drop the line"
+        )
     extra: dict[str, Any] = {k: row[k] for k in ("category", "question_id") if k in row}
     if isinstance(row.get("turns"), list) and row["turns"]:
         turns = row["turns"]
         if not all(isinstance(turn, str) for turn in turns):
-            raise DataError(f"{where}: turns are no list of strings", "what is said in each turn", "mend or drop the line")
+            raise DataError(
+                f"{where}: turns are no list of strings", "what is said in each turn", "mend or drop the line"
+            )
         return Example("turns", turns[0], None, references, extra | {"turns": turns})
     if isinstance(row.get("text"), str):
         return Example("text", "", row["text"])

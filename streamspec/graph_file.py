@@ -1,8 +1,9 @@
 """Reads a graph file before ONNX Runtime does, and refuses what no bundle of ours holds.
 
-A strict reader of protobuf's wire format for the part of ONNX that the exporter writes: known operators alone (no loops, no custom domains, no functions,
-in branches neither), tensors whose bytes are as many as their sizes say, and external data in the one file beside the graph, within its length. What it
-does not know it refuses, so that another reader cannot see more than this one. Knows nothing about what a graph computes.
+A strict reader of protobuf's wire format for the part of ONNX that the exporter writes: known operators alone (no
+loops, no custom domains, no functions, in branches neither), tensors whose bytes are as many as their sizes say, and
+external data in the one file beside the graph, within its length. What it does not know it refuses, so that another
+reader cannot see more than this one. Knows nothing about what a graph computes.
 """
 
 from __future__ import annotations
@@ -20,19 +21,101 @@ MAX_SIZE = 1 << 40  # of a dimension
 OPSETS = {"": range(18, 25), "com.microsoft": range(1, 2)}
 OPERATORS = {
     "": {
-        "Abs", "Add", "And", "ArgMax", "Cast", "Compress", "Concat", "Constant", "Cos", "CumSum", "DequantizeLinear", "Div", "Equal", "Erf", "Exp",
-        "Expand", "Gather", "GatherElements", "GatherND", "Gemm", "Greater", "GreaterOrEqual", "Identity", "If", "LayerNormalization", "Less",
-        "LessOrEqual", "Log", "LogSoftmax", "MatMul", "Max", "Min", "Mul", "NonZero", "Not", "Or", "Pad", "QuantizeLinear", "Range",
-        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Reshape", "ScatterElements", "ScatterND", "Shape", "Sigmoid",
-        "SimplifiedLayerNormalization", "Sin", "Size", "Slice", "Softmax", "Split", "Sqrt", "Squeeze", "Sub", "Tanh", "TensorScatter", "Tile", "TopK",
-        "Transpose", "Trilu", "Unsqueeze", "Where",
+        "Abs",
+        "Add",
+        "And",
+        "ArgMax",
+        "Cast",
+        "Compress",
+        "Concat",
+        "Constant",
+        "Cos",
+        "CumSum",
+        "DequantizeLinear",
+        "Div",
+        "Equal",
+        "Erf",
+        "Exp",
+        "Expand",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Gemm",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "If",
+        "LayerNormalization",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "LogSoftmax",
+        "MatMul",
+        "Max",
+        "Min",
+        "Mul",
+        "NonZero",
+        "Not",
+        "Or",
+        "Pad",
+        "QuantizeLinear",
+        "Range",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceSum",
+        "Relu",
+        "Reshape",
+        "ScatterElements",
+        "ScatterND",
+        "Shape",
+        "Sigmoid",
+        "SimplifiedLayerNormalization",
+        "Sin",
+        "Size",
+        "Slice",
+        "Softmax",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tanh",
+        "TensorScatter",
+        "Tile",
+        "TopK",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
     },
     "com.microsoft": {
-        "FastGelu", "FusedMatMul", "GatherBlockQuantized", "Gelu", "GroupQueryAttention", "MatMulIntegerToFloat", "MatMulNBits", "QGemm", "QuickGelu",
-        "RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+        "FastGelu",
+        "FusedMatMul",
+        "GatherBlockQuantized",
+        "Gelu",
+        "GroupQueryAttention",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QGemm",
+        "QuickGelu",
+        "RotaryEmbedding",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
     },
-}  # fmt: skip
-BITS = {1: 32, 2: 8, 3: 8, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 16: 16, 21: 4, 22: 4}  # of a tensor's elements, by TensorProto.DataType
+}
+BITS = {
+    1: 32,
+    2: 8,
+    3: 8,
+    6: 32,
+    7: 64,
+    9: 8,
+    10: 16,
+    11: 64,
+    16: 16,
+    21: 4,
+    22: 4,
+}  # of a tensor's elements, by TensorProto.DataType
 ONE_BY_ONE = {4: 1, 7: 7}  # fields of a tensor with numbers one by one, and their type
 
 VARINT, WIDE, BYTES, NARROW = 0, 1, 2, 5  # wire types
@@ -41,15 +124,60 @@ Message = dict[int, list[int | Span]]
 
 # Fields that a message may have, by number: wire type, whether it may come more than once.
 ONCE, MANY = False, True
-MODEL_FIELDS = {1: (VARINT, ONCE), 2: (BYTES, ONCE), 3: (BYTES, ONCE), 4: (BYTES, ONCE), 5: (VARINT, ONCE), 6: (BYTES, ONCE), 7: (BYTES, ONCE), 8: (BYTES, MANY), 14: (BYTES, MANY)}
+MODEL_FIELDS = {
+    1: (VARINT, ONCE),
+    2: (BYTES, ONCE),
+    3: (BYTES, ONCE),
+    4: (BYTES, ONCE),
+    5: (VARINT, ONCE),
+    6: (BYTES, ONCE),
+    7: (BYTES, ONCE),
+    8: (BYTES, MANY),
+    14: (BYTES, MANY),
+}
 OPSET_FIELDS = {1: (BYTES, ONCE), 2: (VARINT, ONCE)}
-GRAPH_FIELDS = {1: (BYTES, MANY), 2: (BYTES, ONCE), 5: (BYTES, MANY), 10: (BYTES, ONCE), 11: (BYTES, MANY), 12: (BYTES, MANY), 13: (BYTES, MANY)}
-NODE_FIELDS = {1: (BYTES, MANY), 2: (BYTES, MANY), 3: (BYTES, ONCE), 4: (BYTES, ONCE), 5: (BYTES, MANY), 6: (BYTES, ONCE), 7: (BYTES, ONCE)}
+GRAPH_FIELDS = {
+    1: (BYTES, MANY),
+    2: (BYTES, ONCE),
+    5: (BYTES, MANY),
+    10: (BYTES, ONCE),
+    11: (BYTES, MANY),
+    12: (BYTES, MANY),
+    13: (BYTES, MANY),
+}
+NODE_FIELDS = {
+    1: (BYTES, MANY),
+    2: (BYTES, MANY),
+    3: (BYTES, ONCE),
+    4: (BYTES, ONCE),
+    5: (BYTES, MANY),
+    6: (BYTES, ONCE),
+    7: (BYTES, ONCE),
+}
 ATTRIBUTE_FIELDS = {
-    1: (BYTES, ONCE), 2: (NARROW, ONCE), 3: (VARINT, ONCE), 4: (BYTES, ONCE), 5: (BYTES, ONCE), 6: (BYTES, ONCE), 7: (NARROW, MANY), 8: (VARINT, MANY), 9: (BYTES, MANY),
-    13: (BYTES, ONCE), 20: (VARINT, ONCE),
-}  # fmt: skip
-TENSOR_FIELDS = {1: (VARINT, MANY), 2: (VARINT, ONCE), 4: (NARROW, MANY), 7: (VARINT, MANY), 8: (BYTES, ONCE), 9: (BYTES, ONCE), 12: (BYTES, ONCE), 13: (BYTES, MANY), 14: (VARINT, ONCE)}
+    1: (BYTES, ONCE),
+    2: (NARROW, ONCE),
+    3: (VARINT, ONCE),
+    4: (BYTES, ONCE),
+    5: (BYTES, ONCE),
+    6: (BYTES, ONCE),
+    7: (NARROW, MANY),
+    8: (VARINT, MANY),
+    9: (BYTES, MANY),
+    13: (BYTES, ONCE),
+    20: (VARINT, ONCE),
+}
+TENSOR_FIELDS = {
+    1: (VARINT, MANY),
+    2: (VARINT, ONCE),
+    4: (NARROW, MANY),
+    7: (VARINT, MANY),
+    8: (BYTES, ONCE),
+    9: (BYTES, ONCE),
+    12: (BYTES, ONCE),
+    13: (BYTES, MANY),
+    14: (VARINT, ONCE),
+}
 ENTRY_FIELDS = {1: (BYTES, ONCE), 2: (BYTES, ONCE)}
 VALUE_FIELDS = {1: (BYTES, ONCE), 2: (BYTES, ONCE), 3: (BYTES, ONCE)}
 TYPE_FIELDS = {1: (BYTES, ONCE), 6: (BYTES, ONCE)}
@@ -63,12 +191,16 @@ class _Odd(ValueError):
 
 
 def check_graphs(folder: Path, manifest: Manifest) -> None:
-    """Raises BundleError unless all graphs of the bundle in `folder` are as the exporter writes them, and they and their data are listed in its
-    manifest. Sizes of the files must have been checked (`bundle.verify_files`)."""
+    """Raises BundleError unless all graphs of the bundle in `folder` are as the exporter writes them, and they and
+    their data are listed in its manifest. Sizes of the files must have been checked (`bundle.verify_files`)."""
     for name in (MODEL, CHOICE, COMPACT):
         for part in (name, data_of(name)):
             if part not in manifest.files and (folder / part).exists():
-                raise BundleError(f"a file {part} that the manifest does not list", "no other graphs and weights than it lists", "do not use this bundle")
+                raise BundleError(
+                    f"a file {part} that the manifest does not list",
+                    "no other graphs and weights than it lists",
+                    "do not use this bundle",
+                )
         if name in manifest.files:
             beside = manifest.files.get(data_of(name))
             check_graph(folder / name, beside.bytes if beside else 0)
@@ -80,7 +212,9 @@ def data_of(graph: str) -> str:
 
 
 def check_graph(file: Path, outside: int) -> None:
-    """Raises BundleError unless `file` is a graph as `streamspec export` writes them. `outside`: bytes of the file with its weights."""
+    """Raises BundleError unless `file` is a graph as `streamspec export` writes them. `outside`: bytes of the file with
+    its weights.
+    """
     try:
         size = file.stat().st_size
         if size > MAX_BYTES:
@@ -89,7 +223,11 @@ def check_graph(file: Path, outside: int) -> None:
     except OSError as error:
         raise BundleError(f"{file}: {error.strerror}", "a readable graph", "export the bundle again") from None
     except _Odd as error:
-        raise BundleError(f"cannot load {file.name}: {error}", "a graph as `streamspec export` writes it", "do not use this bundle, or export it again") from None
+        raise BundleError(
+            f"cannot load {file.name}: {error}",
+            "a graph as `streamspec export` writes it",
+            "do not use this bundle, or export it again",
+        ) from None
 
 
 class _Reader:
@@ -151,8 +289,15 @@ class _Reader:
             self.external(tensor, wanted)
             return
         listed = [field for field in ONE_BY_ONE if field in tensor]
-        here = sum(end - start for start, end in _spans(tensor, 9)) + sum(len(tensor[field]) * BITS[kind] // 8 for field, kind in ONE_BY_ONE.items() if field in tensor)
-        if here != wanted or 13 in tensor or len(listed) + (9 in tensor) > 1 or any(ONE_BY_ONE[field] != _number(tensor, 2) for field in listed):
+        here = sum(end - start for start, end in _spans(tensor, 9)) + sum(
+            len(tensor[field]) * BITS[kind] // 8 for field, kind in ONE_BY_ONE.items() if field in tensor
+        )
+        if (
+            here != wanted
+            or 13 in tensor
+            or len(listed) + (9 in tensor) > 1
+            or any(ONE_BY_ONE[field] != _number(tensor, 2) for field in listed)
+        ):
             raise _Odd(f"a tensor of {wanted} bytes with {here}")
 
     def external(self, tensor: Message, wanted: int) -> None:
@@ -170,7 +315,9 @@ class _Reader:
             raise _Odd(f"external data at {numbers[0][:40]!r}, {numbers[1][:40]!r} bytes")
         offset, length = map(int, numbers)
         if length != wanted or offset + length > self.outside:
-            raise _Odd(f"a tensor of {wanted} bytes at {offset} with {length}, where {self.outside} lie beside the graph")
+            raise _Odd(
+                f"a tensor of {wanted} bytes at {offset} with {length}, where {self.outside} lie beside the graph"
+            )
 
     def value(self, span: Span) -> None:
         value = self.message(span, VALUE_FIELDS, "a value")
@@ -193,7 +340,9 @@ class _Reader:
             expected, many = known.get(number, (None, False))
             if wire == BYTES and expected in (VARINT, NARROW) and many:  # packed
                 assert isinstance(value, tuple)
-                out.setdefault(number, []).extend(self.packed(*value) if expected == VARINT else [0] * ((value[1] - value[0]) // 4))
+                out.setdefault(number, []).extend(
+                    self.packed(*value) if expected == VARINT else [0] * ((value[1] - value[0]) // 4)
+                )
                 continue
             if wire != expected or (number in out and not many):
                 raise _Odd(f"{what} with an unknown or repeated field {number}")

@@ -19,7 +19,9 @@ MAX_TEMPLATE = 1 << 18  # characters
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """`raw`: the prompt and then `separator`. `chat`: the chat template with a generation prompt; `separator` is unused."""
+    """`raw`: the prompt and then `separator`. `chat`: the chat template with a generation prompt; `separator` is
+    unused.
+    """
 
     kind: str = "raw"
     separator: str = "\n"
@@ -40,9 +42,9 @@ class PromptFormat:
     ) -> str:
         """Text given to the tokenizer.
 
-        `prompt` is a string or a list of messages (`role`, `content`). `specials` holds `bos_token`, `eos_token` and the
-        like for the template. Raises DataError on malformed messages or where the template refuses them, ConfigError where
-        the template is missing or broken.
+        `prompt` is a string or a list of messages (`role`, `content`). `specials` holds `bos_token`, `eos_token` and
+        the like for the template. Raises DataError on malformed messages or where the template refuses them,
+        ConfigError where the template is missing or broken.
         """
         if not isinstance(prompt, str):
             check_messages(prompt)
@@ -60,14 +62,26 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
             "the prompt format is chat but there is no chat template", "chat_template.jinja", "use the raw format"
         )
     if len(template) > MAX_TEMPLATE:
-        raise ConfigError(f"the chat template has {len(template)} characters", f"at most {MAX_TEMPLATE}", "use another template")
+        raise ConfigError(
+            f"the chat template has {len(template)} characters", f"at most {MAX_TEMPLATE}", "use another template"
+        )
     from streamspec.sandbox import TemplateRefusal, render
 
     try:
-        return render(template, {"bos_token": "", "eos_token": "", **(specials or {}), "messages": list(messages), "add_generation_prompt": True})
+        return render(
+            template,
+            {
+                "bos_token": "",
+                "eos_token": "",
+                **(specials or {}),
+                "messages": list(messages),
+                "add_generation_prompt": True,
+            },
+        )
     except TemplateRefusal as error:
         raise DataError(f"the chat template refused the messages: {error}", "", "change the messages") from None
-    except Exception as error:  # Jinja is asked to compile and run what a stranger wrote: it asserts, and names things that are not there
+    # Jinja is asked to compile and run what a stranger wrote: it asserts, and names things that are not there
+    except Exception as error:
         raise ConfigError(
             f"the chat template failed: {type(error).__name__} {error}",
             "a working template",

@@ -1,9 +1,10 @@
 """Chat templates of strangers, rendered with a limit on their work, and so on time and memory.
 
-Jinja's immutable sandbox hides attributes and limits `range`. Here everything else that can grow or take time is paid for out of one budget a
-rendering: turns of loops, calls, whatever filters, tests, methods, comparisons and sums read and make, and what is put out. What multiplies (a replacement,
-a join, a printf field) is asked for its size first; what templates have no use for, and has no known bound, is taken away. The count is of work, not of
-seconds: a template that passes on one machine passes on all. Knows nothing about messages.
+Jinja's immutable sandbox hides attributes and limits `range`. Here everything else that can grow or take time is paid
+for out of one budget a rendering: turns of loops, calls, whatever filters, tests, methods, comparisons and sums read
+and make, and what is put out. What multiplies (a replacement, a join, a printf field) is asked for its size first; what
+templates have no use for, and has no known bound, is taken away. The count is of work, not of seconds: a template that
+passes on one machine passes on all. Knows nothing about messages.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import pass_environment, pass_eval_context
 from jinja2.visitor import NodeTransformer
 
-BUDGET, PER_CHARACTER = 1 << 26, 64  # work a template may do: so much, and for each character of what it is given so much more
-CALL, STEP, ITEM = 512, 64, 8  # work of a call or filter; of a turn of a loop, a value that is looked at; of a place in a list. A character is 1
+BUDGET, PER_CHARACTER = (
+    1 << 26,
+    64,
+)  # work a template may do: so much, and for each character of what it is given so much more
+CALL, STEP, ITEM = (
+    512,
+    64,
+    8,
+)  # work of a call or filter; of a turn of a loop, a value that is looked at; of a place in a list. A character is 1
 MAX_TEXT = 1 << 24  # characters of a result
 MAX_REPEAT = 1 << 20  # longest string or list by multiplication
 MAX_BITS = 4096  # of a whole number
@@ -35,19 +43,80 @@ MAX_INDENT, MAX_LAYOUT, MAX_DEPTH, MAX_DIGITS = 64, 200, 100, 20
 SORTS = 20  # times that sorting reads what it sorts
 WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")  # a printf field of a thousand and more
 FIELD = 1000
-# Filters and methods that fill up with blanks, multiply by tables, or take a time that grows faster than what they are given:
+# Filters and methods that fill up with blanks, multiply by tables, or take a time that grows faster than what they are
+# given:
 GONE = {
-    "center", "ljust", "rjust", "zfill", "expandtabs", "format_map", "batch", "slice", "wordwrap", "translate", "maketrans", "encode", "to_bytes",
-    "from_bytes", "fromkeys", "urlize", "striptags", "pprint", "random", "xmlattr",
-}  # fmt: skip
+    "center",
+    "ljust",
+    "rjust",
+    "zfill",
+    "expandtabs",
+    "format_map",
+    "batch",
+    "slice",
+    "wordwrap",
+    "translate",
+    "maketrans",
+    "encode",
+    "to_bytes",
+    "from_bytes",
+    "fromkeys",
+    "urlize",
+    "striptags",
+    "pprint",
+    "random",
+    "xmlattr",
+}
 SHALLOW = {
-    "length", "count", "first", "last", "default", "d", "list", "items", "map", "select", "selectattr", "reject", "rejectattr", "reverse", "attr",
-}  # fmt: skip
+    "length",
+    "count",
+    "first",
+    "last",
+    "default",
+    "d",
+    "list",
+    "items",
+    "map",
+    "select",
+    "selectattr",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "attr",
+}
 QUICK_TESTS = {
-    "defined", "undefined", "none", "string", "mapping", "iterable", "sequence", "number", "boolean", "true", "false", "odd", "even", "divisibleby",
-    "callable", "integer", "float", "sameas", "filter", "test", "escaped",
-}  # fmt: skip
-SLIDING = {"trim", "strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition", "rsplit"}  # as long as both lengths multiplied
+    "defined",
+    "undefined",
+    "none",
+    "string",
+    "mapping",
+    "iterable",
+    "sequence",
+    "number",
+    "boolean",
+    "true",
+    "false",
+    "odd",
+    "even",
+    "divisibleby",
+    "callable",
+    "integer",
+    "float",
+    "sameas",
+    "filter",
+    "test",
+    "escaped",
+}
+SLIDING = {
+    "trim",
+    "strip",
+    "lstrip",
+    "rstrip",
+    "rfind",
+    "rindex",
+    "rpartition",
+    "rsplit",
+}  # as long as both lengths multiplied
 SORTING = {"sort", "dictsort", "unique", "groupby", "min", "max"}
 
 
@@ -67,7 +136,9 @@ class Budget:
             raise SecurityError("it takes too long or grows too large")
 
 
-_BUDGET: ContextVar[Budget] = ContextVar("budget")  # none is set while a template is compiled, so that nothing is computed then
+_BUDGET: ContextVar[Budget] = ContextVar(
+    "budget"
+)  # none is set while a template is compiled, so that nothing is computed then
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
@@ -89,7 +160,9 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
 
 
 def weight(value: Any) -> int:
-    """Work of reading the whole of `value`: its characters, and whatever lies in it as often as it does. Raises where the budget ends before."""
+    """Work of reading the whole of `value`: its characters, and whatever lies in it as often as it does. Raises where
+    the budget ends before.
+    """
     left = _BUDGET.get().left
     total, waiting = 0, [(value, 0)]
     while waiting:
@@ -344,7 +417,11 @@ class _Generation(Extension):
 @lru_cache(maxsize=8)
 def _compile(template: str) -> Any:
     environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=_put_out, extensions=["jinja2.ext.loopcontrols", _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        optimized=False,
+        finalize=_put_out,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
     )
     own = {"join": _join, "sum": _sum, "round": _round, "format": _printf, "indent": _indent, "tojson": _to_json}
     filters = {name: one for name, one in (environment.filters | own).items() if name not in GONE}

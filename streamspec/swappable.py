@@ -1,7 +1,9 @@
-"""Adapters of a swappable bundle on disk: a folder each, in the bundle's `adapters/` or anywhere else, checked like a bundle.
+"""Adapters of a swappable bundle on disk: a folder each, in the bundle's `adapters/` or anywhere else, checked like a
+bundle.
 
-`adapter.json` says what the adapter is, whose graph it was made for and what its tensors' file weighs; `adapter.onnx_adapter` holds the
-tensors in ONNX Runtime's own format. Both are hostile on load. Knows nothing about graphs or tensors.
+`adapter.json` says what the adapter is, whose graph it was made for and what its tensors' file weighs;
+`adapter.onnx_adapter` holds the tensors in ONNX Runtime's own format. Both are hostile on load. Knows nothing about
+graphs or tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ AGAIN = "make it again with `streamspec adapt`"
 
 @dataclass(frozen=True)
 class SwappableAdapter:
-    """`adapter.json`. `graph`: fingerprint of the graph that the tensors fit; `ranks`: of its parts, for the reader; `file`: of the tensors."""
+    """`adapter.json`. `graph`: fingerprint of the graph that the tensors fit; `ranks`: of its parts, for the reader;
+    `file`: of the tensors.
+    """
 
     base: BaseInfo
     graph: str
@@ -60,9 +64,15 @@ class SwappableAdapter:
         """The bundle as it is with this adapter."""
         drafter = self.method if self.streams else None
         return replace(
-            bundle, method=self.method, recipe=self.recipe, drafter=drafter, prompt_format=self.prompt_format, streams=self.streams, trees=self.trees,
+            bundle,
+            method=self.method,
+            recipe=self.recipe,
+            drafter=drafter,
+            prompt_format=self.prompt_format,
+            streams=self.streams,
+            trees=self.trees,
             files=bundle.files | ({TENSORS: self.file} if self.file else {}),
-        )  # fmt: skip
+        )
 
     def to_json(self) -> str:
         """JSON text; raises ValueError on numbers JSON does not have."""
@@ -70,37 +80,64 @@ class SwappableAdapter:
 
     @classmethod
     def from_json(cls, data: bytes | str, bundle: Manifest) -> SwappableAdapter:
-        """Raises AdapterError: for another base or graph than the bundle's, and, naming the field, for anything malformed or that the bundle has no
-        room for."""
-        raw = Fields(parse_json(data.encode() if isinstance(data, str) else data, ADAPTER, AdapterError, AGAIN), "adapter", AdapterError, AGAIN)
+        """Raises AdapterError: for another base or graph than the bundle's, and, naming the field, for anything
+        malformed or that the bundle has no room for."""
+        raw = Fields(
+            parse_json(data.encode() if isinstance(data, str) else data, ADAPTER, AdapterError, AGAIN),
+            "adapter",
+            AdapterError,
+            AGAIN,
+        )
         version = raw.integer("format_version", 1, 1 << 31)
         if version != FORMAT_VERSION:
-            raise AdapterError(f"a swappable adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec" if version > FORMAT_VERSION else AGAIN)
+            raise AdapterError(
+                f"a swappable adapter of format {version}",
+                f"format {FORMAT_VERSION}",
+                "update streamspec" if version > FORMAT_VERSION else AGAIN,
+            )
         base, graph, room = read_base(raw), raw.digest("graph"), bundle.swappable
         if base.sha256 != bundle.base.sha256:
             raise AdapterError(
-                f"an adapter of {base.id} (weights {base.sha256[:12]})", f"one of {bundle.base.id} (weights {bundle.base.sha256[:12]})", "use it with a bundle of its base"
+                f"an adapter of {base.id} (weights {base.sha256[:12]})",
+                f"one of {bundle.base.id} (weights {bundle.base.sha256[:12]})",
+                "use it with a bundle of its base",
             )
         if graph != fingerprint(bundle):
-            raise AdapterError(f"an adapter for the graph {graph[:12]}", f"one for {fingerprint(bundle)[:12]}, the bundle's", AGAIN)
+            raise AdapterError(
+                f"an adapter for the graph {graph[:12]}", f"one for {fingerprint(bundle)[:12]}, the bundle's", AGAIN
+            )
         assert room is not None
         method = raw.choice("method", METHODS)
         streams, trees = read_drafts(raw, bundle.model)
         if (streams is None) != (method == "lora") or (streams is None) != (trees is None):
-            raise AdapterError(f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}", "both for streaming, and only there", AGAIN)
+            raise AdapterError(
+                f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
+                "both for streaming, and only there",
+                AGAIN,
+            )
         if streams is not None and (
-            streams.levels or streams.ns not in room.ns or streams.candidates != room.candidates
-            or streams.bigram > room.bigram or streams.root_token > room.root_token or streams.pruning > (room.pruning and streams.ns == room.ns[0])
-        ):  # fmt: skip
+            streams.levels
+            or streams.ns not in room.ns
+            or streams.candidates != room.candidates
+            or streams.bigram > room.bigram
+            or streams.root_token > room.root_token
+            or streams.pruning > (room.pruning and streams.ns == room.ns[0])
+        ):
             raise AdapterError(f"an adapter with {streams}", f"no more than the bundle has room for ({room})", AGAIN)
         tensors = raw.nested("file")
         return cls(
-            base=base, graph=graph, method=method, prompt_format=read_prompt_format(raw),
-            recipe=raw.text("recipe", 64) if raw.optional("recipe") else None, streams=streams, trees=trees,
+            base=base,
+            graph=graph,
+            method=method,
+            prompt_format=read_prompt_format(raw),
+            recipe=raw.text("recipe", 64) if raw.optional("recipe") else None,
+            streams=streams,
+            trees=trees,
             ranks={name: raw.nested("ranks").integer(name, 0, 1 << 20) for name, _ in raw.items("ranks", 16)},
-            parity=dict(raw.items("parity", 1000)), tools={name: str(value) for name, value in raw.items("tools", 100)},
+            parity=dict(raw.items("parity", 1000)),
+            tools={name: str(value) for name, value in raw.items("tools", 100)},
             file=FileInfo(tensors.digest("sha256"), tensors.integer("bytes", 0, 1 << 40)),
-        )  # fmt: skip
+        )
 
 
 def fingerprint(bundle: Manifest) -> str:
@@ -112,13 +149,19 @@ def fingerprint(bundle: Manifest) -> str:
 def check_swappable(bundle: Manifest) -> None:
     """Raises ConfigError for a bundle whose adapter is merged."""
     if bundle.swappable is None:
-        raise ConfigError("a bundle with its adapter merged", "one of `streamspec export --swappable`", "export it so, or leave the adapter out")
+        raise ConfigError(
+            "a bundle with its adapter merged",
+            "one of `streamspec export --swappable`",
+            "export it so, or leave the adapter out",
+        )
 
 
 def names(bundle: Path) -> list[str]:
     """The adapters in a bundle's own folder, in order of their names."""
     try:
-        return sorted(one.name for one in (bundle / ADAPTERS).iterdir() if plain_name(one.name) and (one / ADAPTER).is_file())
+        return sorted(
+            one.name for one in (bundle / ADAPTERS).iterdir() if plain_name(one.name) and (one / ADAPTER).is_file()
+        )
     except OSError:
         return []
 
@@ -130,7 +173,11 @@ def find(bundle: Path, adapter: str | Path) -> Path:
     if (Path(adapter) / ADAPTER).is_file():
         return Path(adapter)
     known = names(bundle)
-    raise AdapterError(f"no adapter {str(adapter)!r}", f"{', '.join(known) or 'a folder of `streamspec adapt`'}", "correct the name or the path")
+    raise AdapterError(
+        f"no adapter {str(adapter)!r}",
+        f"{', '.join(known) or 'a folder of `streamspec adapt`'}",
+        "correct the name or the path",
+    )
 
 
 def read(folder: Path, bundle: Manifest, hashes: bool = True) -> SwappableAdapter:

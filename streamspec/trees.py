@@ -97,7 +97,8 @@ class DraftTree:
     def depth_first(self) -> tuple[DraftTree, list[int]]:
         """The same tree laid out depth-first, children in their order here, and the old number of every node.
 
-        With the likeliest children first, the likeliest path takes the first slots of the cache: nothing is copied then.
+        With the likeliest children first, the likeliest path takes the first slots of the cache: nothing is copied
+        then.
         """
         order: list[int] = []
         stack = [0]
@@ -110,7 +111,9 @@ class DraftTree:
 
     @classmethod
     def from_nodes(cls, nodes: Sequence[Sequence[float]], n: int) -> DraftTree:
-        """The first `n` nodes (fewer if there are fewer) of a list of `(parent, rank, probability)` ordered by probability."""
+        """The first `n` nodes (fewer if there are fewer) of a list of `(parent, rank, probability)` ordered by
+        probability.
+        """
         parents, ranks, _ = zip(*nodes[:n], strict=True)
         return cls(tuple(map(int, parents)), (0, *map(int, ranks[1:]))).depth_first()[0]
 

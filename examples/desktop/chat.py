@@ -3,8 +3,9 @@
     python chat.py [BUNDLE]            # else a folder `bundle` beside this file, else one is asked for
     pyinstaller --windowed chat.py     # docs/packaging.md
 
-The model lives in a thread (`Model`), the window in the main one (`Window`), and they share two queues: tasks for the model, and what
-came of them for the window, which looks there every few milliseconds while a task runs and sleeps otherwise. So the window never waits.
+The model lives in a thread (`Model`), the window in the main one (`Window`), and they share two queues: tasks for the
+model, and what came of them for the window, which looks there every few milliseconds while a task runs and sleeps
+otherwise. So the window never waits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ MAX_NEW_TOKENS = 512
 
 
 class Model(threading.Thread):
-    """Owns the session. `open` and `say` give it a task; `events` are (name, value) pairs, the last of every task being ("idle", None)."""
+    """Owns the session. `open` and `say` give it a task; `events` are (name, value) pairs, the last of every task being
+    ("idle", None).
+    """
 
     def __init__(self) -> None:
         super().__init__(name="model")
@@ -72,9 +75,12 @@ class Model(threading.Thread):
     def _say(self, message: str, speculate: bool) -> None:
         assert self._session
         self._answer = self._session.stream_chat(
-            message, speculate=speculate, max_new_tokens=MAX_NEW_TOKENS, overflow="forget",
+            message,
+            speculate=speculate,
+            max_new_tokens=MAX_NEW_TOKENS,
+            overflow="forget",
             progress=lambda read, tokens: self.events.put(("read", (read, tokens))),
-        )  # fmt: skip
+        )
         if self._stopped.is_set():  # before there was anything to stop
             self._answer.cancel()
         for chunk in self._answer:
@@ -106,7 +112,9 @@ class Window:
         bar = ttk.Frame(self.root, padding=6)
         self.opener = ttk.Button(bar, text="Open bundle ...", command=self.choose)
         self.opener.pack(side="left")
-        ttk.Checkbutton(bar, text="Speculate (drafted tokens in green)", variable=self.speculate).pack(side="left", padx=12)
+        ttk.Checkbutton(bar, text="Speculate (drafted tokens in green)", variable=self.speculate).pack(
+            side="left", padx=12
+        )
         bar.pack(fill="x")
 
         below = ttk.Frame(self.root, padding=6)
@@ -179,7 +187,9 @@ class Window:
         self._write(*pieces)
         stats = chunk.stats
         ended = f" ({chunk.finish_reason})" if chunk.finish_reason else ""
-        self.status.set(f"{stats.new_tokens} tokens, {stats.tokens_per_second:.0f}/s; speculation {stats.speculation}{ended}")
+        self.status.set(
+            f"{stats.new_tokens} tokens, {stats.tokens_per_second:.0f}/s; speculation {stats.speculation}{ended}"
+        )
         if chunk.finish_reason:
             self._write(("\n", "own"))
 

@@ -58,7 +58,9 @@ def judge(prompt: Sequence[int], plain: Sequence[int], other: Sequence[int], ref
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Index of the first token that differs, the shorter length where one is a prefix of the other, None where equal."""
+    """Index of the first token that differs, the shorter length where one is a prefix of the other, None where
+    equal.
+    """
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i

@@ -52,14 +52,17 @@ class Contender:
     def answer(self, prompt: Any, limit: int) -> Answer:
         self.session.forget()  # nobody profits from what another has read
         with self._forced():
-            done = self.session.generate(
-                prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling
-            )
+            done = self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling)
         stats = done.stats
         measure = Measure(
-            stats.new_tokens, stats.steps, stats.step_tokens, stats.plain_steps,
-            stats.prefill_seconds, stats.decode_seconds, stats.graph_seconds,
-        )  # fmt: skip
+            stats.new_tokens,
+            stats.steps,
+            stats.step_tokens,
+            stats.plain_steps,
+            stats.prefill_seconds,
+            stats.decode_seconds,
+            stats.graph_seconds,
+        )
         return Answer(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
 
     @contextmanager
@@ -79,7 +82,9 @@ class Contender:
 
 
 class SessionReferee:
-    """Answers the questions of `agreement.judge` with a session. `texts`: token sequences to measure the tolerance on."""
+    """Answers the questions of `agreement.judge` with a session. `texts`: token sequences to measure the tolerance
+    on.
+    """
 
     def __init__(self, contender: Contender, texts: list[list[int]], measured: float | None = None) -> None:
         self.contender, self.texts = contender, texts

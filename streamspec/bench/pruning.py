@@ -13,12 +13,28 @@ REPEATS = 3
 
 
 def find_least(
-    bundle: str | Path, prompts: str | Path, limit: int, max_new_tokens: int, threads: int | None = None, provider: str = "auto",
+    bundle: str | Path,
+    prompts: str | Path,
+    limit: int,
+    max_new_tokens: int,
+    threads: int | None = None,
+    provider: str = "auto",
     adapter: str | None = None,
 ) -> tuple[Report, float]:
-    """Speculation without pruning and at each of `CHANCES`, interleaved; the fastest chance, or 0 where no chance's slowest
-    repetition beats what goes without. The bundle's session must not prune already. Raises what `bench` does."""
-    report = bench(bundle, prompts, limit, max_new_tokens, REPEATS, prune=CHANCES, threads=threads, provider=provider, adapter=adapter)
+    """Speculation without pruning and at each of `CHANCES`, interleaved; the fastest chance, or 0 where no chance's
+    slowest repetition beats what goes without. The bundle's session must not prune already. Raises what `bench`
+    does."""
+    report = bench(
+        bundle,
+        prompts,
+        limit,
+        max_new_tokens,
+        REPEATS,
+        prune=CHANCES,
+        threads=threads,
+        provider=provider,
+        adapter=adapter,
+    )
     return report, best_chance(report.speculative.speedup, [one.speedup for one in report.rows])
 
 

@@ -52,7 +52,9 @@ class Interval:
 
 
 def paired_bootstrap(a: Sequence[float], b: Sequence[float], level: float = 0.95, seed: int = 0) -> Interval:
-    """Interval of mean(b) - mean(a) where a[i] and b[i] belong to the same prompt: prompts are resampled, not answers."""
+    """Interval of mean(b) - mean(a) where a[i] and b[i] belong to the same prompt: prompts are resampled, not
+    answers.
+    """
     differences = np.asarray(b, dtype=np.float64) - np.asarray(a, dtype=np.float64)
     count = len(differences)
     generator = np.random.default_rng(seed)
@@ -65,13 +67,12 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], level: float = 0.95
     return Interval(float(differences.mean()), float(low), float(high))
 
 
-def compare(
-    file_a: str | Path, file_b: str | Path, side: str = "plain", side_b: str | None = None
-) -> dict[str, Any]:
+def compare(file_a: str | Path, file_b: str | Path, side: str = "plain", side_b: str | None = None) -> dict[str, Any]:
     """Quality of answers written by `bench --save-outputs`: means, and intervals of b - a over the prompts.
 
-    `side`: which answers of the files, `plain`, `speculative`, or the path of a bundle that took part by `--also`; `side_b`:
-    those of the second file, where they are others. Raises DataError where the files are not about the same prompts.
+    `side`: which answers of the files, `plain`, `speculative`, or the path of a bundle that took part by `--also`;
+    `side_b`: those of the second file, where they are others. Raises DataError where the files are not about the same
+    prompts.
     """
     rows_a, rows_b = _scored(file_a, side), _scored(file_b, side_b or side)
     if [r["prompt"] for r in rows_a] != [r["prompt"] for r in rows_b]:

@@ -52,7 +52,9 @@ class Recorder:
         for turn in range(len(case.turns)):
             prompt, engine = case.prompt(turn, answers), self.contenders[0].session.engine
             if turn and len(self.contenders[0].session.encode(prompt)) >= engine.context_length:
-                print(f"row {number + 1}: no room for turn {turn + 1} of {len(case.turns)}", file=sys.stderr, flush=True)
+                print(
+                    f"row {number + 1}: no room for turn {turn + 1} of {len(case.turns)}", file=sys.stderr, flush=True
+                )
                 return
             given = self._take_turns(prompt, repetition, repetition + number)
             answers.append(given[PLAIN].text)

@@ -45,16 +45,18 @@ def bench(
 ) -> Report:
     """Measures `bundle` on at most `limit` rows of the JSONL file `prompts`.
 
-    `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree sizes
-    to force one after the other. `prune`: chances below which rows of a draft stop at the early exit, one after the other. `provider`: of
-    all bundles. `adapter`: of a swappable bundle. `ngram`: also draft what followed earlier in the text. `sampling`, where random, needs a
-    seed, so that all sides draw alike. `save_outputs`: JSONL file for the answers, for `compare`. Raises StreamspecError for
-    prompts or bundles that cannot be read.
+    `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree
+    sizes to force one after the other. `prune`: chances below which rows of a draft stop at the early exit, one after
+    the other. `provider`: of all bundles. `adapter`: of a swappable bundle. `ngram`: also draft what followed earlier
+    in the text. `sampling`, where random, needs a seed, so that all sides draw alike. `save_outputs`: JSONL file for
+    the answers, for `compare`. Raises StreamspecError for prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
     pruning = [Pruning(least=least) for least in prune]
     if save_outputs is not None and not Path(save_outputs).parent.is_dir():
-        raise ConfigError(f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs")
+        raise ConfigError(
+            f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs"
+        )
     cases = read_cases(prompts, limit)
     if sampling.random and sampling.seed is None:
         raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")
@@ -65,18 +67,32 @@ def bench(
         raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
     fixed = session.manifest.static
     if fixed and max(rows, default=0) > fixed.rows:
-        raise ConfigError(f"--rows {max(rows)} for a graph of {fixed.rows} rows", f"at most {fixed.rows}", "ask for fewer, or export it with more --rows")
+        raise ConfigError(
+            f"--rows {max(rows)} for a graph of {fixed.rows} rows",
+            f"at most {fixed.rows}",
+            "ask for fewer, or export it with more --rows",
+        )
     check_length(cases, session)
     contenders = [Contender(PLAIN, session, False, sampling), Contender(SPECULATIVE, session, True, sampling)]
     if prune:
         session.manifest.check_prunes()
     contenders += [Contender(f"{n} rows", session, True, sampling, n) for n in rows]
-    contenders += [Contender(f"chance {least:g}", session, True, sampling, pruning=one) for least, one in zip(prune, pruning, strict=True)]
-    others = [Contender(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling) for path in also]
+    contenders += [
+        Contender(f"chance {least:g}", session, True, sampling, pruning=one)
+        for least, one in zip(prune, pruning, strict=True)
+    ]
+    others = [
+        Contender(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling)
+        for path in also
+    ]
     names = [c.name for c in contenders + others]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"two sides called {twice!r}", "every side once, under a name of its own", "check --rows, --prune and --also")
+        raise ConfigError(
+            f"two sides called {twice!r}",
+            "every side once, under a name of its own",
+            "check --rows, --prune and --also",
+        )
     record = Recorder(contenders + others, max_new_tokens)
     record.warm_up(cases[0])
     for repetition in range(repeats):
@@ -96,7 +112,11 @@ def check_length(cases: Sequence[Case], session: Session) -> None:
     for number, case in enumerate(cases):
         tokens = len(session.encode(case.prompt(0, [])))
         if tokens > longest:
-            raise ContextOverflow(f"row {number + 1} of the prompts has {tokens} tokens", f"at most {longest}", "leave it out or shorten it")
+            raise ContextOverflow(
+                f"row {number + 1} of the prompts has {tokens} tokens",
+                f"at most {longest}",
+                "leave it out or shorten it",
+            )
 
 
 def _check(**options: int | None) -> None:

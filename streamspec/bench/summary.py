@@ -108,9 +108,14 @@ class Summary:
         return fastest, Spread.of([speed(a) / speed(b) if speed(b) else 0.0 for a, b in pairs])
 
     def _categories(self) -> dict[str, dict[str, float]]:
-        """Of every category, and of all answers that do not go round in circles, which are easy to draft and of no use."""
+        """Of every category, and of all answers that do not go round in circles, which are easy to draft and of no
+        use.
+        """
         passes, result = self.record.passes, {}
-        groups = {c: [i for i, x in enumerate(self.record.categories) if x == c] for c in sorted({x for x in self.record.categories if x})}
+        groups = {
+            c: [i for i, x in enumerate(self.record.categories) if x == c]
+            for c in sorted({x for x in self.record.categories if x})
+        }
         if groups:
             groups["without looping answers"] = [i for i, looping in enumerate(self.record.looping) if not looping]
         for category, chosen in groups.items():

@@ -12,9 +12,15 @@ import typer
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle of `export --swappable`.", show_default=False)],
     adapter: Annotated[Path, typer.Argument(help="Adapter folder of `train`.", show_default=False)],
-    name: Annotated[str | None, typer.Option(help="What the bundle calls it; default: as the folder.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Write it to this folder, not into the bundle.", show_default=False)] = None,
-    base: Annotated[str | None, typer.Option(help="The bundle's base; default: as its manifest names it.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What the bundle calls it; default: as the folder.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write it to this folder, not into the bundle.", show_default=False)
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The bundle's base; default: as its manifest names it.", show_default=False)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an adapter that is there already.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
@@ -27,4 +33,7 @@ def command(
     if as_json:
         print(json.dumps({"out": str(written), "bytes": sum(file.stat().st_size for file in written.iterdir())}))
     else:
-        print(f"wrote {written}; use it with: streamspec generate {bundle} --use {written.name if out is None else written}")
+        print(
+            f"wrote {written}; use it with: streamspec generate {bundle} --use "
+            f"{written.name if out is None else written}"
+        )

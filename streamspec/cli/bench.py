@@ -45,7 +45,10 @@ def command(
         str | None, typer.Option(help="Also force trees of these sizes, such as 1,2,4,8.", show_default=False)
     ] = None,
     prune: Annotated[
-        str | None, typer.Option(help="Also prune drafts below these chances at the early exit, such as 0.01,0.1.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Also prune drafts below these chances at the early exit, such as 0.01,0.1.", show_default=False
+        ),
     ] = None,
     tree: Annotated[str, typer.Option(help="Tree of the speculative side: auto, plain or a number of rows.")] = "auto",
     use: Use = None,
@@ -73,10 +76,22 @@ def command(
     from streamspec.runtime import Sampling
 
     report = bench(
-        bundle, prompts, limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, also=also or (),
-        rows=parse_rows(rows), prune=parse_chances(prune), tree=int(tree) if tree.isdecimal() else tree, threads=threads, provider=provider, save_outputs=save_outputs,
-        ngram=not no_ngram, adapter=use, sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
-    )  # fmt: skip
+        bundle,
+        prompts,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        also=also or (),
+        rows=parse_rows(rows),
+        prune=parse_chances(prune),
+        tree=int(tree) if tree.isdecimal() else tree,
+        threads=threads,
+        provider=provider,
+        save_outputs=save_outputs,
+        ngram=not no_ngram,
+        adapter=use,
+        sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
+    )
     if as_json:
         print(json.dumps(report.to_json()))
     else:
@@ -104,8 +119,15 @@ def show(report: Report) -> None:
     from rich.console import Console
 
     console = Console(width=max(Console().width, 112), markup=False)
-    passes = f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass, {report.threads} threads"
-    console.print(f"{report.bundle}: {passes}; speculation: {report.speculation}; provider: {report.provider}", highlight=False, soft_wrap=True)
+    passes = (
+        f"{report.prompts} prompts x {report.repeats} passes, {report.new_tokens} tokens a pass, "
+        f"{report.threads} threads"
+    )
+    console.print(
+        f"{report.bundle}: {passes}; speculation: {report.speculation}; provider: {report.provider}",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(speeds(report))
     if report.over_fastest_plain:
         print(f"over the fastest plain decoding ({report.fastest_plain}): {_spread(report.over_fastest_plain)}")
@@ -115,7 +137,8 @@ def show(report: Report) -> None:
         else f" (largest margin {report.largest_near_tie:.2g}, at most {report.tolerance:.2g})"
     )
     print(
-        f"identical output: {report.identical:.1%} of prompts; near-ties: {report.near_ties}{ties}; mismatches: {report.mismatches}"
+        f"identical output: {report.identical:.1%} of prompts; near-ties: {report.near_ties}{ties}; mismatches: "
+        f"{report.mismatches}"
     )
     if report.quality:
         sides = (("speculative", report.quality), ("plain", report.quality["plain"]))
@@ -123,11 +146,13 @@ def show(report: Report) -> None:
             metrics = ", ".join(f"{key} {scores[key]:.3f}" for key in ("em", "rouge1", "rouge2", "rougeL"))
             print(f"quality, {name}: {metrics} ({report.quality['scored']} answers)")
     print(
-        f"host share of a speculative step: {report.speculative.host_share:.1%}; peak memory: {report.peak_rss_mb:.0f} MB"
+        f"host share of a speculative step: {report.speculative.host_share:.1%}; peak memory: "
+        f"{report.peak_rss_mb:.0f} MB"
     )
     for category, figures in report.categories.items():
         print(
-            f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, {figures['prompts']} prompts"
+            f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, "
+            f"{figures['prompts']} prompts"
         )
 
 
@@ -136,12 +161,20 @@ def speeds(report: Report) -> Table:
 
     table = Table()
     for title in ("", "tokens/step", "per call", "step ms", "tokens/s", "speed-up", "with prefill", "mismatches"):
-        table.add_column(title, justify="left" if not title else "right", no_wrap=bool(title), min_width=11 if not title else None)
+        table.add_column(
+            title, justify="left" if not title else "right", no_wrap=bool(title), min_width=11 if not title else None
+        )
     for one in (report.plain, report.speculative, *report.rows, *report.others):
         table.add_row(
-            one.name, f"{one.tokens_per_step:.2f}", f"{one.call_reduction:.2f}", f"{one.step_ms:.2f}",
-            f"{one.tokens_per_s:.1f}", _spread(one.speedup), _spread(one.speedup_total), str(one.mismatches),
-        )  # fmt: skip
+            one.name,
+            f"{one.tokens_per_step:.2f}",
+            f"{one.call_reduction:.2f}",
+            f"{one.step_ms:.2f}",
+            f"{one.tokens_per_s:.1f}",
+            _spread(one.speedup),
+            _spread(one.speedup_total),
+            str(one.mismatches),
+        )
     return table
 
 

@@ -16,7 +16,9 @@ Rows = Sequence[Sequence[str]]
 
 
 def command(
-    bundle: Annotated[Path | None, typer.Argument(help="Bundle folder to try on every provider.", show_default=False)] = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(help="Bundle folder to try on every provider.", show_default=False)
+    ] = None,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
@@ -39,15 +41,24 @@ def command(
         print(json.dumps({"machine": machine, "providers": found, "bundle": tried}))
     else:
         show(about(machine), ("", ""), "machine")
-        show([(one["name"], "usable" if one["usable"] else one["why_not"], ", ".join(one["flavours"])) for one in found], ("provider", "here", "bundles"), "providers")
+        show(
+            [(one["name"], "usable" if one["usable"] else one["why_not"], ", ".join(one["flavours"])) for one in found],
+            ("provider", "here", "bundles"),
+            "providers",
+        )
         if tried is not None:
-            show([outcome(one) for one in tried], ("provider", "computes", "plain step", "small nodes on the CPU"), str(bundle))
+            show(
+                [outcome(one) for one in tried],
+                ("provider", "computes", "plain step", "small nodes on the CPU"),
+                str(bundle),
+            )
     if tried is not None and not any(one["right"] for one in tried):
         raise SystemExit(1)
 
 
 def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and values in words."""
+
     def said(name: str, unit: str = "") -> str:
         return "unknown" if machine[name] is None else f"{machine[name]}{unit}"
 
@@ -62,12 +73,22 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
         ("processor", said("processor")),
         ("cores", f"{machine['physical_cores']} physical, {machine['logical_cores']} logical"),
         ("instruction sets", "unknown" if sets is None else ", ".join(sets) or "none that products profit from"),
-        ("int8 products", whether("products_saturate", "saturate: int8 is kept exact at a third of its speed", "exact")),
+        (
+            "int8 products",
+            whether("products_saturate", "saturate: int8 is kept exact at a third of its speed", "exact"),
+        ),
         ("memory", f"{said('memory_mb', ' MB')}, free {said('memory_free_mb', ' MB')}"),
         ("huge pages", whether("huge_pages", "on request", "not offered")),
         ("ONNX Runtime", f"{version}{f' ({wheels[0]})' if len(wheels) == 1 else ''}{clash}"),
-        ("telemetry", whether("telemetry_off", "off", "not turned off: ORT_DISABLE_TELEMETRY is set to something else than 1")),
-        ("cache", f"{machine['cache']}{'' if machine['cache_writable'] else ' (cannot be written: measurements are made anew at every load)'}"),
+        (
+            "telemetry",
+            whether("telemetry_off", "off", "not turned off: ORT_DISABLE_TELEMETRY is set to something else than 1"),
+        ),
+        (
+            "cache",
+            machine["cache"]
+            + ("" if machine["cache_writable"] else " (cannot be written: measurements are made anew at every load)"),
+        ),
     ]
 
 

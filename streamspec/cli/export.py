@@ -24,33 +24,60 @@ def command(
     out: Annotated[Path, typer.Option(help="Bundle folder to write.", show_default=False)],
     adapter: Annotated[
         list[Path] | None,
-        typer.Option(help="Adapter folder; without it the untouched base. With --swappable it may be given again.", show_default=False),
+        typer.Option(
+            help="Adapter folder; without it the untouched base. With --swappable it may be given again.",
+            show_default=False,
+        ),
     ] = None,
     precision: Annotated[str, typer.Option(help="Precision of the weights: fp32, fp16, int8 or int4.")] = "int8",
-    block_size: Annotated[int | None, typer.Option(help="Weights that share a scale in int4: 32 or 128.", show_default="32")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Weights that share a scale in int4: 32 or 128.", show_default="32")
+    ] = None,
     stream_weights: Annotated[
         str, typer.Option(help="How the streams' own LoRA is carried: merged or delta.")
     ] = "merged",
     target: Annotated[
-        str, typer.Option(help="What computes the bundle: cpu, cuda, or a compiler of static graphs: openvino, migraphx, directml, coreml.")
+        str,
+        typer.Option(
+            help="What computes the bundle: cpu, cuda, or a compiler of static graphs: openvino, migraphx, directml, "
+            "coreml."
+        ),
     ] = "cpu",
     static: Annotated[
-        bool, typer.Option("--static", help="Fixed shapes and standard operators alone, for providers that compile one shape.")
+        bool,
+        typer.Option(
+            "--static", help="Fixed shapes and standard operators alone, for providers that compile one shape."
+        ),
     ] = False,
-    rows: Annotated[int | None, typer.Option(help="With --static: rows of every call; default: 16.", show_default=False)] = None,
+    rows: Annotated[
+        int | None, typer.Option(help="With --static: rows of every call; default: 16.", show_default=False)
+    ] = None,
     context: Annotated[
-        int | None, typer.Option(help="With --static: most tokens in the cache; default: 2048, or the base's context.", show_default=False)
+        int | None,
+        typer.Option(
+            help="With --static: most tokens in the cache; default: 2048, or the base's context.", show_default=False
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")] = False,
     plain_genai: Annotated[
-        bool, typer.Option("--plain-genai", help="Write a folder that onnxruntime-genai runs as an ordinary model, without a drafter.")
+        bool,
+        typer.Option(
+            "--plain-genai", help="Write a folder that onnxruntime-genai runs as an ordinary model, without a drafter."
+        ),
     ] = False,
     val: Annotated[
-        Path | None, typer.Option(help="Held-out rows (JSONL): also say what the precision costs, and how well the bundle answers.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Held-out rows (JSONL): also say what the precision costs, and how well the bundle answers.",
+            show_default=False,
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of --val; default: 20.", show_default=False)] = None,
     swappable: Annotated[
-        bool, typer.Option("--swappable", help="Keep adapters beside the base's weights, to be swapped while the bundle runs.")
+        bool,
+        typer.Option(
+            "--swappable", help="Keep adapters beside the base's weights, to be swapped while the bundle runs."
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
@@ -62,16 +89,24 @@ def command(
 
     adapters, shape = adapter or [], Target(target, static, rows, context)
     if len(adapters) > 1 and not swappable:
-        raise ConfigError(f"{len(adapters)} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
+        raise ConfigError(
+            f"{len(adapters)} adapters", "one, or --swappable", "leave all but one out, or add --swappable"
+        )
     if limit is not None and val is None:
         raise ConfigError("--limit without --val", "both", "add --val")
     kind = "--swappable" if swappable else "--plain-genai" if plain_genai else ""
     if kind:
         shaped = "--static" if static else f"--target {target}"
-        refuse(kind, {
-            "--plain-genai": plain_genai and swappable, "--val": val, "--block-size": block_size, shaped: shape != Target(),
-            "--stream-weights": stream_weights != "merged",
-        })  # fmt: skip
+        refuse(
+            kind,
+            {
+                "--plain-genai": plain_genai and swappable,
+                "--val": val,
+                "--block-size": block_size,
+                shaped: shape != Target(),
+                "--stream-weights": stream_weights != "merged",
+            },
+        )
     one = adapters[0] if adapters else None
     if plain_genai:
         report = export_genai(base, one, out, precision=precision, force=force)
@@ -86,7 +121,15 @@ def command(
             import rouge_score  # noqa: F401 - judges answers in the end, and may be missing
 
         manifest = export_bundle(
-            base, one, out, precision=precision, force=force, stream_weights=stream_weights, held_out=held_out, block_size=block_size, target=shape
+            base,
+            one,
+            out,
+            precision=precision,
+            force=force,
+            stream_weights=stream_weights,
+            held_out=held_out,
+            block_size=block_size,
+            target=shape,
         )
         if held_out is not None:
             answers = answered(out, held_out, manifest.trees.default_rows if manifest.trees else 0)
@@ -112,10 +155,20 @@ def refuse(kind: str, given: dict[str, object]) -> None:
 
 
 def answered(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, float]:
-    """Of the bundle's own greedy answers on the CPU: `tokens_per_step` with a tree of so many rows (0: no drafter) and without n-grams, and `em`,
-    `rouge1`, `rouge2`, `rougeL` where the rows have references. Nothing of it depends on a clock."""
+    """Of the bundle's own greedy answers on the CPU: `tokens_per_step` with a tree of so many rows (0: no drafter) and
+    without n-grams, and `em`, `rouge1`, `rouge2`, `rougeL` where the rows have references. Nothing of it depends on a
+    clock."""
     from streamspec.bench import bench
 
-    report = bench(bundle, held_out.path, held_out.limit, NEW_TOKENS, repeats=1, tree=tree_rows or "plain", provider="cpu", ngram=False)
+    report = bench(
+        bundle,
+        held_out.path,
+        held_out.limit,
+        NEW_TOKENS,
+        repeats=1,
+        tree=tree_rows or "plain",
+        provider="cpu",
+        ngram=False,
+    )
     drafted = {"tokens_per_step": report.speculative.tokens_per_step} if tree_rows else {}
     return drafted | {name: float(value) for name, value in report.quality.get("plain", {}).items()}

@@ -51,7 +51,9 @@ def command(
     json_schema: Annotated[
         Path | None, typer.Option(help="File of a JSON schema that the answer must satisfy.", show_default=False)
     ] = None,
-    regex: Annotated[str | None, typer.Option(help="Regular expression that the whole answer must match.", show_default=False)] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole answer must match.", show_default=False)
+    ] = None,
     choice: Annotated[
         list[str] | None, typer.Option(help="Answer with this text; given again: with one of them.", show_default=False)
     ] = None,
@@ -68,7 +70,12 @@ def command(
     session = load(bundle, threads=threads, provider=provider, tree=rows or "auto", ngram=not no_ngram, adapter=use)
     last = None
     for chunk in session.stream(
-        text, max_new_tokens=max_new_tokens, stop=stop or [], speculate=not no_speculation, sampling=sampling, grammar=grammar
+        text,
+        max_new_tokens=max_new_tokens,
+        stop=stop or [],
+        speculate=not no_speculation,
+        sampling=sampling,
+        grammar=grammar,
     ):
         sys.stdout.write(chunk.text)
         sys.stdout.flush()

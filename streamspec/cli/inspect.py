@@ -22,7 +22,9 @@ def command(
 ) -> None:
     """Say what a bundle or an adapter is."""
     title, rows = describe(path)
-    rows = [(one_line(name), one_line(value)) for name, value in rows]  # they quote files, which a terminal must not obey
+    rows = [
+        (one_line(name), one_line(value)) for name, value in rows
+    ]  # they quote files, which a terminal must not obey
     if as_json:
         print(json.dumps({"kind": title, **dict(rows)}))
         return
@@ -41,11 +43,7 @@ def describe(path: Path) -> tuple[str, Rows]:
         return "bundle", _bundle(path)
     if (path / STREAM_CONFIG).is_file():
         return "adapter", _adapter(path)
-    found = (
-        f"{path} does not exist"
-        if not path.exists()
-        else f"{path} holds neither manifest.json nor {STREAM_CONFIG}"
-    )
+    found = f"{path} does not exist" if not path.exists() else f"{path} holds neither manifest.json nor {STREAM_CONFIG}"
     raise StreamspecError(found, "a bundle or an adapter folder", "check the path")
 
 
@@ -62,7 +60,8 @@ def _bundle(path: Path) -> Rows:
         ("precision", f"{manifest.rounding}, opset {manifest.opset}, for {manifest.provider}"),
         (
             "model",
-            f"{model.layers} layers, hidden {model.hidden_size}, vocabulary {model.vocab_size}, context {model.context_length}",
+            f"{model.layers} layers, hidden {model.hidden_size}, vocabulary {model.vocab_size}, context "
+            f"{model.context_length}",
         ),
         ("prompt format", _format(manifest.prompt_format.kind, manifest.prompt_format.separator)),
     ]
@@ -81,7 +80,10 @@ def _bundle(path: Path) -> Rows:
         rows.append(("adapters", f"to be swapped in; room for {manifest.swappable}"))
         rows += [("adapter: " + name, _swappable(path, name, manifest)) for name in swappable.names(path)]
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
-    rows += [(f"memory, {context:,} tokens of context", f"about {estimate(path, context=context)}") for context in sorted({min(SURE, model.context_length), model.context_length})]
+    rows += [
+        (f"memory, {context:,} tokens of context", f"about {estimate(path, context=context)}")
+        for context in sorted({min(SURE, model.context_length), model.context_length})
+    ]
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
     rows += [
@@ -97,7 +99,11 @@ def _swappable(bundle: Path, name: str, manifest: Manifest) -> str:
     except StreamspecError as error:  # the others are still worth a line
         return f"damaged: {error.found}"
     assert adapter.file is not None
-    drafter = f"{adapter.streams.gamma} streams over the last {adapter.streams.ns} layers" if adapter.streams else "no drafter"
+    drafter = (
+        f"{adapter.streams.gamma} streams over the last {adapter.streams.ns} layers"
+        if adapter.streams
+        else "no drafter"
+    )
     ranks = ", ".join(f"{part} rank {rank}" for part, rank in adapter.ranks.items())
     return f"{drafter}, {ranks}, {_megabytes(adapter.file.bytes)}, sha256 {adapter.file.sha256[:12]} (checked)"
 
@@ -142,10 +148,19 @@ def _heads(heads: dict[str, Any]) -> Rows:
 
 
 def _layer(layer: dict[str, Any]) -> Rows:
-    vocabulary, last = layer["draft_vocab"], ", the last by contrast" * layer["contrast"] + ", the last without a pass of its own" * layer["parallel"]
-    attends = ", the first pass alone attends" * layer["prefix_attention"] + ", the others have weights of their own" * bool(layer.get("own_heads"))
+    vocabulary, last = (
+        layer["draft_vocab"],
+        ", the last by contrast" * layer["contrast"] + ", the last without a pass of its own" * layer["parallel"],
+    )
+    attends = ", the first pass alone attends" * layer[
+        "prefix_attention"
+    ] + ", the others have weights of their own" * bool(layer.get("own_heads"))
     return [
-        ("draft layer", f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} experts{', a list of guesses each' * bool(layer.get('two_lists'))}{attends}"),
+        (
+            "draft layer",
+            f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} "
+            f"experts{', a list of guesses each' * bool(layer.get('two_lists'))}{attends}",
+        ),
         ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in layer["taps"])),
         ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
     ]

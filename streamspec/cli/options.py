@@ -6,14 +6,16 @@ from typing import Annotated
 
 import typer
 
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)
-]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)]
 Provider = Annotated[
-    str, typer.Option(help="What computes: auto (the fastest that computes rightly), cpu, or a name that `doctor` lists.")
+    str,
+    typer.Option(help="What computes: auto (the fastest that computes rightly), cpu, or a name that `doctor` lists."),
 ]
 Use = Annotated[
-    str | None, typer.Option(help="Of a swappable bundle: the adapter, by its name or folder; default: the base alone.", show_default=False)
+    str | None,
+    typer.Option(
+        help="Of a swappable bundle: the adapter, by its name or folder; default: the base alone.", show_default=False
+    ),
 ]
 NoNgram = Annotated[bool, typer.Option("--no-ngram", help="Draft without looking the text up.")]
 Temperature = Annotated[float, typer.Option(help="Above 0: sample. 0: greedy.")]

@@ -23,18 +23,42 @@ def command(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8080,
     host: Annotated[str, typer.Option(help="127.0.0.1, localhost or ::1: nothing else.")] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option(help=f"What clients have to send; default: the environment's {TOKEN}, else a new one, printed.", show_default=False)
+        str | None,
+        typer.Option(
+            help=f"What clients have to send; default: the environment's {TOKEN}, else a new one, printed.",
+            show_default=False,
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Model id of the bundle; default: its folder.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Model id of the bundle; default: its folder.", show_default=False)
+    ] = None,
     use: Annotated[
-        list[str] | None, typer.Option(help="Of a swappable bundle: an adapter to offer, by name or folder; may be given again. Default: all in the bundle.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            help=(
+                "Of a swappable bundle: an adapter to offer, by name or folder; may be given again. Default: all in "
+                "the bundle."
+            ),
+            show_default=False,
+        ),
     ] = None,
-    sessions: Annotated[int, typer.Option(min=1, max=64, help="Generations at once, each with a cache of its own.")] = 4,
+    sessions: Annotated[
+        int, typer.Option(min=1, max=64, help="Generations at once, each with a cache of its own.")
+    ] = 4,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused with 429.")] = 32,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds a request may take.")] = 300,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens an answer may ask for.")] = 4096,
-    context: Annotated[int | None, typer.Option(min=2, help="Most tokens of a session's cache; default: the model's.", show_default=False)] = None,
-    idle: Annotated[float | None, typer.Option(help="Seconds without a request after which the bundle is unloaded; the next one opens it again.", show_default=False)] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=2, help="Most tokens of a session's cache; default: the model's.", show_default=False),
+    ] = None,
+    idle: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without a request after which the bundle is unloaded; the next one opens it again.",
+            show_default=False,
+        ),
+    ] = None,
     no_page: Annotated[bool, typer.Option("--no-page", help="Without the web page.")] = False,
     log: Annotated[bool, typer.Option("--log", help="One line a request on stderr.")] = False,
     threads: Threads = None,
@@ -48,7 +72,13 @@ def command(
         logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
         logging.getLogger("streamspec.serve").setLevel(logging.INFO)
     given = token or os.environ.get(TOKEN)
-    options: dict[str, Any] = {"threads": threads, "provider": provider, "ngram": not no_ngram, "context": context, "idle": idle}
+    options: dict[str, Any] = {
+        "threads": threads,
+        "provider": provider,
+        "ngram": not no_ngram,
+        "context": context,
+        "idle": idle,
+    }
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:
@@ -56,4 +86,15 @@ def command(
         page = "" if no_page else f"; page: {server.url}/" + ("" if given else f"#token={server.token}")
         print(f"{server.url}/v1{shown}{page}", flush=True)
 
-    serve(bundle, port=port, token=given, name=name, adapters=list(use) if use else None, limits=limits, page=not no_page, host=host, ready=ready, **options)
+    serve(
+        bundle,
+        port=port,
+        token=given,
+        name=name,
+        adapters=list(use) if use else None,
+        limits=limits,
+        page=not no_page,
+        host=host,
+        ready=ready,
+        **options,
+    )

@@ -5,11 +5,8 @@ A flag wins over the file, the file over the default. Knows nothing about traini
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
-import re
-import textwrap
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType
@@ -41,9 +38,15 @@ def summary(result: dict[str, Any], config: TrainConfig) -> str:
     found = [f"next-token loss {result['val_loss']:.3f}"]
     if "tau" in result:
         right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
-        found += [f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)", f"right at first guess: {right}"]
+        found += [
+            f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)",
+            f"right at first guess: {right}",
+        ]
     if len(result.get("expert_shares", ())) > 1:
-        found += [f"experts used {' '.join(f'{share:.2f}' for share in result['expert_shares'])}, alike {result['expert_overlap']:.2f}"]
+        found += [
+            f"experts used {' '.join(f'{share:.2f}' for share in result['expert_shares'])}, alike "
+            f"{result['expert_overlap']:.2f}"
+        ]
     if "branches_agree" in result:
         found += [f"contrast and mixture agree {result['branches_agree']:.2f}"]
     return (
@@ -87,11 +90,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def signature() -> inspect.Signature:
     """One keyword per field of TrainConfig, absent unless given; `--config` and `--json` beside them."""
-    hints, comments = get_type_hints(TrainConfig), field_comments(TrainConfig)
+    hints = get_type_hints(TrainConfig)
     parameters = []
     for field in fields(TrainConfig):
         kind = next((a for a in get_args(hints[field.name]) if a is not NoneType), hints[field.name])
-        help_text = comments.get(field.name, "")
+        help_text = field.metadata.get("help", "")
         if field.default not in (MISSING, None):
             help_text = f"{help_text} [default: {json.dumps(field.default)}]".strip()
         flag = "--" + field.name.replace("_", "-")
@@ -108,23 +111,6 @@ def signature() -> inspect.Signature:
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def field_comments(config: type) -> dict[str, str]:
-    """The comment behind each field is its help text: one place to write it. Empty where the source is not shipped."""
-    try:
-        source = textwrap.dedent(inspect.getsource(config))
-    except OSError:
-        return {}
-    lines = source.splitlines()
-    body = ast.parse(source).body[0]
-    assert isinstance(body, ast.ClassDef)
-    comments = {}
-    for node in body.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found = re.search(r"#\s*(.+)$", lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset or 0 :])
-            comments[node.target.id] = found.group(1) if found else ""
-    return comments
 
 
 command.__signature__ = signature()  # type: ignore[attr-defined]

@@ -1,4 +1,6 @@
-"""`streamspec tune`: what a step costs on this machine by rows, which tree that makes the fastest, and whether pruning it pays."""
+"""`streamspec tune`: what a step costs on this machine by rows, which tree that makes the fastest, and whether pruning
+it pays.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,18 @@ if TYPE_CHECKING:
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
     context: Annotated[
-        list[int] | None, typer.Option(min=1, help="Tokens in the cache while measuring; may be given again. Default: 64 and 512.", show_default=False)
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Tokens in the cache while measuring; may be given again. Default: 64 and 512.",
+            show_default=False,
+        ),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="Validation data (JSONL): also find by it below which chance to prune drafts.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Validation data (JSONL): also find by it below which chance to prune drafts.", show_default=False
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Take the first N rows of --prompts only.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer to --prompts.")] = 128,
@@ -54,7 +64,11 @@ def command(
     if plot is not None:
         draw(found, plot)
         console.print(f"curves: {plot}")
-    result: dict[str, Any] = {"rows": chosen.rows, "provider": session.provider.name, "contexts": {str(n): as_dict(c) for n, c in found.items()}}
+    result: dict[str, Any] = {
+        "rows": chosen.rows,
+        "provider": session.provider.name,
+        "contexts": {str(n): as_dict(c) for n, c in found.items()},
+    }
     if prompts is not None:
         from streamspec.bench.pruning import find_least
         from streamspec.cli.bench import speeds
@@ -85,7 +99,9 @@ def table(context: int, calibration: Calibration) -> Table:
     for rows, cost in calibration.costs.items():
         ratio, tokens = calibration.ratio(rows), calibration.expected[rows]
         style = "bold" if rows == calibration.rows else None
-        out.add_row(f"{rows}", f"{1000 * cost:.2f}", f"{ratio:.2f}", f"{tokens:.2f}", f"{tokens / ratio:.2f}x", style=style)
+        out.add_row(
+            f"{rows}", f"{1000 * cost:.2f}", f"{ratio:.2f}", f"{tokens:.2f}", f"{tokens / ratio:.2f}x", style=style
+        )
     return out
 
 
@@ -101,7 +117,12 @@ def draw(found: dict[int, Calibration], file: Path) -> None:
         rows = list(calibration.costs)
         left.plot(rows, [calibration.ratio(n) for n in rows], marker="o", label=f"{context} tokens in the cache")
         right.plot(rows, [calibration.expected[n] / calibration.ratio(n) for n in rows], marker="o")
-        right.plot(calibration.rows, calibration.expected[calibration.rows] / calibration.ratio(calibration.rows), "k*", markersize=12)
+        right.plot(
+            calibration.rows,
+            calibration.expected[calibration.rows] / calibration.ratio(calibration.rows),
+            "k*",
+            markersize=12,
+        )
     left.set_title("step time over a plain step", loc="left")
     right.set_title("expected speed-up (star: chosen)", loc="left")
     left.legend(frameon=False)

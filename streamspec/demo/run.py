@@ -34,7 +34,9 @@ DRAFTED_STYLE, OWN_STYLE = "bold green", "default"
 def demo(
     train_minutes: float | None = None, limit: int | None = None, plot: Path = Path("streamspec-demo.png")
 ) -> dict[str, Any]:
-    """Runs the demo and returns its figures. With `train_minutes` it fine-tunes an adapter first, else the shipped one serves."""
+    """Runs the demo and returns its figures. With `train_minutes` it fine-tunes an adapter first, else the shipped one
+    serves.
+    """
     console = Console()
     if not plot.parent.is_dir():
         raise ConfigError(f"{plot.parent} is no folder", "a folder for the plot", "change --plot")
@@ -73,7 +75,15 @@ def _train(minutes: float, console: Console) -> Path:
     console.rule(f"fine-tuning on {TRAIN.name} for {minutes:g} minutes")
     train(
         TrainConfig(
-            base=BASE, data=TRAIN, val=VALIDATION, out=out, lr=1e-3, epochs=9, max_minutes=minutes, val_rows=24, max_new_tokens=64,
+            base=BASE,
+            data=TRAIN,
+            val=VALIDATION,
+            out=out,
+            lr=1e-3,
+            epochs=9,
+            max_minutes=minutes,
+            val_rows=24,
+            max_new_tokens=64,
         )
     )
     return out
@@ -137,7 +147,10 @@ def _show(console: Console, prompt: str, answers: dict[str, Answer], tokenizer: 
         paint(pieces(tokenizer, speculative.token_ids), speculative.drafted, console.color_system is not None),
         soft_wrap=True,
     )
-    steps = f"{speculative.measure.new_tokens} tokens in {speculative.measure.steps + speculative.measure.plain_steps} steps"
+    steps = (
+        f"{speculative.measure.new_tokens} tokens in "
+        f"{speculative.measure.steps + speculative.measure.plain_steps} steps"
+    )
     times = [1000 * (answers[side].measure.prefill + answers[side].measure.decode) for side in (PLAIN, SPECULATIVE)]
     console.print(f"  {steps}; plain {times[0]:.0f} ms, speculative {times[1]:.0f} ms", style="dim", highlight=False)
 

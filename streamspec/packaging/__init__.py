@@ -1,4 +1,5 @@
-"""How streamspec goes into a frozen application: hooks that PyInstaller finds by itself, each saying what it brings and what it keeps out.
+"""How streamspec goes into a frozen application: hooks that PyInstaller finds by itself, each saying what it brings and
+what it keeps out.
 
 PyInstaller runs them while it freezes an application; no streamspec code does.
 """

@@ -31,7 +31,12 @@ from streamspec.serve.pool import Job, Pool
 from streamspec.serve.requests import Wish, read_chat, read_completion
 from streamspec.serve.responses import Answer
 
-PAGE = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}  # files of the page, by their ending
+PAGE = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}  # files of the page, by their ending
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = logging.getLogger("streamspec.serve")
 
@@ -45,12 +50,23 @@ class Service:
 
     def __init__(self, session: Session, name: str, adapters: Mapping[str, str | Path], limits: Limits) -> None:
         self.pool, self.limits, self.created = Pool(session, limits), limits, int(time.time())
-        self.models: dict[str, str | None] = {name: session.adapter, **{model: str(adapter) for model, adapter in adapters.items()}}
+        self.models: dict[str, str | None] = {
+            name: session.adapter,
+            **{model: str(adapter) for model, adapter in adapters.items()},
+        }
         for model in (name, *adapters):
             if not NAME.fullmatch(model):
-                raise ConfigError(f"a model named {model!r}", "letters, digits, dots, dashes and underscores, at most 128", "give it another name")
+                raise ConfigError(
+                    f"a model named {model!r}",
+                    "letters, digits, dots, dashes and underscores, at most 128",
+                    "give it another name",
+                )
         if len(self.models) != 1 + len(adapters):
-            raise ConfigError(f"an adapter and the bundle of one name, {name}", "two names", "give the bundle another name with --name")
+            raise ConfigError(
+                f"an adapter and the bundle of one name, {name}",
+                "two names",
+                "give the bundle another name with --name",
+            )
 
     async def list_models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self.models]})
@@ -142,9 +158,10 @@ def create_app(
 ) -> tuple[App, Pool]:
     """The ASGI application over a loaded session, and its pool, to be closed with it.
 
-    `token`: what clients have to send as bearer token. `port`: that it will be reached by, checked against the Host header. `name`: the model id
-    of what `session` answers with; `adapters`: further model ids and the adapters behind them (`Session.swap`). `page`: whether to serve the web page.
-    Serve it with `Server`, which binds loopback only; other servers would have to. Raises ConfigError for names that collide or are no names.
+    `token`: what clients have to send as bearer token. `port`: that it will be reached by, checked against the Host
+    header. `name`: the model id of what `session` answers with; `adapters`: further model ids and the adapters behind
+    them (`Session.swap`). `page`: whether to serve the web page. Serve it with `Server`, which binds loopback only;
+    other servers would have to. Raises ConfigError for names that collide or are no names.
     """
     service = Service(session, name, adapters or {}, limits)
     files = _page_files() if page else {}
@@ -157,7 +174,9 @@ def create_app(
         Route("/health", _health),
         *(Route(path, _file(content, kind)) for path, (content, kind) in files.items()),
     ]
-    app = Starlette(routes=routes, exception_handlers={ApiError: _say, HTTPException: _say_http, Gone: _hang_up, Exception: _say})
+    app = Starlette(
+        routes=routes, exception_handlers={ApiError: _say, HTTPException: _say_http, Gone: _hang_up, Exception: _say}
+    )
     app.router.redirect_slashes = False
     return Gate(app, token, port, limits, frozenset({"/health", *files})), service.pool
 
@@ -254,7 +273,10 @@ async def _say(request: Request, error: Exception) -> Response:
 async def _say_http(request: Request, error: Exception) -> Response:
     """Of a path or method that has no route."""
     assert isinstance(error, HTTPException)
-    message = {404: "no such path; expected one of docs/serve.md", 405: f"the method {request.method}; expected the other one"}
+    message = {
+        404: "no such path; expected one of docs/serve.md",
+        405: f"the method {request.method}; expected the other one",
+    }
     kind = SERVER if error.status_code >= 500 else "invalid_request_error"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     found = ApiError(error.status_code, message.get(error.status_code, error.detail), code, kind=kind)

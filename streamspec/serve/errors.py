@@ -16,7 +16,13 @@ class ApiError(Exception):
     """An answer with an error: HTTP `status`, one line of `message`, the `param` at fault and a stable `code`."""
 
     def __init__(
-        self, status: int, message: str, code: str, param: str | None = None, kind: str = INVALID, retry_after: int | None = None
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        kind: str = INVALID,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.param, self.kind = status, code, param, kind
@@ -43,11 +49,19 @@ def closing() -> ApiError:
 
 
 def out_of_time(seconds: float) -> ApiError:
-    return ApiError(503, f"no session became free within {seconds:g} s; expected one; ask again later", "timeout", kind=SERVER, retry_after=1)
+    return ApiError(
+        503,
+        f"no session became free within {seconds:g} s; expected one; ask again later",
+        "timeout",
+        kind=SERVER,
+        retry_after=1,
+    )
 
 
 def from_runtime(error: BaseException, field: str | None = None) -> ApiError:
-    """What the runtime raised: the request's fault is a 400 with the runtime's own line, anything else a 500 without details. `field`: where the prompt stood."""
+    """What the runtime raised: the request's fault is a 400 with the runtime's own line, anything else a 500 without
+    details. `field`: where the prompt stood.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflow):

@@ -1,8 +1,8 @@
 """What every request has to pass before anything looks at it: Host, Origin, token, method, type and size of its body.
 
-One ASGI middleware in front of the routes, so that unknown paths tell a stranger nothing either. The server listens on loopback, but
-browsers of the same machine run strangers' pages: Host stops names rebound to loopback, Origin stops other pages, the token
-everybody else. Knows nothing about models.
+One ASGI middleware in front of the routes, so that unknown paths tell a stranger nothing either. The server listens on
+loopback, but browsers of the same machine run strangers' pages: Host stops names rebound to loopback, Origin stops
+other pages, the token everybody else. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ ALWAYS = [
     (b"x-frame-options", b"DENY"),
     (
         b"content-security-policy",
-        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri "
+        b"'none'; form-action 'none'; frame-ancestors 'none'",
     ),
     (b"connection", b"close"),  # on loopback a connection costs nothing, and none is left to be held open
 ]
@@ -74,16 +75,29 @@ class Gate:
             if body is not None:
                 await self.app(scope, _replay(body, receive), dressed)
         finally:
-            log.info("%s %s %d %.0f ms", scope["method"], scope["path"].encode("unicode_escape").decode(), status, 1000 * (time.perf_counter() - began))
+            log.info(
+                "%s %s %d %.0f ms",
+                scope["method"],
+                scope["path"].encode("unicode_escape").decode(),
+                status,
+                1000 * (time.perf_counter() - began),
+            )
 
     def _check(self, scope: Scope) -> None:
-        if len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(name) + len(value) for name, value in scope["headers"]) > self.limits.header:
+        if (
+            len(scope["raw_path"])
+            + len(scope["query_string"])
+            + sum(len(name) + len(value) for name, value in scope["headers"])
+            > self.limits.header
+        ):
             raise ApiError(431, f"a head of more than {self.limits.header} bytes; expected a smaller one", "too_large")
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name, []).append(value)
         if [host.lower() for host in headers.get(b"host", [])] not in [[host] for host in self._hosts]:
-            raise ApiError(403, "a Host that is not this server; expected 127.0.0.1 or localhost with its port", "foreign_host")
+            raise ApiError(
+                403, "a Host that is not this server; expected 127.0.0.1 or localhost with its port", "foreign_host"
+            )
         if any(origin not in self._origins for origin in headers.get(b"origin", [])):
             raise ApiError(403, "a request from another site's page; expected this server's own", "foreign_origin")
         if scope["path"] not in self.open_paths or scope["method"] not in ("GET", "HEAD"):
@@ -100,10 +114,17 @@ class Gate:
         kind, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         # compared whatever it is, in a time that tells nothing of where they differ
         if not hmac.compare_digest(token.strip(), self._token) or kind.lower() != b"bearer":
-            raise ApiError(401, "no valid token; expected the header Authorization: Bearer TOKEN with the token the server was started with", "invalid_api_key")
+            raise ApiError(
+                401,
+                "no valid token; expected the header Authorization: Bearer TOKEN with the token the server was "
+                "started with",
+                "invalid_api_key",
+            )
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None from a client that has gone. What is too large is read on for a while, or the client would never see the answer."""
+        """The body; None from a client that has gone. What is too large is read on for a while, or the client would
+        never see the answer.
+        """
         most = self.limits.body if scope["method"] == "POST" else 0
         body, size = bytearray(), 0
         try:
@@ -118,7 +139,9 @@ class Gate:
                     if not message.get("more_body", False) or size > most + 8 * self.limits.body:
                         break
         except TimeoutError:
-            raise ApiError(408, f"a body that took more than {self.limits.body_seconds:g} s; expected it faster", "slow_request") from None
+            raise ApiError(
+                408, f"a body that took more than {self.limits.body_seconds:g} s; expected it faster", "slow_request"
+            ) from None
         if size > most:
             raise ApiError(413, f"a body of {size} bytes or more; expected at most {most}", "too_large")
         return bytes(body)

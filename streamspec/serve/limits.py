@@ -11,7 +11,9 @@ LONGEST = 1e6  # seconds; beyond some 1e9 timers fail
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one server; docs/serve.md has them as a table. Raises ConfigError for what is no such number; `queue` may be 0, seconds at most `LONGEST`."""
+    """Bounds of one server; docs/serve.md has them as a table. Raises ConfigError for what is no such number; `queue`
+    may be 0, seconds at most `LONGEST`.
+    """
 
     sessions: int = 4  # generations at once, each with a cache of its own
     queue: int = 32  # requests that wait for one of them
@@ -35,9 +37,13 @@ class Limits:
             value, least = getattr(self, field.name), 0 if field.name == "queue" else 1
             if field.type == "float":
                 if not (isinstance(value, (int, float)) and 0 < value <= LONGEST):
-                    raise ConfigError(f"{field.name} {value!r}", f"seconds, above 0 and at most {LONGEST:g}", f"correct {field.name}")
+                    raise ConfigError(
+                        f"{field.name} {value!r}", f"seconds, above 0 and at most {LONGEST:g}", f"correct {field.name}"
+                    )
             elif type(value) is not int or value < least:
-                raise ConfigError(f"{field.name} {value!r}", f"a whole number of at least {least}", f"correct {field.name}")
+                raise ConfigError(
+                    f"{field.name} {value!r}", f"a whole number of at least {least}", f"correct {field.name}"
+                )
 
 
 DEFAULT = Limits()

@@ -22,7 +22,9 @@ HELP = {
 def render(pool: Pool) -> str:
     counts, slots = pool.counts, pool.slots
     values: dict[str, dict[str, float]] = {
-        "requests_total": {f'result="{name}"': getattr(counts, name) for name in ("finished", "failed", "cancelled", "refused")},
+        "requests_total": {
+            f'result="{name}"': getattr(counts, name) for name in ("finished", "failed", "cancelled", "refused")
+        },
         "sessions": {
             'state="busy"': sum(slot.busy for slot in slots),
             'state="idle"': sum(not slot.busy and slot.session is not None for slot in slots),

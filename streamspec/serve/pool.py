@@ -1,7 +1,7 @@
 """A bounded number of sessions over one set of weights, and the requests that wait for one of them.
 
-A request gets the free session of its adapter whose cache holds most of its prompt; what waits is served in order of arrival. Lives in
-the event loop's thread; every session has a thread of its own. Knows nothing about HTTP.
+A request gets the free session of its adapter whose cache holds most of its prompt; what waits is served in order of
+arrival. Lives in the event loop's thread; every session has a thread of its own. Knows nothing about HTTP.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Slot:
     _thread: threading.Thread | None = None
 
     def run(self, task: Callable[[], None]) -> None:
-        """In the slot's thread: always the same, since malloc keeps memory by threads, and what many short ones leave behind adds up."""
+        """In the slot's thread: always the same, since malloc keeps memory by threads, and what many short ones leave
+        behind adds up.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="streamspec-generation", daemon=True)
             self._thread.start()
@@ -65,7 +67,14 @@ class Counts:
 class Job:
     """One generation, waiting or running. Iterate `chunks`; `cancel` when nobody reads any more."""
 
-    def __init__(self, pool: Pool, adapter: str | None, prompt: Callable[[Session], Any], options: dict[str, Any], hint: list[int] | None) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        adapter: str | None,
+        prompt: Callable[[Session], Any],
+        options: dict[str, Any],
+        hint: list[int] | None,
+    ) -> None:
         self.pool, self.adapter, self.prompt, self.options, self.hint = pool, adapter, prompt, options, hint
         self.arrived = time.perf_counter()
         self.began: float | None = None
@@ -86,7 +95,9 @@ class Job:
         return (self.began or time.perf_counter()) - self.arrived
 
     async def chunks(self) -> AsyncIterator[Chunk]:
-        """Raises what the worker raised, or ApiError for a request that found no session in time or a server that closes."""
+        """Raises what the worker raised, or ApiError for a request that found no session in time or a server that
+        closes.
+        """
         while True:
             try:
                 async with asyncio.timeout(None if self.slot else max(self.left, 0)):
@@ -159,7 +170,13 @@ class Pool:
         self.counts = Counts()
         self.closed = False
 
-    def submit(self, adapter: str | None, prompt: Callable[[Session], Any], options: dict[str, Any], hint: list[int] | None = None) -> Job:
+    def submit(
+        self,
+        adapter: str | None,
+        prompt: Callable[[Session], Any],
+        options: dict[str, Any],
+        hint: list[int] | None = None,
+    ) -> Job:
         """A job under way or in the queue. `hint`: the prompt's tokens, to find the cache that holds most of them.
 
         Raises ApiError: 429 where the queue is full, 503 while the server closes.
@@ -176,7 +193,9 @@ class Pool:
         return job
 
     def encode(self, adapter: str | None, prompt: Callable[[Session], Any]) -> list[int] | None:
-        """Tokens of a prompt as a session of that adapter sees them; None where there is none or it refuses. From any thread."""
+        """Tokens of a prompt as a session of that adapter sees them; None where there is none or it refuses. From any
+        thread.
+        """
         for session in (slot.session for slot in self.slots):
             if session is not None and session.adapter == adapter:
                 try:
@@ -230,8 +249,9 @@ class Pool:
             job.begin(slot)
 
     def _choose(self, job: Job) -> Slot:
-        """Of the free sessions with the job's adapter the one that has most of the prompt, where that is nearly all of the prompt (asked again) or of
-        what it has (the conversation goes on). Else a new one: what merely begins alike may be gone on with yet. Else the one longest unused."""
+        """Of the free sessions with the job's adapter the one that has most of the prompt, where that is nearly all of
+        the prompt (asked again) or of what it has (the conversation goes on). Else a new one: what merely begins alike
+        may be gone on with yet. Else the one longest unused."""
         free = [slot for slot in self.slots if not slot.busy]
         same = [slot for slot in free if slot.session is not None and slot.session.adapter == job.adapter]
         held = [(shared_prefix(_held(slot.session), job.hint or []), slot) for slot in same]
@@ -243,7 +263,16 @@ class Pool:
 
 
 NEARLY_ALL = 0.75
-SUMMED = ("prompt_tokens", "reused_tokens", "new_tokens", "steps", "step_tokens", "plain_steps", "prefill_seconds", "decode_seconds")
+SUMMED = (
+    "prompt_tokens",
+    "reused_tokens",
+    "new_tokens",
+    "steps",
+    "step_tokens",
+    "plain_steps",
+    "prefill_seconds",
+    "decode_seconds",
+)
 
 
 def _held(session: Session | None) -> list[int]:

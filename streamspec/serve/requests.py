@@ -1,7 +1,7 @@
 """Request bodies: which fields there are, of which type and range, and what they mean to the runtime.
 
-Unknown fields, and known ones with a value that is not done here, are refused by name. Types are strict: "1" is no number.
-Knows nothing about HTTP or sessions.
+Unknown fields, and known ones with a value that is not done here, are refused by name. Types are strict: "1" is no
+number. Knows nothing about HTTP or sessions.
 """
 
 from __future__ import annotations
@@ -23,14 +23,36 @@ MAX_TOP_LOGPROBS = 20
 
 # Fields of OpenAI's API that are there with these values only, beside null; a client may send them all the same.
 ONLY: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": (), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
-    "tools": ([],), "tool_choice": ("none",), "functions": ([],), "function_call": ("none",), "parallel_tool_calls": (),
-    "modalities": (["text"],), "audio": (), "prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": (),
-    "service_tier": ("auto", "default"), "store": (False,), "metadata": ({},),
-}  # fmt: skip
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": (),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "parallel_tool_calls": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "metadata": ({},),
+}
 ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "name": (), "refusal": (), "annotations": ([],), "audio": (), "function_call": (), "tool_calls": ([],),
-}  # fmt: skip
+    "name": (),
+    "refusal": (),
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "tool_calls": ([],),
+}
 
 
 class Strict(BaseModel):
@@ -130,7 +152,8 @@ def read_chat(body: bytes, limits: Limits) -> Wish:
     messages = values.get("messages")
     if isinstance(messages, list):
         values["messages"] = [
-            _without(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message for i, message in enumerate(messages)
+            _without(message, ONLY_IN_MESSAGE, f"messages.{i}.") if isinstance(message, dict) else message
+            for i, message in enumerate(messages)
         ]
     request = _parse(ChatRequest, _without(values, ONLY))
     if len(request.messages) > limits.messages:
@@ -166,7 +189,9 @@ def _wish(chat: bool, request: Common, prompt: Any, tokens: int | None, logprobs
         raise invalid("stream_options without a stream; expected stream: true beside it", "stream_options")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if len(stops) > limits.stops or any(not 0 < len(stop) <= limits.stop_length for stop in stops):
-        raise invalid(f"stop strings; expected at most {limits.stops}, each of 1 to {limits.stop_length} characters", "stop")
+        raise invalid(
+            f"stop strings; expected at most {limits.stops}, each of 1 to {limits.stop_length} characters", "stop"
+        )
     options: dict[str, Any] = {
         "max_new_tokens": tokens or min(limits.default_tokens, limits.max_tokens),
         "stop": stops,
@@ -198,7 +223,7 @@ def _grammar(request: Common, limits: Limits) -> Any:
         raise invalid("grammar and response_format; expected one of them", "grammar")
     if not formatted and not own:
         return None
-    kind, param, values = (formatted or own)  # type: ignore[misc]
+    kind, param, values = formatted or own  # type: ignore[misc]
     try:
         return getattr(Grammar, kind)(*values)
     except (ConfigError, DataError) as error:
@@ -212,7 +237,10 @@ def _format(wanted: ResponseFormat | None, limits: Limits) -> _Made:
     if wanted is None:
         return None
     if (wanted.json_schema is None) == (wanted.type == "json_schema"):
-        raise invalid("response_format; expected json_schema with the type json_schema, and with no other", "response_format.json_schema")
+        raise invalid(
+            "response_format; expected json_schema with the type json_schema, and with no other",
+            "response_format.json_schema",
+        )
     if wanted.json_schema is None:
         return None if wanted.type == "text" else ("json_object", "response_format", ())
     param = "response_format.json_schema.schema"
@@ -252,7 +280,9 @@ def _without(values: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], wh
     """`values` less the `fixed` fields, whose values have to be the ones done here, or null."""
     for name in fixed.keys() & values.keys():
         value, done = values[name], fixed[name]
-        if value is not None and not any(value == right and isinstance(value, bool) == isinstance(right, bool) for right in done):
+        if value is not None and not any(
+            value == right and isinstance(value, bool) == isinstance(right, bool) for right in done
+        ):
             expected = " or ".join(json.dumps(right) for right in (*done, None))
             raise invalid(f"{where}{name} is not supported; expected {expected}", f"{where}{name}", "unsupported_value")
     return {name: value for name, value in values.items() if name not in fixed}

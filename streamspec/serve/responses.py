@@ -42,7 +42,9 @@ class Answer:
         reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
         if reason is not None:
             said |= self.record()
-        body = self._choice({"delta": ({"role": "assistant"} if first else {}) | {"content": chunk.text}}, chunk.text, logprobs, reason)
+        body = self._choice(
+            {"delta": ({"role": "assistant"} if first else {}) | {"content": chunk.text}}, chunk.text, logprobs, reason
+        )
         return self._frame("chat.completion.chunk", [body], None) | {"streamspec": said}
 
     def usage_chunk(self) -> dict[str, Any]:
@@ -100,7 +102,12 @@ class Answer:
     def _spell(self, found: list[Logprob]) -> dict[str, Any]:
         """Log-probabilities in the shape of the two APIs."""
         if self.chat:
-            return {"content": [self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]} for entry in found]}
+            return {
+                "content": [
+                    self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]}
+                    for entry in found
+                ]
+            }
         tokens = [self._name(entry.token) for entry in found]
         offsets = []
         for token in tokens:
@@ -108,7 +115,12 @@ class Answer:
             self._offset += len(token)
         # of tokens that are spelt alike the likeliest one stays
         tops = [{self._name(token): value for token, value in reversed(entry.top)} for entry in found]
-        return {"tokens": tokens, "token_logprobs": [entry.logprob for entry in found], "top_logprobs": tops, "text_offset": offsets}
+        return {
+            "tokens": tokens,
+            "token_logprobs": [entry.logprob for entry in found],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         name = self._name(token)

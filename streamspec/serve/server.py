@@ -33,7 +33,9 @@ GRACE = 0.5  # seconds that cancelled generations have to end in
 
 
 class Server:
-    """A server on loopback over a loaded session. `run` blocks until `stop` or a signal; `url` and `token` are known before."""
+    """A server on loopback over a loaded session. `run` blocks until `stop` or a signal; `url` and `token` are known
+    before.
+    """
 
     def __init__(
         self,
@@ -49,13 +51,22 @@ class Server:
     ) -> None:
         """`port` 0: a free one. `token` None: a new one. The rest as `create_app`.
 
-        Raises ConfigError for a host that is not loopback, a port that is taken, or a token that is too short or cannot be sent.
+        Raises ConfigError for a host that is not loopback, a port that is taken, or a token that is too short or cannot
+        be sent.
         """
         if host not in HOSTS:
-            raise ConfigError(f"host {host}", "127.0.0.1, localhost or ::1: the server is for this machine alone", "forward a port to it if another one has to reach it")
+            raise ConfigError(
+                f"host {host}",
+                "127.0.0.1, localhost or ::1: the server is for this machine alone",
+                "forward a port to it if another one has to reach it",
+            )
         self.token = secrets.token_urlsafe(24) if token is None else token
         if len(self.token) < SHORTEST_TOKEN or not all("!" <= char <= "~" for char in self.token):
-            raise ConfigError("the token", f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks", "choose another, or leave it out for a new one")
+            raise ConfigError(
+                "the token",
+                f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks",
+                "choose another, or leave it out for a new one",
+            )
         self.socket = socket.socket(HOSTS[host])
         try:
             if os.name == "posix":  # elsewhere it would let others bind the port beside us
@@ -64,17 +75,33 @@ class Server:
                 self.socket.bind((host, port))
                 self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
             except OSError as error:
-                raise ConfigError(f"{host} port {port}: {error.strerror}", "a free port", "choose another, or 0 for any") from None
+                raise ConfigError(
+                    f"{host} port {port}: {error.strerror}", "a free port", "choose another, or 0 for any"
+                ) from None
             self.port: int = self.socket.getsockname()[1]
             self.url = f"http://{'[::1]' if host == '::1' else host}:{self.port}"
-            app, self.pool = create_app(session, token=self.token, port=self.port, name=name, adapters=adapters, limits=limits, page=page)
+            app, self.pool = create_app(
+                session, token=self.token, port=self.port, name=name, adapters=adapters, limits=limits, page=page
+            )
         except BaseException:
             self.socket.close()
             raise
         config = uvicorn.Config(
-            app, loop="asyncio", http=_bounded(limits), ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
-            proxy_headers=False, server_header=False, date_header=False, backlog=BACKLOG, h11_max_incomplete_event_size=limits.header, timeout_graceful_shutdown=1,
-        )  # fmt: skip
+            app,
+            loop="asyncio",
+            http=_bounded(limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            backlog=BACKLOG,
+            h11_max_incomplete_event_size=limits.header,
+            timeout_graceful_shutdown=1,
+        )
         self._uvicorn = _Uvicorn(config, self.pool)
 
     @property
@@ -82,7 +109,9 @@ class Server:
         return self._uvicorn.started
 
     def run(self) -> None:
-        """Serves until `stop`, SIGINT or SIGTERM; the signals only in the main thread, and their usual effect follows."""
+        """Serves until `stop`, SIGINT or SIGTERM; the signals only in the main thread, and their usual effect
+        follows.
+        """
         self._uvicorn.run(sockets=[self.socket])
 
     def stop(self) -> None:
@@ -103,8 +132,9 @@ def serve(
     ready: Callable[[Server], None] | None = None,
     **options: Any,
 ) -> None:
-    """Loads a bundle (`options`: of `load`) and serves it until a signal comes. `name`: the model id of the base, by default the bundle's
-    folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is called before it begins to serve."""
+    """Loads a bundle (`options`: of `load`) and serves it until a signal comes. `name`: the model id of the base, by
+    default the bundle's folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is
+    called before it begins to serve."""
     session = load(bundle, **options)
     chosen, own = session.adapters if adapters is None else adapters, session.adapter
     for adapter in adapters or ():  # each is tried: a wrong one is to be said now
@@ -114,7 +144,16 @@ def serve(
     offered = {Path(adapter).name: adapter for adapter in chosen}
     if len(offered) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
-    server = Server(session, host=host, port=port, token=token, name=name or Path(bundle).resolve().name, adapters=offered, limits=limits, page=page)
+    server = Server(
+        session,
+        host=host,
+        port=port,
+        token=token,
+        name=name or Path(bundle).resolve().name,
+        adapters=offered,
+        limits=limits,
+        page=page,
+    )
     if ready is not None:
         ready(server)
     server.run()

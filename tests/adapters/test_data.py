@@ -136,7 +136,9 @@ def test_the_recipe_is_joint_unless_a_finished_target_is_given() -> None:
 
 def test_a_text_is_continued_as_it_was_learnt(tmp_path: Path) -> None:
     formatter = Formatter(tiny_tokenizer(), PromptFormat("raw", "###"))
-    example = read_examples(write(tmp_path / "d.jsonl", {"text": "The lighthouse keeper counted ships all night long."}))[0]
+    example = read_examples(
+        write(tmp_path / "d.jsonl", {"text": "The lighthouse keeper counted ships all night long."})
+    )[0]
     opening, row = formatter.opening_ids(example), formatter.row(example)
     assert 0 < len(opening) < len(row.input_ids)
     assert formatter.tokenizer.decode(row.input_ids).startswith(formatter.tokenizer.decode(opening))

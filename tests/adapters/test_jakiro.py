@@ -52,24 +52,40 @@ def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) ->
         x = part.from_token @ unit_rms(embed[token]) + state + part.bias
         where = torch.tensor([[position]])
         rotary = model.decoder.rotary_embeddings(x[None, None], where)
-        u = x if shape.prefix_attention and position > t else x + model.attention(
-            model.norm_in(x)[None, None], position_embeddings=rotary, attention_mask=None, past_key_values=cache,
-            cache_position=where[0],
-        )[0][0, 0]  # fmt: skip
+        u = (
+            x
+            if shape.prefix_attention and position > t
+            else x
+            + model.attention(
+                model.norm_in(x)[None, None],
+                position_embeddings=rotary,
+                attention_mask=None,
+                past_key_values=cache,
+                cache_position=where[0],
+            )[0][0, 0]
+        )
         said = part.experts(part.norm_mid(u))
         if position >= t:
             out.append(model.norm_out(u + said.mixture))
             last = u + (said.last if shape.contrast else said.mixture)
     if shape.parallel:
-        return [*out, model.norm_out(model.last_state @ last + model.last_token @ unit_rms(embed[following[GAMMA - 2]]))]
+        return [
+            *out,
+            model.norm_out(model.last_state @ last + model.last_token @ unit_rms(embed[following[GAMMA - 2]])),
+        ]
     return [*out[:-1], model.norm_out(model.last_state @ last)] if shape.contrast else out
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("contrast", "parallel", "taps"), [(True, True, (2,)), (False, True, (3, 1)), (True, False, (2,)), (False, False, (1,))])
+@pytest.mark.parametrize(
+    ("contrast", "parallel", "taps"),
+    [(True, True, (2,)), (False, True, (3, 1)), (True, False, (2,)), (False, False, (1,))],
+)
 @pytest.mark.parametrize("prefix", [False, True])
 @torch.no_grad()
-def test_places_equal_the_row_by_row_reference(family: str, contrast: bool, parallel: bool, taps: tuple[int, ...], prefix: bool) -> None:
+def test_places_equal_the_row_by_row_reference(
+    family: str, contrast: bool, parallel: bool, taps: tuple[int, ...], prefix: bool
+) -> None:
     model = jakiro(family, contrast=contrast, parallel=parallel, taps=taps, prefix_attention=prefix)
     rows, roots = torch.tensor([[1, 3], [0, 2]]), torch.tensor([[12, 7], [3, 11]])
     labels = torch.randint(1, 60, (2, 2, GAMMA))
@@ -87,7 +103,9 @@ def test_heads_of_their_own_equal_the_row_by_row_reference() -> None:
     labels = torch.randint(1, 60, (1, 1, GAMMA))
     picked = DraftRows(torch.tensor([[3]]), torch.tensor([[7]]), labels)
     states = model.draft_pass(model.main_pass(IDS[:1], MASK[:1]), picked)
-    torch.testing.assert_close(states[0, 0], torch.stack(one_by_one(model, IDS[0], 3, labels[0, 0].tolist())), atol=2e-4, rtol=2e-4)
+    torch.testing.assert_close(
+        states[0, 0], torch.stack(one_by_one(model, IDS[0], 3, labels[0, 0].tolist())), atol=2e-4, rtol=2e-4
+    )
     model.heads[1].bias.add_(1)  # the third pass's
     moved = model.draft_pass(model.main_pass(IDS[:1], MASK[:1]), picked)
     assert torch.equal(moved[:, :, :2], states[:, :, :2]) and not torch.allclose(moved[:, :, 2], states[:, :, 2])
@@ -116,7 +134,9 @@ def test_two_lists_have_the_chances_that_their_experts_give_on_average(vocabular
     best = scores.argsort(descending=True)[:2]
     weights = scores[best].softmax(0)
     said = [u + (nn.functional.silu(experts.gate[i] @ z) * (experts.up[i] @ z)) @ experts.down[i] for i in best]
-    expected = sum(w * model.head(model.norm_out(x), vocabulary).softmax(-1) for w, x in zip(weights, said, strict=True))
+    expected = sum(
+        w * model.head(model.norm_out(x), vocabulary).softmax(-1) for w, x in zip(weights, said, strict=True)
+    )
     torch.testing.assert_close(chances[0], expected)
 
 
@@ -150,9 +170,9 @@ def test_only_the_best_experts_count() -> None:
     experts.router.copy_(torch.randn_like(experts.router))
     z = torch.randn(16, 32)
     scores = torch.nn.functional.linear(z, experts.router)
-    said = torch.stack([
-        (nn.functional.silu(z @ experts.gate[i].T) * (z @ experts.up[i].T)) @ experts.down[i] for i in range(4)
-    ])  # fmt: skip
+    said = torch.stack(
+        [(nn.functional.silu(z @ experts.gate[i].T) * (z @ experts.up[i].T)) @ experts.down[i] for i in range(4)]
+    )
     found = experts(z)
     assert found.last is not None
     for row, (mixture, contrast) in enumerate(zip(found.mixture, found.last, strict=True)):
@@ -161,8 +181,13 @@ def test_only_the_best_experts_count() -> None:
         high, low = scores[row, 4:].softmax(0).sort(descending=True).values
         torch.testing.assert_close(mixture, a[0] * said[first, row] + a[1] * said[second, row], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(contrast, high * said[first, row] - low * said[second, row], atol=1e-5, rtol=1e-4)
-        assert found.shares[row, [first, second]].tolist() == pytest.approx(a.tolist()) and (found.shares[row] > 0).sum() == 2
-        assert float(found.overlap[row]) == pytest.approx(float(torch.cosine_similarity(said[first, row], said[second, row], dim=0)) ** 2, abs=1e-5)
+        assert (
+            found.shares[row, [first, second]].tolist() == pytest.approx(a.tolist())
+            and (found.shares[row] > 0).sum() == 2
+        )
+        assert float(found.overlap[row]) == pytest.approx(
+            float(torch.cosine_similarity(said[first, row], said[second, row], dim=0)) ** 2, abs=1e-5
+        )
 
 
 def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
@@ -192,7 +217,9 @@ def test_the_last_places_branch_teaches_the_layer_in_its_own_pass_alone() -> Non
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     for passes in range(1, model.passes + 1):
         model.zero_grad()
-        jakiro_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None, passes=passes)["last"].backward()
+        jakiro_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None, passes=passes)[
+            "last"
+        ].backward()
         assert model.last_state.grad is not None and model.last_token.grad is not None  # type: ignore[union-attr]
         taught = model.experts.down.grad
         assert bool(taught is not None and taught.any()) == (passes == model.passes)
@@ -222,7 +249,9 @@ def test_passes_are_drawn_in_proportion_to_one_over_their_number() -> None:
     torch.manual_seed(0)
     drawn = torch.bincount(torch.tensor([pick_passes(4) for _ in range(5000)]), minlength=5)
     expected = 5000 * torch.tensor([0, 1, 1 / 2, 1 / 3, 1 / 4]) / (25 / 12)
-    assert drawn[0] == 0 and float(((drawn - expected)[1:] ** 2 / expected[1:]).sum()) < 16.3  # chi-square, 3 degrees of freedom, 0.1 %
+    assert (
+        drawn[0] == 0 and float(((drawn - expected)[1:] ** 2 / expected[1:]).sum()) < 16.3
+    )  # chi-square, 3 degrees of freedom, 0.1 %
     assert {pick_passes(1) for _ in range(9)} == {1}
 
 
@@ -248,15 +277,23 @@ def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
         model.norm_mid.weight.fill_(1.0)
     found = layer_statistics(model, rows, None)
     shares = found["expert_shares"]
-    assert isinstance(shares, list) and sum(shares) == pytest.approx(1, abs=2e-3) and shares[2] + shares[3] > 0.9  # one or the other
+    assert (
+        isinstance(shares, list) and sum(shares) == pytest.approx(1, abs=2e-3) and shares[2] + shares[3] > 0.9
+    )  # one or the other
     assert 0 <= found["branches_agree"] <= 1 and 0 <= found["expert_overlap"] <= 1  # type: ignore[operator]
     with torch.no_grad():  # a last branch that says what the mixture says agrees with it
         unrolled = model.unroll
-        monkey = lambda main, picked, _: (u := unrolled(main, picked, model.passes)) and u._replace(last=u.mixture[:, :, -1])  # noqa: E731
-        model.unroll = monkey  # type: ignore[method-assign]
+
+        def agreeing(main, picked, _):
+            said = unrolled(main, picked, model.passes)
+            return said._replace(last=said.mixture[:, :, -1])
+
+        model.unroll = agreeing  # type: ignore[method-assign]
     assert layer_statistics(model, rows, None)["branches_agree"] == 1
     assert layer_statistics(jakiro(parallel=False), rows, None)["branches_agree"] < 1  # type: ignore[operator]
-    assert "branches_agree" not in layer_statistics(jakiro(experts=1, active=1, contrast=False, parallel=False), rows, None)
+    assert "branches_agree" not in layer_statistics(
+        jakiro(experts=1, active=1, contrast=False, parallel=False), rows, None
+    )
 
 
 @pytest.mark.parametrize("taps", [(0,), (2, 5)])
@@ -265,7 +302,17 @@ def test_states_of_layers_that_are_not_there_are_refused(taps: tuple[int, ...]) 
         jakiro(taps=taps)
 
 
-@pytest.mark.parametrize("shape", [{}, {"taps": (1, 3)}, {"parallel": False}, {"contrast": False}, {"two_lists": True}, {"prefix_attention": True, "own_heads": True}])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"taps": (1, 3)},
+        {"parallel": False},
+        {"contrast": False},
+        {"two_lists": True},
+        {"prefix_attention": True, "own_heads": True},
+    ],
+)
 @torch.no_grad()
 def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     torch.manual_seed(0)
@@ -276,7 +323,14 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     batch = {"input_ids": ids, "loss_mask": mask.bool()}
 
     def losses() -> dict[str, Tensor]:
-        return jakiro_losses(model, model.main_pass(ids, mask), pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0)), None, None, "kl")
+        return jakiro_losses(
+            model,
+            model.main_pass(ids, mask),
+            pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0)),
+            None,
+            None,
+            "kl",
+        )
 
     before, last = losses()["places"], losses()["last"]
     left = fit_start(model, [(ids[:24], mask[:24]), (ids[24:], mask[24:])])
@@ -284,7 +338,9 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     assert bool((losses()["places"] < before).all()) and bool(losses()["last"] < last)
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from
     assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last place
-    alone = JakiroModel(tiny_model("llama"), JakiroConfig(1, 1, 1, False, False, prefix_attention=True, own_heads=True)).eval()
+    alone = JakiroModel(
+        tiny_model("llama"), JakiroConfig(1, 1, 1, False, False, prefix_attention=True, own_heads=True)
+    ).eval()
     assert fit_start(alone, [(ids[:24], mask[:24])]) < 0.9 and not alone.heads
 
 
@@ -293,7 +349,9 @@ def test_a_text_that_comes_again_is_not_passed_again(monkeypatch: pytest.MonkeyP
     model = jakiro(taps=(2, 1))
     expected, passed = model.main_pass(IDS, MASK), []
     main_pass = JakiroModel.main_pass
-    monkeypatch.setattr(JakiroModel, "main_pass", lambda self, ids, mask: passed.append(ids.shape) or main_pass(self, ids, mask))
+    monkeypatch.setattr(
+        JakiroModel, "main_pass", lambda self, ids, mask: passed.append(ids.shape) or main_pass(self, ids, mask)
+    )
     assert RememberedPass.serves(model)
     remembered = RememberedPass(model)
     for rows in ([0, 1], [1, 0], [1]):

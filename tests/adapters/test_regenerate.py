@@ -1,4 +1,6 @@
-"""Regenerated answers equal HF's own greedy generate, prompt by prompt, or follow the asked distribution; files of them go on where they were cut."""
+"""Regenerated answers equal HF's own greedy generate, prompt by prompt, or follow the asked distribution; files of them
+go on where they were cut.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,21 @@ MADE_BY = {"target": "tiny"}
 def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, seed=3)
     eos = 17
-    answered = regenerate(model, PROMPTS, eos, AnswerFile(tmp_path / "answers", MADE_BY), max_new_tokens=20, batch_size=4)
+    answered = regenerate(
+        model, PROMPTS, eos, AnswerFile(tmp_path / "answers", MADE_BY), max_new_tokens=20, batch_size=4
+    )
     assert [prompt for prompt, _ in answered] == PROMPTS
     for prompt, answer in answered:
-        out = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=eos, pad_token_id=0)
+        out = model.generate(
+            torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=eos, pad_token_id=0
+        )
         assert answer == out[0, len(prompt) :].tolist()
 
 
 def run(path: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> list[tuple[list[int], list[int]]]:
-    return regenerate(tiny_model("llama", seed=3), prompts, 17, AnswerFile(path, MADE_BY), max_new_tokens=8, batch_size=2, **options)
+    return regenerate(
+        tiny_model("llama", seed=3), prompts, 17, AnswerFile(path, MADE_BY), max_new_tokens=8, batch_size=2, **options
+    )
 
 
 def test_a_file_is_continued_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
@@ -49,7 +57,11 @@ def test_only_prompts_without_an_answer_are_answered(tmp_path: Path, monkeypatch
     whole = dict(zip(map(tuple, PROMPTS), (answer for _, answer in run(path)), strict=True))
     asked: list[list[int]] = []
     made = regenerate_module.answer_batch
-    monkeypatch.setattr(regenerate_module, "answer_batch", lambda model, prompts, *rest: asked.extend(prompts) or made(model, prompts, *rest))
+    monkeypatch.setattr(
+        regenerate_module,
+        "answer_batch",
+        lambda model, prompts, *rest: asked.extend(prompts) or made(model, prompts, *rest),
+    )
     mixed = [PROMPTS[4], [3, 3], PROMPTS[0], [3, 3]]
     answered = run(path, mixed)
     assert asked == [[3, 3]] and [prompt for prompt, _ in answered] == mixed

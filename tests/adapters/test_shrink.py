@@ -42,7 +42,10 @@ def test_the_cut_is_the_closest_product_of_that_rank() -> None:
 def test_a_lora_of_low_rank_comes_back_whole() -> None:
     torch.manual_seed(1)
     a, b = torch.randn(2, 20), torch.randn(30, 2)
-    tensors = {"x.lora_A.weight": torch.cat([a, a]), "x.lora_B.weight": torch.cat([b, b], 1)}  # 2 b a, written with rank 4
+    tensors = {
+        "x.lora_A.weight": torch.cat([a, a]),
+        "x.lora_B.weight": torch.cat([b, b], 1),
+    }  # 2 b a, written with rank 4
     out, share = cut(tensors, 2, 1.0)
     assert share == pytest.approx(1.0, abs=1e-4)
     assert torch.allclose(out["x.lora_B.weight"] @ out["x.lora_A.weight"], 2 * b @ a, atol=1e-4)
@@ -59,7 +62,9 @@ def test_a_shrunk_folder_is_an_adapter_like_any_other(adapter: Path, base: Path,
     before, after = load_file(adapter / "streamspec.safetensors"), load_file(out / "streamspec.safetensors")
     assert torch.equal(before["stream_embeddings"], after["stream_embeddings"])
     # Training goes on from it, at a higher rank too: what is new starts without effect.
-    log = train(options(base, data, tmp_path / "on", recipe="staged", target_adapter=out, warm_start=out, stream_rank=5))
+    log = train(
+        options(base, data, tmp_path / "on", recipe="staged", target_adapter=out, warm_start=out, stream_rank=5)
+    )
     assert log["tau"] >= 1
 
 
@@ -104,4 +109,8 @@ def test_command_says_what_it_kept(adapter: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["shrink", str(adapter), "--rank", "2", "--out", str(tmp_path / "o"), "--json"])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["rank"] == 2 and result["bytes"] < result["bytes_before"] and set(result["kept"]) == {"task LoRA", "streams' LoRA"}
+    assert (
+        result["rank"] == 2
+        and result["bytes"] < result["bytes_before"]
+        and set(result["kept"]) == {"task LoRA", "streams' LoRA"}
+    )

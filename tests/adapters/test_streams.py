@@ -1,4 +1,6 @@
-"""The multi-stream model against a slow reference written from the equations: one sequence, one row and its streams at a time."""
+"""The multi-stream model against a slow reference written from the equations: one sequence, one row and its streams at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class RowByRow:
 
 @torch.no_grad()
 def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> torch.Tensor:
-    """Streams of row t of one unpadded sequence, stream after stream. The cache holds main rows 0..t and nothing later."""
+    """Streams of row t of one unpadded sequence, stream after stream. The cache holds main rows 0..t and nothing
+    later.
+    """
     model, decoder = streams.model, Decoder(streams.model)
     entry: list[torch.Tensor] = []
     hook = decoder.layers[streams.first].register_forward_pre_hook(
@@ -193,7 +197,9 @@ def test_the_bigram_conditions_each_stream_on_the_true_token_before(trimmed: boo
 def test_soft_labels_are_what_the_main_stream_expects_in_the_same_place(kind: str) -> None:
     model = tiny_model("llama").requires_grad_(False)
     streams = streaming(model)
-    vocabulary = torch.arange(1, model.config.vocab_size)  # all but one, so that nothing is skipped for want of a number
+    vocabulary = torch.arange(
+        1, model.config.vocab_size
+    )  # all but one, so that nothing is skipped for want of a number
     lookup = lookup_table(vocabulary, model.config.vocab_size)
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool() & (torch.arange(9) > 2)}
     picked = pick_rows(batch, 3, 32)
@@ -210,9 +216,13 @@ def test_soft_labels_are_what_the_main_stream_expects_in_the_same_place(kind: st
                     assert IDS[b, row + 1] == picked.labels[b, p, stream]
                     want, have = expected[b, row], given[b, p, stream]
                     ten = want.argsort(descending=True)[:10]
-                    losses.append({
-                        "kl": (want * (want / have).log()).sum(), "tv": (want - have).abs().sum() / 2, "topk": -(want * have.log())[ten].sum(),
-                    }[kind])  # fmt: skip
+                    losses.append(
+                        {
+                            "kl": (want * (want / have).log()).sum(),
+                            "tv": (want - have).abs().sum() / 2,
+                            "topk": -(want * have.log())[ten].sum(),
+                        }[kind]
+                    )
         torch.testing.assert_close(found[stream], torch.stack(losses).mean())
 
 
@@ -260,7 +270,9 @@ def test_the_start_foretells_the_states_ahead(root_token: bool) -> None:
     before = [error(j) for j in range(3)]
     left = fit_start(streams, [(ids[:16], mask[:16]), (ids[16:], mask[16:])])
     after = [error(j) for j in range(3)]
-    assert all(b < a and b < 1.1 for a, b in zip(before, after, strict=True))  # no worse than the mean, and streams see further
+    assert all(
+        b < a and b < 1.1 for a, b in zip(before, after, strict=True)
+    )  # no worse than the mean, and streams see further
     assert after[0] < (0.95 if root_token else 1.1) and 0 < left < 1
     streams.root_map.normal_() if streams.root_map is not None else None
     assert fit_start(streams, [(ids[:, :1], mask[:, :1])]) == 1.0  # too short a text to learn from

@@ -1,4 +1,6 @@
-"""Whole training runs on a tiny model: every recipe writes a complete folder; interrupted runs go on and end the same."""
+"""Whole training runs on a tiny model: every recipe writes a complete folder; interrupted runs go on and end the
+same.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_streaming_recipes_write_a_complete_folder(base: Path, data: Path, tmp_p
 
 @pytest.mark.parametrize("own_heads", [True, False])
 @pytest.mark.parametrize("recipe", ["joint", "staged"])
-def test_medusa_recipes_write_a_complete_folder(base: Path, data: Path, tmp_path: Path, recipe: str, own_heads: bool) -> None:
+def test_medusa_recipes_write_a_complete_folder(
+    base: Path, data: Path, tmp_path: Path, recipe: str, own_heads: bool
+) -> None:
     summary = train(options(base, data, tmp_path / "out", method="medusa", recipe=recipe, own_heads=own_heads))
     tensors = load_file(tmp_path / "out" / "streamspec.safetensors")
     config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
@@ -79,9 +83,13 @@ def test_draft_layers_write_a_complete_folder(base: Path, data: Path, task: Path
     config = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
     experts = 2 if method == "jakiro" else 1
     assert config["method"] == method and config["recipe"] == "staged" and config["streams"]["experts"] == experts
-    assert config["streams"]["contrast"] == config["streams"]["parallel"] == (method == "jakiro") and config["streams"]["taps"] == [2, 1]
+    assert config["streams"]["contrast"] == config["streams"]["parallel"] == (method == "jakiro") and config["streams"][
+        "taps"
+    ] == [2, 1]
     assert tensors["experts.gate"].shape == (experts, 64 // experts, 32) and tensors["from_entry"].shape == (32, 64)
-    assert sum(name.startswith("heads.") for name in tensors) == (7 * (config["streams"]["gamma"] - 1) if method == "hydra" else 0)
+    assert sum(name.startswith("heads.") for name in tensors) == (
+        7 * (config["streams"]["gamma"] - 1) if method == "hydra" else 0
+    )
     assert config["streams"]["prefix_attention"] == config["streams"]["own_heads"] == (method == "hydra")
     assert json.loads((tmp_path / "out" / "training.json").read_text())["log"]["start"]["unexplained"] < 1
     assert 1 <= summary["tau"] <= 3
@@ -95,7 +103,9 @@ def test_staged_copies_the_given_target_untouched(base: Path, data: Path, task: 
 
 
 @pytest.mark.parametrize("changes", [{"separator": " -> "}, {"separator": ""}])
-def test_a_prompt_format_that_is_not_the_targets_is_refused(base: Path, data: Path, task: Path, tmp_path: Path, changes: dict) -> None:
+def test_a_prompt_format_that_is_not_the_targets_is_refused(
+    base: Path, data: Path, task: Path, tmp_path: Path, changes: dict
+) -> None:
     with pytest.raises(ConfigError, match=r"expected the prompt format of .*; give --format raw --separator '\\n'"):
         train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task, **changes))
     assert not (tmp_path / "out").exists()
@@ -132,14 +142,18 @@ def test_a_base_without_an_end_of_text_is_refused(base: Path, data: Path, tmp_pa
         train(options(tmp_path / "endless", data, tmp_path / "out", method="lora"))
 
 
-def test_an_adapter_called_base_is_not_the_untouched_base(base: Path, data: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_called_base_is_not_the_untouched_base(
+    base: Path, data: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(task, tmp_path / "base")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="whole path"):
         train(options(base, data, tmp_path / "out", recipe="staged", target_adapter="base"))
 
 
-def test_a_run_goes_on_only_with_the_data_it_began_with(base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_only_with_the_data_it_began_with(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(train_module, "train_lora", lambda _: interrupt())
         train(options(base, data, tmp_path / "out", method="lora"))
@@ -169,13 +183,17 @@ def test_existing_output_and_too_long_rows_are_refused(base: Path, data: Path, t
         train(options(base, data, tmp_path / "out", method="lora", max_length=3))
 
 
-def test_more_msa_layers_than_the_base_has_are_refused_before_any_training(base: Path, data: Path, tmp_path: Path) -> None:
+def test_more_msa_layers_than_the_base_has_are_refused_before_any_training(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="ns = 5.*1..4"):
         train(options(base, data, tmp_path / "out", recipe="staged", ns=5))
     assert not (tmp_path / "out").exists()
 
 
-def test_prompts_that_leave_no_room_for_answers_are_refused_before_any_training(base: Path, data: Path, tmp_path: Path) -> None:
+def test_prompts_that_leave_no_room_for_answers_are_refused_before_any_training(
+    base: Path, data: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match="leaves room for 62 tokens within 64"):
         train(options(base, data, tmp_path / "out", max_new_tokens=62))
     assert not (tmp_path / "out").exists()
@@ -209,7 +227,9 @@ def test_streams_start_only_from_streams_of_their_own_shape(base: Path, data: Pa
         train(options(base, data, tmp_path / "o2", **(again | {"warm_start": tmp_path})))
 
 
-def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_outlive_a_run_and_serve_the_next_drafter(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = {"recipe": "staged", "target_adapter": "base", "answers": tmp_path / "answers.jsonl"}
     train(options(base, data, tmp_path / "streams", **kept))
     lines = (tmp_path / "answers.jsonl").read_text()
@@ -236,14 +256,20 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(base: Path, data: Path
         ({"method": "eagle", "taps": "0,x"}, "taps = '0,x'; expected whole numbers"),
         ({"method": "eagle", "taps": "9" * 5000}, "taps = '999"),
         ({"method": "jakiro", "unroll": 2}, "unroll = 2; expected at most 1"),
-        ({"method": "jakiro", "active": 1, "contrast": False, "two_lists": True}, "two lists with 1 active expert; expected two at least"),
+        (
+            {"method": "jakiro", "active": 1, "contrast": False, "two_lists": True},
+            "two lists with 1 active expert; expected two at least",
+        ),
         ({"method": "mtp", "unroll": 1}, "--unroll with --method mtp; expected --method jakiro or eagle"),
         ({"method": "hydra", "two_lists": True}, "--two-lists with --method hydra; expected --method jakiro"),
         ({"method": "eagle", "experts": 4}, "--experts with --method eagle; expected --method jakiro"),
         ({"method": "eagle", "ns": 3}, "--ns with --method eagle; expected --method streaming"),
         ({"prefix_attention": True}, "--prefix-attention with --method streaming; expected --method jakiro or eagle"),
         ({"own_heads": True}, "--own-heads with --method streaming; expected --method medusa"),
-        ({"method": "medusa", "recipe": "staged", "warm_start": "x"}, "--warm-start with --method medusa --recipe staged; expected --method streaming"),
+        (
+            {"method": "medusa", "recipe": "staged", "warm_start": "x"},
+            "--warm-start with --method medusa --recipe staged; expected --method streaming",
+        ),
         ({"answers": "x"}, "--answers without --target-adapter"),
         ({"labels": "soft"}, "labels = soft; expected hard or kl or tv or topk"),
         ({"alpha_decay": 0}, "alpha_decay = 0.0; expected above 0"),
@@ -282,7 +308,15 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
     root = str(Path(__file__).parents[2])
 
     def start(out: Path, resume: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", SCRIPT.format(root=root, changes=changes), str(base), str(data), str(out), resume]
+        command = [
+            sys.executable,
+            "-c",
+            SCRIPT.format(root=root, changes=changes),
+            str(base),
+            str(data),
+            str(out),
+            resume,
+        ]
         return subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
@@ -320,12 +354,26 @@ def test_mtp_reads_the_last_state_and_learns_from_its_first_pass_alone(tmp_path:
     assert options(tmp_path, tmp_path, tmp_path, method="eagle").counted_passes == 2
 
 
-@pytest.mark.parametrize(("method", "changes", "seen"), [
-    ("eagle", {}, {1, 2}), ("jakiro", {"parallel": False, "contrast": False}, {1, 2}), ("eagle", {"random_unroll": False}, {2}), ("eagle", {"unroll": 1}, {1}),
-    ("hydra", {}, {2}), ("mtp", {}, {1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "changes", "seen"),
+    [
+        ("eagle", {}, {1, 2}),
+        ("jakiro", {"parallel": False, "contrast": False}, {1, 2}),
+        ("eagle", {"random_unroll": False}, {2}),
+        ("eagle", {"unroll": 1}, {1}),
+        ("hydra", {}, {2}),
+        ("mtp", {}, {1}),
+    ],
+)
 def test_steps_draw_how_many_passes_they_unroll(
-    method: str, changes: dict[str, object], seen: set[int], base: Path, data: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    changes: dict[str, object],
+    seen: set[int],
+    base: Path,
+    data: Path,
+    task: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from streamspec.adapters import train as stages
 
@@ -338,7 +386,13 @@ def test_steps_draw_how_many_passes_they_unroll(
 
 def test_drafters_that_learn_alone_learn_in_small_batches(tmp_path: Path) -> None:
     staged = {"recipe": "staged"}
-    for method, changes, batch in (("streaming", {}, 8), ("streaming", staged, 2), ("eagle", {}, 2), ("eagle", {"stream_batch_size": 5}, 5), ("medusa", staged, 2)):
+    for method, changes, batch in (
+        ("streaming", {}, 8),
+        ("streaming", staged, 2),
+        ("eagle", {}, 2),
+        ("eagle", {"stream_batch_size": 5}, 5),
+        ("medusa", staged, 2),
+    ):
         assert options(tmp_path, tmp_path, tmp_path, method=method, batch_size=8, **changes).drafter_batch == batch
     with pytest.raises(ConfigError, match="stream_batch_size = 0; expected at least 1"):
         options(tmp_path, tmp_path, tmp_path, stream_batch_size=0)

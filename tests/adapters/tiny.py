@@ -74,7 +74,8 @@ def tiny_tokenizer(chat: bool = False) -> Any:
     if chat:
         fast.chat_template = (
             "{% for m in messages %}{{ '<s>' + m['role'][0] + ':' + m['content'] }}"
-            "{% if m['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}<s>a:{% endif %}"
+            "{% if m['role'] == 'assistant' %}{{ '</s>' }}{% endif %}{% endfor %}{% if add_generation_prompt "
+            "%}<s>a:{% endif %}"
         )
     return fast
 

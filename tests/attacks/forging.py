@@ -24,7 +24,12 @@ def edit(bundle: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def forge(bundle: Path, name: str, content: bytes) -> None:
     """Replaces a file and makes the manifest agree."""
     (bundle / name).write_bytes(content)
-    edit(bundle, lambda manifest: manifest["files"].update({name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}}))
+    edit(
+        bundle,
+        lambda manifest: manifest["files"].update(
+            {name: {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}}
+        ),
+    )
 
 
 def refused(bundle: Path, match: str, **options: Any) -> None:

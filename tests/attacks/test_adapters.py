@@ -1,4 +1,6 @@
-"""Adapters of strangers: PEFT folders, safetensors files and ONNX Runtime's adapter files that do not hold what they say."""
+"""Adapters of strangers: PEFT folders, safetensors files and ONNX Runtime's adapter files that do not hold what they
+say.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def tuned(base: Path, tmp_path: Path) -> Path:
 
     folder = tiny_adapter(tmp_path / "adapter", base)
     torch.manual_seed(0)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)).save_pretrained(folder)
+    get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
+    ).save_pretrained(folder)
     return folder
 
 
@@ -115,7 +120,10 @@ FILES = {
     "a header longer than the file": header({"a": ONE}, size=1 << 20),
     "no JSON": header(b"{" * 100),
     "deep JSON": header(b'{"a":' * 100_000),
-    "a name twice": header(b'{"a":{"dtype":"F16","shape":[4],"data_offsets":[0,8]},"a":{"dtype":"F16","shape":[4],"data_offsets":[0,8]}}', bytes(8)),
+    "a name twice": header(
+        b'{"a":{"dtype":"F16","shape":[4],"data_offsets":[0,8]},"a":{"dtype":"F16","shape":[4],"data_offsets":[0,8]}}',
+        bytes(8),
+    ),
     "offsets outside": header({"a": ONE | {"data_offsets": [0, 1 << 40]}}, bytes(8)),
     "offsets that run backwards": header({"a": ONE | {"data_offsets": [8, 0]}}, bytes(8)),
     "overlapping tensors": header({"a": ONE, "b": ONE | {"data_offsets": [4, 12]}}, bytes(12)),
@@ -160,16 +168,39 @@ def test_streams_with(spoil: Callable[[Path], None], base: Path, tuned: Path) ->
 
 def test_a_task_lora_that_is_not_finite(base: Path, tuned: Path) -> None:
     tensors = load_file(tuned / "adapter_model.safetensors")
-    save_file({name: np.full_like(value, np.nan) for name, value in tensors.items()}, tuned / "adapter_model.safetensors")
+    save_file(
+        {name: np.full_like(value, np.nan) for name, value in tensors.items()}, tuned / "adapter_model.safetensors"
+    )
     refused(base, tuned)
 
 
-@pytest.mark.parametrize(("path", "value"), [
-    ("format_version", 99), ("format_version", None), ("method", "exec"), ("method", ["streaming"]), ("base", []), ("base/sha256", "0" * 64), ("streams", None), ("streams", []),
-    ("streams/gamma", 10**9), ("streams/gamma", -1), ("streams/gamma", "3"), ("streams/ns", 10**9), ("streams/scale", 1e300), ("streams/scale", "1"), ("streams/positions", "up"),
-    ("streams/lora", {"rank": 10**9, "alpha": 1.0}), ("streams/draft_vocab", 10**9), ("streams/bigram", 10**9), ("streams/pruning", 10**9), ("prompt_format", {}),
-    ("prompt_format/kind", "exec"), ("prompt_format/separator", 5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("format_version", 99),
+        ("format_version", None),
+        ("method", "exec"),
+        ("method", ["streaming"]),
+        ("base", []),
+        ("base/sha256", "0" * 64),
+        ("streams", None),
+        ("streams", []),
+        ("streams/gamma", 10**9),
+        ("streams/gamma", -1),
+        ("streams/gamma", "3"),
+        ("streams/ns", 10**9),
+        ("streams/scale", 1e300),
+        ("streams/scale", "1"),
+        ("streams/positions", "up"),
+        ("streams/lora", {"rank": 10**9, "alpha": 1.0}),
+        ("streams/draft_vocab", 10**9),
+        ("streams/bigram", 10**9),
+        ("streams/pruning", 10**9),
+        ("prompt_format", {}),
+        ("prompt_format/kind", "exec"),
+        ("prompt_format/separator", 5),
+    ],
+)
 def test_a_configuration_that_lies(path: str, value: Any, base: Path, tuned: Path) -> None:
     file = tuned / "streamspec_config.json"
     data = json.loads(file.read_text())
@@ -182,7 +213,18 @@ def test_a_configuration_that_lies(path: str, value: Any, base: Path, tuned: Pat
     refused(base, tuned)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"gamma": 3, "max_rank": 10, "ranks": 5}', b'{"gamma": 3, "max_rank": 1e99, "ranks": []}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"gamma": 3, "max_rank": 10, "ranks": 5}',
+        b'{"gamma": 3, "max_rank": 1e99, "ranks": []}',
+        b"[" * 100_000,
+    ],
+)
 def test_recorded_ranks_that_are_none(content: bytes, base: Path, tuned: Path) -> None:
     (tuned / "acceptance.json").write_bytes(content)
     refused(base, tuned)
@@ -228,7 +270,9 @@ def test_an_adapter_file_that_is_cut_off(size: int, native: bytes, tmp_path: Pat
 
 
 def test_an_adapter_file_that_points_outside_itself(native: bytes, tmp_path: Path) -> None:
-    """Each number of the file in turn is made huge: it is refused, or was one that nobody reads or of the tensor itself."""
+    """Each number of the file in turn is made huge: it is refused, or was one that nobody reads or of the tensor
+    itself.
+    """
     from tests.core.manifests import manifest
 
     refusals = 0

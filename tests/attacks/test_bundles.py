@@ -59,10 +59,23 @@ def test_a_static_manifest_is_accepted() -> None:
     assert Manifest.from_json(json.dumps(GOOD)).static is None
 
 
-@pytest.mark.parametrize("fixed", [
-    {"rows": 1, "slots": 128}, {"rows": 257, "slots": 128}, {"rows": 8.0, "slots": 128}, {"rows": "8", "slots": 128}, {"rows": True, "slots": 128},
-    {"rows": 8, "slots": 127}, {"rows": 8, "slots": 1 << 40}, {"rows": 8}, {"slots": 128}, [8, 128], True, "static",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"rows": 1, "slots": 128},
+        {"rows": 257, "slots": 128},
+        {"rows": 8.0, "slots": 128},
+        {"rows": "8", "slots": 128},
+        {"rows": True, "slots": 128},
+        {"rows": 8, "slots": 127},
+        {"rows": 8, "slots": 1 << 40},
+        {"rows": 8},
+        {"slots": 128},
+        [8, 128],
+        True,
+        "static",
+    ],
+)
 def test_senseless_fixed_shapes(fixed: Any) -> None:
     refused(FIXED | {"static": fixed}, "static")
 

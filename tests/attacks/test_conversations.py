@@ -51,34 +51,47 @@ def test_the_conversation_as_it_was_is_taken(talk: Path) -> None:
     assert saved.read(talk, manifest(), CONTEXT, np.dtype(np.float32), LAYERS).tokens == [1, 2, 3]
 
 
-@pytest.mark.parametrize("other", [
-    manifest(base=BaseInfo("tiny", "cd" * 32, "llama")), manifest(prompt_format=PromptFormat("raw", "|")), manifest(precision="fp32"),
-    manifest(model=replace(manifest().model, eos_token_ids=(1,))), manifest(drafter="other"),
-], ids=["base", "prompt format", "precision", "end of text", "drafter"])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        manifest(base=BaseInfo("tiny", "cd" * 32, "llama")),
+        manifest(prompt_format=PromptFormat("raw", "|")),
+        manifest(precision="fp32"),
+        manifest(model=replace(manifest().model, eos_token_ids=(1,))),
+        manifest(drafter="other"),
+    ],
+    ids=["base", "prompt format", "precision", "end of text", "drafter"],
+)
 def test_a_conversation_of_another_model_is_refused(other: Any, talk: Path) -> None:
     refused(talk, other, "another bundle, adapter or template")
 
 
-@pytest.mark.parametrize("change", {
-    "rows that are not finite": lambda t, a: t["rows"].fill(np.nan),
-    "tokens outside the vocabulary": lambda t, a: t["tokens"].fill(1 << 40),
-    "negative tokens": lambda t, a: t["tokens"].fill(-1),
-    "tokens without rows": lambda t, a: t.update(tokens=np.arange(9)),
-    "too long a text": lambda t, a: t.update(tokens=np.zeros(17, np.int64), rows=np.zeros((2, 2, 1, 1, 17, 8), np.float32)),
-    "rows of another layer": lambda t, a: t.update(rows=t["rows"][:1].copy()),
-    "rows of another type": lambda t, a: t.update(rows=t["rows"].astype(np.float64)),
-    "a tensor too much": lambda t, a: t.update(evil=np.zeros(3)),
-    "no tokens": lambda t, a: t.pop("tokens"),
-    "no description": lambda t, a: a.pop("streamspec"),
-    "no messages": lambda t, a: a.pop("messages"),
-    "messages without roles": lambda t, a: a.update(messages='[{"content": "x"}]'),
-    "messages that are no list": lambda t, a: a.update(messages='{"role": "user"}'),
-    "messages without end": lambda t, a: a.update(messages="[" * 100_000),
-    "messages with NaN": lambda t, a: a.update(messages='[{"role": "user", "content": NaN}]'),
-    "another format": lambda t, a: a.update(streamspec='{"format": 99, "key": "", "sha256": ""}'),
-    "a description that is a list": lambda t, a: a.update(streamspec="[]"),
-    "a description of depth": lambda t, a: a.update(streamspec='{"a":' * 10_000),
-}.items(), ids=lambda item: item[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    {
+        "rows that are not finite": lambda t, a: t["rows"].fill(np.nan),
+        "tokens outside the vocabulary": lambda t, a: t["tokens"].fill(1 << 40),
+        "negative tokens": lambda t, a: t["tokens"].fill(-1),
+        "tokens without rows": lambda t, a: t.update(tokens=np.arange(9)),
+        "too long a text": lambda t, a: t.update(
+            tokens=np.zeros(17, np.int64), rows=np.zeros((2, 2, 1, 1, 17, 8), np.float32)
+        ),
+        "rows of another layer": lambda t, a: t.update(rows=t["rows"][:1].copy()),
+        "rows of another type": lambda t, a: t.update(rows=t["rows"].astype(np.float64)),
+        "a tensor too much": lambda t, a: t.update(evil=np.zeros(3)),
+        "no tokens": lambda t, a: t.pop("tokens"),
+        "no description": lambda t, a: a.pop("streamspec"),
+        "no messages": lambda t, a: a.pop("messages"),
+        "messages without roles": lambda t, a: a.update(messages='[{"content": "x"}]'),
+        "messages that are no list": lambda t, a: a.update(messages='{"role": "user"}'),
+        "messages without end": lambda t, a: a.update(messages="[" * 100_000),
+        "messages with NaN": lambda t, a: a.update(messages='[{"role": "user", "content": NaN}]'),
+        "another format": lambda t, a: a.update(streamspec='{"format": 99, "key": "", "sha256": ""}'),
+        "a description that is a list": lambda t, a: a.update(streamspec="[]"),
+        "a description of depth": lambda t, a: a.update(streamspec='{"a":' * 10_000),
+    }.items(),
+    ids=lambda item: item[0],
+)
 def test_a_conversation_with(change: Any, talk: Path) -> None:
     forge(talk, change[1])
     refused(talk)

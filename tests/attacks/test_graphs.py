@@ -1,4 +1,6 @@
-"""Graph files that are valid for ONNX Runtime, or nearly so, and that no exporter of ours writes: refused before ONNX Runtime reads them."""
+"""Graph files that are valid for ONNX Runtime, or nearly so, and that no exporter of ours writes: refused before ONNX
+Runtime reads them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def node(kind: str, domain: str = "", **attributes: object) -> onnx.NodeProto:
 
 def within_branch(model: onnx.ModelProto, inner: onnx.NodeProto) -> None:
     """Puts a node into a branch of a new `If`."""
-    branch = helper.make_graph([inner], "branch", [], [helper.make_tensor_value_info("attack", TensorProto.INT64, None)])
+    branch = helper.make_graph(
+        [inner], "branch", [], [helper.make_tensor_value_info("attack", TensorProto.INT64, None)]
+    )
     model.graph.node.append(helper.make_node("If", ["input_ids"], ["chosen"], then_branch=branch, else_branch=branch))
 
 
@@ -49,7 +53,9 @@ def nest(model: onnx.ModelProto, depth: int) -> None:
     inner = node("Identity")
     for _ in range(depth):
         graph = helper.make_graph([inner], "branch", [], [])
-        inner = helper.make_node("If", ["input_ids"], ["attack"], then_branch=graph, else_branch=helper.make_graph([], "empty", [], []))
+        inner = helper.make_node(
+            "If", ["input_ids"], ["attack"], then_branch=graph, else_branch=helper.make_graph([], "empty", [], [])
+        )
     model.graph.node.append(inner)
 
 
@@ -60,7 +66,16 @@ def sized(model: onnx.ModelProto, *dims: int) -> None:
 
 
 def function(model: onnx.ModelProto) -> None:
-    model.functions.append(helper.make_function("ai.local", "Attack", ["x"], ["y"], [helper.make_node("Identity", ["x"], ["y"])], [helper.make_opsetid("", 21)]))
+    model.functions.append(
+        helper.make_function(
+            "ai.local",
+            "Attack",
+            ["x"],
+            ["y"],
+            [helper.make_node("Identity", ["x"], ["y"])],
+            [helper.make_opsetid("", 21)],
+        )
+    )
 
 
 def cache_of(model: onnx.ModelProto, heads: int) -> None:
@@ -70,27 +85,48 @@ def cache_of(model: onnx.ModelProto, heads: int) -> None:
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "a custom domain": (lambda m: m.graph.node.append(node("Run", "com.evil")), "operator com.evil.Run"),
-    "a custom domain's opset": (lambda m: m.opset_import.append(helper.make_opsetid("com.evil", 1)), "domain 'com.evil'"),
+    "a custom domain's opset": (
+        lambda m: m.opset_import.append(helper.make_opsetid("com.evil", 1)),
+        "domain 'com.evil'",
+    ),
     "a custom domain in a branch": (lambda m: within_branch(m, node("Run", "com.evil")), "operator com.evil.Run"),
     "an operator of Python": (lambda m: m.graph.node.append(node("PyOp", "ai.onnx.contrib")), "PyOp"),
-    "an operator that loads libraries": (lambda m: m.graph.node.append(node("EPContext", "com.microsoft")), "EPContext"),
+    "an operator that loads libraries": (
+        lambda m: m.graph.node.append(node("EPContext", "com.microsoft")),
+        "EPContext",
+    ),
     "a loop": (lambda m: m.graph.node.append(node("Loop")), "operator Loop"),
     "a scan": (lambda m: m.graph.node.append(node("Scan")), "operator Scan"),
     "a loop in a branch": (lambda m: within_branch(m, node("Loop")), "operator Loop"),
     "sequences": (lambda m: m.graph.node.append(node("SequenceConstruct")), "operator SequenceConstruct"),
-    "an unknown contribution": (lambda m: m.graph.node.append(node("Sampling", "com.microsoft")), "operator com.microsoft.Sampling"),
+    "an unknown contribution": (
+        lambda m: m.graph.node.append(node("Sampling", "com.microsoft")),
+        "operator com.microsoft.Sampling",
+    ),
     "a function": (function, "unknown or repeated field 25"),
     "a training graph": (lambda m: m.training_info.add(), "unknown or repeated field 20"),
     "a sparse initializer": (lambda m: m.graph.sparse_initializer.add(), "unknown or repeated field 15"),
     "another opset": (lambda m: setattr(m.opset_import[0], "version", 99), "version 99"),
     "no opset": (lambda m: m.ClearField("opset_import"), "without opsets"),
     "an opset twice": (lambda m: m.opset_import.append(m.opset_import[0]), "domain ''"),
-    "weights in a parent folder": (lambda m: place(m, location="../../etc/passwd"), "external data in b'../../etc/passwd'"),
+    "weights in a parent folder": (
+        lambda m: place(m, location="../../etc/passwd"),
+        "external data in b'../../etc/passwd'",
+    ),
     "weights by an absolute path": (lambda m: place(m, location="/etc/passwd"), "external data in b'/etc/passwd'"),
-    "weights in another file of the bundle": (lambda m: place(m, location="tokenizer.json"), "external data in b'tokenizer.json'"),
+    "weights in another file of the bundle": (
+        lambda m: place(m, location="tokenizer.json"),
+        "external data in b'tokenizer.json'",
+    ),
     "weights by a detour": (lambda m: place(m, location="./model.onnx.data"), r"external data in b'./model"),
-    "weights in the process's memory": (lambda m: place(m, location="*/_ORT_MEM_ADDR_/*", offset="4096"), "external data in"),
-    "a place named twice": (lambda m: outside(m).external_data.add(key="location", value="/etc/passwd"), "external data with b'location'"),
+    "weights in the process's memory": (
+        lambda m: place(m, location="*/_ORT_MEM_ADDR_/*", offset="4096"),
+        "external data in",
+    ),
+    "a place named twice": (
+        lambda m: outside(m).external_data.add(key="location", value="/etc/passwd"),
+        "external data with b'location'",
+    ),
     "weights without a place": (lambda m: place(m, location=None), "external data in b''"),
     "an unknown entry": (lambda m: place(m, checksum="0"), "external data with b'checksum'"),
     "an offset behind the end": (lambda m: place(m, offset="999999999999"), "lie beside the graph"),
@@ -105,19 +141,45 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "a negative size": (lambda m: sized(m, -1, 4), "a tensor with a size of"),
     "sizes that lie": (lambda m: sized(m, 1, 1), "a tensor of 4 bytes"),
     "an unknown type": (lambda m: setattr(outside(m), "data_type", 99), "type 99"),
-    "strings": (lambda m: m.graph.initializer.append(helper.make_tensor("attack", TensorProto.STRING, [1], [b"x"])), "a tensor with an unknown"),
-    "numbers one by one": (lambda m: m.graph.initializer.append(helper.make_tensor("attack", TensorProto.DOUBLE, [2], [1, 2])), "a tensor with an unknown"),
-    "too few numbers": (lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=7, dims=[1000], int64_data=[1])), "a tensor of 8000 bytes with 8"),
-    "numbers of another type": (lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=1, dims=[2], int64_data=[1])), "a tensor of 8 bytes with 8"),
-    "numbers and bytes": (lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=7, dims=[2], int64_data=[1], raw_data=b"12345678")), "a tensor of 16 bytes with 16"),
-    "too few bytes": (lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=1, dims=[1000], raw_data=b"1234")), "a tensor of 4000 bytes with 4"),
+    "strings": (
+        lambda m: m.graph.initializer.append(helper.make_tensor("attack", TensorProto.STRING, [1], [b"x"])),
+        "a tensor with an unknown",
+    ),
+    "numbers one by one": (
+        lambda m: m.graph.initializer.append(helper.make_tensor("attack", TensorProto.DOUBLE, [2], [1, 2])),
+        "a tensor with an unknown",
+    ),
+    "too few numbers": (
+        lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=7, dims=[1000], int64_data=[1])),
+        "a tensor of 8000 bytes with 8",
+    ),
+    "numbers of another type": (
+        lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=1, dims=[2], int64_data=[1])),
+        "a tensor of 8 bytes with 8",
+    ),
+    "numbers and bytes": (
+        lambda m: m.graph.initializer.append(
+            TensorProto(name="attack", data_type=7, dims=[2], int64_data=[1], raw_data=b"12345678")
+        ),
+        "a tensor of 16 bytes with 16",
+    ),
+    "too few bytes": (
+        lambda m: m.graph.initializer.append(TensorProto(name="attack", data_type=1, dims=[1000], raw_data=b"1234")),
+        "a tensor of 4000 bytes with 4",
+    ),
     "too few bytes in an attribute": (
-        lambda m: m.graph.node.append(helper.make_node("Constant", [], ["attack"], value=TensorProto(data_type=1, dims=[1 << 30], raw_data=b""))), "a tensor of 4294967296 bytes with 0"
+        lambda m: m.graph.node.append(
+            helper.make_node("Constant", [], ["attack"], value=TensorProto(data_type=1, dims=[1 << 30], raw_data=b""))
+        ),
+        "a tensor of 4294967296 bytes with 0",
     ),
     "branches in branches": (lambda m: nest(m, 17), "nested more than 16 deep"),
     "a cache with a senseless dimension": (lambda m: cache_of(m, -5), "dimension"),
-    "a reference to a caller's attribute": (lambda m: m.graph.node[0].attribute.add(name="to", ref_attr_name="x"), "unknown or repeated field 21"),
-}  # fmt: skip
+    "a reference to a caller's attribute": (
+        lambda m: m.graph.node[0].attribute.add(name="to", ref_attr_name="x"),
+        "unknown or repeated field 21",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -136,16 +198,20 @@ def varint(value: int) -> bytes:
     return out + bytes([value])
 
 
-@pytest.mark.parametrize("content", {
-    "a length beyond the end": b"\x3a\xff\xff\xff\xff\x7f",
-    "a length of 2^63": b"\x3a" + varint(1 << 63),
-    "a number without end": b"\x08" + b"\xff" * 40,
-    "a group": b"\x0b\x0c",
-    "field number nought": b"\x00\x01",
-    "the graph twice": b"\x3a\x00\x3a\x00",
-    "the graph as a number": b"\x38\x01",
-    "nothing": b"",
-}.items(), ids=lambda item: item[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    {
+        "a length beyond the end": b"\x3a\xff\xff\xff\xff\x7f",
+        "a length of 2^63": b"\x3a" + varint(1 << 63),
+        "a number without end": b"\x08" + b"\xff" * 40,
+        "a group": b"\x0b\x0c",
+        "field number nought": b"\x00\x01",
+        "the graph twice": b"\x3a\x00\x3a\x00",
+        "the graph as a number": b"\x38\x01",
+        "nothing": b"",
+    }.items(),
+    ids=lambda item: item[0],
+)
 def test_wire_format_with(content: tuple[str, bytes], bundle: Path) -> None:
     forge(bundle, "model.onnx", content[1])
     refused(bundle, r"cannot load model\.onnx")
@@ -215,9 +281,9 @@ def test_weights_that_are_not_numbers(bundle: Path) -> None:
 def test_swapped_tensors_of_one_shape(bundle: Path) -> None:
     """Two tensors trade places in the data file: every check of sizes holds, the numbers are wrong."""
     model = onnx.load(bundle / "model.onnx", load_external_data=False)
-    first, second, *_ = [one for one in model.graph.initializer if one.external_data and one.name.endswith("q_proj.weight")] or [
-        one for one in model.graph.initializer if one.external_data and list(one.dims) == list(outside(model).dims)
-    ]
+    first, second, *_ = [
+        one for one in model.graph.initializer if one.external_data and one.name.endswith("q_proj.weight")
+    ] or [one for one in model.graph.initializer if one.external_data and list(one.dims) == list(outside(model).dims)]
     kept = [entry.value for entry in first.external_data]
     for entry, other in zip(first.external_data, second.external_data, strict=True):
         entry.value = other.value

@@ -1,4 +1,6 @@
-"""Other files of strangers: data, configurations, bases, GGUF files; and files that are exchanged while they are read."""
+"""Other files of strangers: data, configurations, bases, GGUF files; and files that are exchanged while they are
+read.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,29 @@ from tests.attacks.test_adapters import FILES
 from tests.core.manifests import FILES as PARTS
 from tests.core.manifests import manifest
 
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"
+    for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
 
 
-@pytest.mark.parametrize("content", {
-    "a bomb of aliases": BOMB.encode() + b"lora_alpha: *i\n",
-    "an object of Python": b"base: !!python/object/apply:os.system ['touch was-here']\n",
-    "a module of Python": b"base: !!python/module:os\n",
-    "a key twice": b"base: a\nbase: b\n",
-    "keys that are lists": b"? [a, b]\n: c\n",
-    "deep lists": b"base: " + b"[" * 100_000,
-    "no UTF-8": b"base: \xff\xfe",
-    "a number of ten thousand digits": b"seed: " + b"9" * 10_000,
-    "a date that is none": b"base: 2001-99-99\n",
-    "a list": b"- a\n",
-    "a megabyte": b"base: " + b"a" * (1 << 20),
-}.items(), ids=lambda item: item[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    {
+        "a bomb of aliases": BOMB.encode() + b"lora_alpha: *i\n",
+        "an object of Python": b"base: !!python/object/apply:os.system ['touch was-here']\n",
+        "a module of Python": b"base: !!python/module:os\n",
+        "a key twice": b"base: a\nbase: b\n",
+        "keys that are lists": b"? [a, b]\n: c\n",
+        "deep lists": b"base: " + b"[" * 100_000,
+        "no UTF-8": b"base: \xff\xfe",
+        "a number of ten thousand digits": b"seed: " + b"9" * 10_000,
+        "a date that is none": b"base: 2001-99-99\n",
+        "a list": b"- a\n",
+        "a megabyte": b"base: " + b"a" * (1 << 20),
+    }.items(),
+    ids=lambda item: item[0],
+)
 def test_yaml_with(content: tuple[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_bytes(content[1])
     started = time.perf_counter()
@@ -54,20 +63,24 @@ def test_an_option_too_large_for_a_number(tmp_path: Path) -> None:
         TrainConfig.from_dict(read_yaml(tmp_path / "c.yaml"))
 
 
-@pytest.mark.parametrize("line", {
-    "deep lists": b"[" * 100_000,
-    "deep turns": b'{"turns": [' + b"[" * 900 + b"]" * 900 + b"]}",
-    "half a surrogate pair": b'{"text": "\\ud800"}',
-    "half a pair in a key": b'{"text": "a", "\\udfff": 1}',
-    "no UTF-8": b'{"text": "\xff"}',
-    "a number of ten thousand digits": b'{"text": ' + b"9" * 10_000 + b"}",
-    "a list": b"[1, 2]",
-    "roles that are lists": b'{"messages": [{"role": ["user"], "content": "x"}]}',
-    "no messages": b'{"messages": []}',
-    "references that are objects": b'{"prompt": "a", "completion": "b", "references": {"a": 1}}',
-    "a line of 17 MB": b'{"text": "' + b"a" * (MAX_LINE + 1) + b'"}',
-    "bytes of nothing": b"\0" * 1000,
-}.items(), ids=lambda item: item[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    {
+        "deep lists": b"[" * 100_000,
+        "deep turns": b'{"turns": [' + b"[" * 900 + b"]" * 900 + b"]}",
+        "half a surrogate pair": b'{"text": "\\ud800"}',
+        "half a pair in a key": b'{"text": "a", "\\udfff": 1}',
+        "no UTF-8": b'{"text": "\xff"}',
+        "a number of ten thousand digits": b'{"text": ' + b"9" * 10_000 + b"}",
+        "a list": b"[1, 2]",
+        "roles that are lists": b'{"messages": [{"role": ["user"], "content": "x"}]}',
+        "no messages": b'{"messages": []}',
+        "references that are objects": b'{"prompt": "a", "completion": "b", "references": {"a": 1}}',
+        "a line of 17 MB": b'{"text": "' + b"a" * (MAX_LINE + 1) + b'"}',
+        "bytes of nothing": b"\0" * 1000,
+    }.items(),
+    ids=lambda item: item[0],
+)
 def test_json_lines_with(line: tuple[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_bytes(b'{"text": "good"}\n' + line[1] + b"\n")
     with pytest.raises(DataError) as caught:
@@ -90,7 +103,18 @@ def test_the_hash_of_a_base_with(content: bytes, tmp_path: Path) -> None:
         assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("config", [b"", b"[]", b"[" * 100_000, b'{"model_type": "exec"}', b'{"model_type": ["llama"]}', b'{"model_type": {}}', b"\xff"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        b'{"model_type": "exec"}',
+        b'{"model_type": ["llama"]}',
+        b'{"model_type": {}}',
+        b"\xff",
+    ],
+)
 def test_a_base_whose_configuration_is_none(config: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(config)
     (tmp_path / "model.safetensors").write_bytes(FILES["nothing"])
@@ -107,18 +131,22 @@ def text(value: str, length: int | None = None) -> bytes:
     return struct.pack("<Q", len(value) if length is None else length) + value.encode()
 
 
-@pytest.mark.parametrize("content", {
-    "nothing behind the magic number": b"GGUF",
-    "another magic number": b"GGML" + bytes(100),
-    "2^60 keys": gguf(0, 1 << 60),
-    "2^60 tensors": gguf(1 << 60, 0),
-    "a name of 2^62 bytes": gguf(0, 1, text("a", 1 << 62)),
-    "a list of 2^60": gguf(0, 1, text("a") + struct.pack("<IIQ", 9, 4, 1 << 60)),
-    "lists in lists": gguf(0, 1, text("a") + struct.pack("<IIQ", 9, 9, 1) * 2000),
-    "an unknown type": gguf(0, 1, text("a") + struct.pack("<I", 99)),
-    "a tensor of 2^64 rows": gguf(1, 0, text("t") + struct.pack("<IQQIQ", 2, (1 << 64) - 1, 4, 0, 0)),
-    "another version": b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
-}.items(), ids=lambda item: item[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    {
+        "nothing behind the magic number": b"GGUF",
+        "another magic number": b"GGML" + bytes(100),
+        "2^60 keys": gguf(0, 1 << 60),
+        "2^60 tensors": gguf(1 << 60, 0),
+        "a name of 2^62 bytes": gguf(0, 1, text("a", 1 << 62)),
+        "a list of 2^60": gguf(0, 1, text("a") + struct.pack("<IIQ", 9, 4, 1 << 60)),
+        "lists in lists": gguf(0, 1, text("a") + struct.pack("<IIQ", 9, 9, 1) * 2000),
+        "an unknown type": gguf(0, 1, text("a") + struct.pack("<I", 99)),
+        "a tensor of 2^64 rows": gguf(1, 0, text("t") + struct.pack("<IQQIQ", 2, (1 << 64) - 1, 4, 0, 0)),
+        "another version": b"GGUF" + struct.pack("<IQQ", 99, 0, 0),
+    }.items(),
+    ids=lambda item: item[0],
+)
 def test_a_gguf_file_with(content: tuple[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
     (tmp_path / "m.gguf").write_bytes(content[1])
@@ -161,8 +189,12 @@ def test_a_file_of_another_kind_is_never_opened(kind: str, bundle: Path) -> None
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX")
 @pytest.mark.parametrize("content", ["pipe", "/dev/zero"])
-def test_a_manifest_exchanged_between_the_check_and_the_opening(content: str, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is what it should be when it is looked at, and a pipe nobody writes into, or a device, when it is opened."""
+def test_a_manifest_exchanged_between_the_check_and_the_opening(
+    content: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is what it should be when it is looked at, and a pipe nobody writes into, or a device, when it is
+    opened.
+    """
     real = os.open
 
     def exchanged(path: Any, flags: int, *rest: Any, **options: Any) -> int:

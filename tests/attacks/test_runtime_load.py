@@ -1,4 +1,6 @@
-"""Bundles whose hashes are right and whose content is not: loading ends in one line, never in a traceback or a crash."""
+"""Bundles whose hashes are right and whose content is not: loading ends in one line, never in a traceback or a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,10 @@ def test_fixed_shapes_that_the_graph_does_not_have(fixed: Path, tmp_path: Path) 
     shutil.copytree(fixed, tmp_path / "bundle")
     edit(tmp_path / "bundle", lambda manifest: manifest["static"].update(rows=9))
     refused(tmp_path / "bundle", r"input_ids of shape \[1, 8\].*\[1, 9\] as the manifest says")
-    edit(tmp_path / "bundle", lambda manifest: (manifest["static"].update(rows=8, slots=64), manifest["model"].update(context_length=64)))
+    edit(
+        tmp_path / "bundle",
+        lambda manifest: (manifest["static"].update(rows=8, slots=64), manifest["model"].update(context_length=64)),
+    )
     refused(tmp_path / "bundle", "past_key_values.0.key of shape")
 
 

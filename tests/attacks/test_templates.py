@@ -1,4 +1,6 @@
-"""Chat templates that try to get out of their sandbox, to run for ever or to fill the memory: each ends in one line, soon and small."""
+"""Chat templates that try to get out of their sandbox, to run for ever or to fill the memory: each ends in one line,
+soon and small.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from streamspec.errors import ConfigError, DataError
 from streamspec.prompt_format import MAX_TEMPLATE, PromptFormat
 
 SECONDS, BYTES = 60, 1 << 29  # on a slow and busy machine; all stay below 1 s on a quiet one
-DOUBLED = "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x = EXPRESSION %}{% endfor %}{{ ns.x|length }}"
+DOUBLED = (
+    "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x = EXPRESSION %}{% endfor %}{{ ns.x|length }}"
+)
 
 ESCAPES = {
     "class of a string": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -49,35 +53,69 @@ ENDLESS = {
     "loops that put out": "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}",
     "loops that filter": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
     "loops over text": "{% for i in 'a' * 1000000 %}{% for j in 'a' * 1000000 %}{% endfor %}{% endfor %}",
-    "recursive loops": "{% for x in [[1]] recursive %}{% for i in range(9) %}{{ loop }}{% endfor %}{% endfor %}{% for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
-    "macros that call themselves twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "recursive loops": (
+        "{% for x in [[1]] recursive %}{% for i in range(9) %}{{ loop }}{% endfor %}{% endfor %}{% "
+        "for x in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}"
+    ),
+    "macros that call themselves twice": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}"
+    ),
     "a macro that calls itself for ever": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "a block that shows itself": "{% block b %}{{ self.b() }}{% endblock %}",
-    "blocks twice": "{% block a %}{{ self.b() }}{{ self.b() }}{% endblock %}{% block b %}{{ self.a() }}{{ self.a() }}{% endblock %}",
-    "callers": "{% macro m(n) %}{% if n %}{% call m(n - 1) %}{% endcall %}{% call m(n - 1) %}{% endcall %}{% endif %}{% endmacro %}{{ m(60) }}",
+    "blocks twice": (
+        "{% block a %}{{ self.b() }}{{ self.b() }}{% endblock %}{% block b %}{{ self.a() }}{{ self.a() }}{% endblock %}"
+    ),
+    "callers": (
+        "{% macro m(n) %}{% if n %}{% call m(n - 1) %}{% endcall %}{% call m(n - 1) %}{% endcall %}{% endif "
+        "%}{% endmacro %}{{ m(60) }}"
+    ),
     "many tests": "{{ (range(99999)|list * 10)|select('in', range(99999)|list * 10)|list|length }}",
-    "strips with many characters": "{% set x = 'a' * 1000000 %}{{ x.strip('b' * 999999 + 'a')|length }}{{ x.lstrip('b' * 999999 + 'c' + 'a')|length }}",
+    "strips with many characters": (
+        "{% set x = 'a' * 1000000 %}{{ x.strip('b' * 999999 + 'a')|length }}{{ "
+        "x.lstrip('b' * 999999 + 'c' + 'a')|length }}"
+    ),
     "searches from the right": "{{ ('a' * 1000000).rfind('b' + 'a' * 500000) }}",
     "powers": "{{ 9 ** 64 ** 64 ** 64 }}",
     "powers in rounding": "{{ 1.5|round(1000000000, 'ceil') }}",
-    "a number that squares itself": "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    "comparison of shared lists": "{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}{% for i in range(60) %}{% set a.x = [a.x, a.x] %}{% set b.x = [b.x, b.x] %}{% endfor %}{{ a.x == b.x }}",
-    "keys of shared tuples": "{% set a = namespace(x=(1,)) %}{% for i in range(60) %}{% set a.x = (a.x, a.x) %}{% endfor %}{{ {a.x: 1} }}",
-    "deep keys": "{% set a = namespace(x=(1,)) %}{% for i in range(99999) %}{% set a.x = (a.x,) %}{% endfor %}{{ {a.x: 1} }}",
-    "sorts in loops": "{% set x = range(99999)|list %}{% for i in range(99999) %}{% set y = x|sort(reverse=true) %}{% endfor %}",
+    "a number that squares itself": (
+        "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
+    ),
+    "comparison of shared lists": (
+        "{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}{% for i in range(60) "
+        "%}{% set a.x = [a.x, a.x] %}{% set b.x = [b.x, b.x] %}{% endfor %}{{ a.x == b.x "
+        "}}"
+    ),
+    "keys of shared tuples": (
+        "{% set a = namespace(x=(1,)) %}{% for i in range(60) %}{% set a.x = (a.x, a.x) %}{% endfor %}{{ {a.x: 1} }}"
+    ),
+    "deep keys": (
+        "{% set a = namespace(x=(1,)) %}{% for i in range(99999) %}{% set a.x = (a.x,) %}{% endfor %}{{ {a.x: 1} }}"
+    ),
+    "sorts in loops": (
+        "{% set x = range(99999)|list %}{% for i in range(99999) %}{% set y = x|sort(reverse=true) %}{% endfor %}"
+    ),
 }
 GROWING = {
     "a product": "{{ 'x' * 10**10 }}",
     "a product of lists": "{{ [0] * 999999999 }}",
     "a sum that doubles": DOUBLED.replace("EXPRESSION", "ns.x + ns.x"),
     "a joint that doubles": DOUBLED.replace("EXPRESSION", "ns.x ~ ns.x"),
-    "a block that doubles": "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-    "a macro that doubles": "{% macro m(n) %}{% if n %}{{ m(n - 1) * 2 }}{% else %}a{% endif %}{% endmacro %}{{ m(60)|length }}",
+    "a block that doubles": (
+        "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ "
+        "ns.x }}{% endset %}{% endfor %}"
+    ),
+    "a macro that doubles": (
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) * 2 }}{% else %}a{% endif %}{% endmacro %}{{ m(60)|length }}"
+    ),
     "a constant in a loop": "{% set x %}{% for i in range(99999) %}" + "a" * 100_000 + "{% endfor %}{% endset %}",
-    "a constant in a macro": "{% macro m() %}" + "a" * 100_000 + "{% endmacro %}{% set x = range(99999)|map('string')|list %}{% for i in x %}{% set y = m() ~ m() %}{% endfor %}",
+    "a constant in a macro": "{% macro m() %}"
+    + "a" * 100_000
+    + "{% endmacro %}{% set x = range(99999)|map('string')|list %}{% for i in x %}{% set y = m() ~ m() %}{% endfor %}",
     "a list that doubles": DOUBLED.replace("EXPRESSION", "[ns.x, ns.x]").replace("|length", "|tojson"),
     "a printed list that doubles": DOUBLED.replace("EXPRESSION", "[ns.x, ns.x]").replace("|length", ""),
-    "a string of a list that doubles": DOUBLED.replace("EXPRESSION", "[ns.x, ns.x]").replace("|length", "|string|length"),
+    "a string of a list that doubles": DOUBLED.replace("EXPRESSION", "[ns.x, ns.x]").replace(
+        "|length", "|string|length"
+    ),
     "a replacement": DOUBLED.replace("EXPRESSION", "ns.x|replace('a', 'aaaa')"),
     "a replacement by much": "{{ ('a' * 1000000)|replace('a', 'b' * 1000000)|length }}",
     "a replacing method": "{{ ('a' * 1000000).replace('a', 'b' * 1000000)|length }}",
@@ -103,7 +141,9 @@ GROWING = {
     "a long date": "{{ strftime_now('%Y' * 1000000) }}",
     "blind text": "{{ lipsum(n=100000) }}",
     "a sum of lists": "{{ ([[1] * 1000] * 1000000)|sum(start=[])|length }}",
-    "escapes of escapes": DOUBLED.replace("EXPRESSION", "ns.x|replace('a', '<')|forceescape|string").replace("ns.x|length", "x"),
+    "escapes of escapes": DOUBLED.replace("EXPRESSION", "ns.x|replace('a', '<')|forceescape|string").replace(
+        "ns.x|length", "x"
+    ),
     "a tower of json": DOUBLED.replace("EXPRESSION", "[ns.x, ns.x]|tojson"),
     "a template of a megabyte": "x" * (MAX_TEMPLATE + 1),
 }
@@ -117,14 +157,22 @@ NESTED = {
     "lists": "{{ " + "[" * 100_000 + "]" * 100_000 + " }}",
 }
 BROKEN = {
-    "a syntax error": "{% if %}", "a division by nothing": "{{ 1 / 0 }}", "an undefined name": "{{ undefined.attribute }}", "break outside a loop": "{% break %}",
-    "a number beyond all": "{{ 1e999|abs }}", "an assertion of Jinja's": "{{ 'abcdef'|truncate(1) }}",
+    "a syntax error": "{% if %}",
+    "a division by nothing": "{{ 1 / 0 }}",
+    "an undefined name": "{{ undefined.attribute }}",
+    "break outside a loop": "{% break %}",
+    "a number beyond all": "{{ 1e999|abs }}",
+    "an assertion of Jinja's": "{{ 'abcdef'|truncate(1) }}",
     "half a surrogate pair": "{{ '\\ud800'.nothing() }}",
-}  # fmt: skip
+}
 
 
 def cases(**groups: dict[str, str]) -> list[object]:
-    return [pytest.param(template, id=f"{kind}: {name}") for kind, group in groups.items() for name, template in group.items()]
+    return [
+        pytest.param(template, id=f"{kind}: {name}")
+        for kind, group in groups.items()
+        for name, template in group.items()
+    ]
 
 
 def rendered(template: str) -> str:
@@ -175,9 +223,12 @@ def test_the_messages_are_as_they_were() -> None:
 def test_long_conversations_have_room() -> None:
     """A template as models have them, a conversation of 4 MB, and one of 2,000 turns."""
     template = (
-        "{% for message in messages %}{% if message['role'] not in ['user', 'assistant', 'system'] %}{{ raise_exception('role') }}{% endif %}"
-        "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe good<|im_end|>\n' }}{% endif %}"
-        "{% set content = message['content'] | trim %}{% if '</think>' in content %}{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+        "{% for message in messages %}{% if message['role'] not in ['user', 'assistant', 'system'] %}{{ "
+        "raise_exception('role') }}{% endif %}"
+        "{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe good<|im_end|>\n' }}{% "
+        "endif %}"
+        "{% set content = message['content'] | trim %}{% if '</think>' in content %}{% set content = "
+        "content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
         "{{ '<|im_start|>' + message['role'] + '\n' + content | replace('<s>', '') + '<|im_end|>' + '\n' }}{% endfor %}"
     )
     long = [{"role": "user", "content": "a" * (1 << 21)}, {"role": "assistant", "content": "b" * (1 << 21)}]

@@ -1,4 +1,6 @@
-"""Tokenizers that parse and then pad to a billion tokens, multiply texts or panic: nothing of it ends the process, fills it or leaves a traceback."""
+"""Tokenizers that parse and then pad to a billion tokens, multiply texts or panic: nothing of it ends the process,
+fills it or leaves a traceback.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +32,63 @@ def split(regex: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
-PADDING = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>"}
+PADDING = {
+    "strategy": "BatchLongest",
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "<pad>",
+}
 TOO_MUCH = {
     "replacements that multiply": {"normalizer": {"type": "Sequence", "normalizers": replaced("aaaaaaaaaa", 12)}},
-    "replacements of nothing": {"normalizer": {"type": "Sequence", "normalizers": replaced("aaaaaaaaaa", 12, {"Regex": ""})}},
-    "replacements in sequences of sequences": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": replaced("aaaa", 3)}] * 3}},
-    "texts put in front": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 100_000}] * 20}},
+    "replacements of nothing": {
+        "normalizer": {"type": "Sequence", "normalizers": replaced("aaaaaaaaaa", 12, {"Regex": ""})}
+    },
+    "replacements in sequences of sequences": {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Sequence", "normalizers": replaced("aaaa", 3)}] * 3,
+        }
+    },
+    "texts put in front": {
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 100_000}] * 20}
+    },
     "a thousand steps": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 1000}},
-    "bytes of bytes": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * 20}},
+    "bytes of bytes": {
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+            ]
+            * 20,
+        }
+    },
     "a decoder that multiplies": {"decoder": {"type": "Sequence", "decoders": replaced("aaaaaaaaaa", 12)}},
 }
 PANICS = {
-    "a decoder that strips more than there is": {"decoder": {"type": "Strip", "content": "a", "start": 10**18, "stop": 10**18}},
+    "a decoder that strips more than there is": {
+        "decoder": {"type": "Strip", "content": "a", "start": 10**18, "stop": 10**18}
+    },
     "a charsmap that points outside": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="}},
     "an empty charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAAAAAAAA"}},
     "a regular expression that takes for ever": {"pre_tokenizer": split("(a+)+$")},
     "an unknown token that is not there": {"model": {"type": "WordLevel", "vocab": {"a": 5}, "unk_token": "nope"}},
-    "a word piece that is not there": {"model": {"type": "WordPiece", "vocab": {"a": 5}, "unk_token": "x", "continuing_subword_prefix": "##", "max_input_chars_per_word": 10**18}},
+    "a word piece that is not there": {
+        "model": {
+            "type": "WordPiece",
+            "vocab": {"a": 5},
+            "unk_token": "x",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 10**18,
+        }
+    },
     "tokens outside the model": {"model": {"type": "WordLevel", "vocab": {"a": 4294967295}, "unk_token": "a"}},
 }
 SENSELESS = {
-    "a score that is no number": {"model": {"type": "Unigram", "unk_id": 10**9, "vocab": [["a", -1.0]], "byte_fallback": False}},
+    "a score that is no number": {
+        "model": {"type": "Unigram", "unk_id": 10**9, "vocab": [["a", -1.0]], "byte_fallback": False}
+    },
     "a dropout of two": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 2.0}},
     "merges of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}},
     "a deep regular expression": {"pre_tokenizer": split("(" * 100_000 + ")" * 100_000)},
@@ -82,7 +120,11 @@ def test_what_panics_later_ends_in_one_line(parts: dict[str, Any], bundle: Path)
     assert time.perf_counter() - started < SECONDS
 
 
-@pytest.mark.parametrize("padding", [PADDING | {"strategy": {"Fixed": 10**12}}, PADDING | {"pad_to_multiple_of": 10**12}], ids=["to a length", "to a multiple"])
+@pytest.mark.parametrize(
+    "padding",
+    [PADDING | {"strategy": {"Fixed": 10**12}}, PADDING | {"pad_to_multiple_of": 10**12}],
+    ids=["to a length", "to a multiple"],
+)
 def test_padding_of_a_trillion_tokens_is_taken_off(padding: dict[str, Any], bundle: Path) -> None:
     change(bundle, padding=padding)
     assert len(load(bundle, threads=1, tree="plain").generate("abc", max_new_tokens=2).token_ids) <= 2
@@ -115,7 +157,14 @@ def test_a_token_that_claims_every_text(bundle: Path) -> None:
     """An added token of a million characters, and one of none."""
     token = {"single_word": False, "lstrip": True, "rstrip": True, "normalized": True, "special": True}
     found = json.loads((bundle / "tokenizer.json").read_text())["added_tokens"]
-    change(bundle, added_tokens=[*found, {"id": 4294967295, "content": "z" * 1_000_000} | token, {"id": 65, "content": ""} | token])
+    change(
+        bundle,
+        added_tokens=[
+            *found,
+            {"id": 4294967295, "content": "z" * 1_000_000} | token,
+            {"id": 65, "content": ""} | token,
+        ],
+    )
     started = time.perf_counter()
     try:
         load(bundle, threads=1, tree="plain").generate("abc", max_new_tokens=4)

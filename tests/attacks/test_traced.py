@@ -1,4 +1,6 @@
-"""What a process opens that loads a bundle and answers: the bundle, the cache, Python and the system's libraries, nothing else; no network, no programs."""
+"""What a process opens that loads a bundle and answers: the bundle, the cache, Python and the system's libraries,
+nothing else; no network, no programs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from tests.attacks.test_graphs import place
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="folders and calls are those of Linux")
 STRACE = shutil.which("strace")
-CALLS = "open,openat,openat2,creat,connect,bind,execve,execveat,unlink,unlinkat,rename,renameat,renameat2,symlink,symlinkat,link,linkat,truncate,mkdir,mkdirat,chmod,fchmodat"
+CALLS = (
+    "open,openat,openat2,creat,connect,bind,execve,execveat,unlink,unlinkat,rename,renameat,renameat2,symlink,"
+    "symlinkat,link,linkat,truncate,mkdir,mkdirat,chmod,fchmodat"
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +66,38 @@ VARIANTS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "weights that are a link and not listed": ("raw", unlisted, "refused"),
     "a tokenizer that is a link": ("raw", lambda bundle: link(bundle, "tokenizer.json", "/etc/passwd"), "refused"),
     "a manifest that is a link": ("raw", lambda bundle: link(bundle, "manifest.json", "/etc/passwd"), "refused"),
-    "a manifest with a path": ("raw", lambda bundle: edit(bundle, lambda m: m["files"].update({"../outside": {"sha256": "0" * 64, "bytes": 0}})), "refused"),
+    "a manifest with a path": (
+        "raw",
+        lambda bundle: edit(bundle, lambda m: m["files"].update({"../outside": {"sha256": "0" * 64, "bytes": 0}})),
+        "refused",
+    ),
     "a template that includes": ("chat", template("{% include '/etc/passwd' %}"), "refused"),
-    "a template that reads": ("chat", template("{{ cycler.__init__.__globals__.os.popen('cat /etc/passwd').read() }}"), "refused"),
+    "a template that reads": (
+        "chat",
+        template("{{ cycler.__init__.__globals__.os.popen('cat /etc/passwd').read() }}"),
+        "refused",
+    ),
     "a tokenizer with a path": ("raw", lambda bundle: forge(bundle, "tokenizer.json", b'"/etc/passwd"'), "refused"),
     "a graph with a custom operator": (
-        "raw", lambda bundle: forge(bundle, "model.onnx", (bundle / "model.onnx").read_bytes().replace(b"com.microsoft", b"com.micr0soft")), "refused"
+        "raw",
+        lambda bundle: forge(
+            bundle, "model.onnx", (bundle / "model.onnx").read_bytes().replace(b"com.microsoft", b"com.micr0soft")
+        ),
+        "refused",
     ),
-}  # fmt: skip
+}
 
 
 def run(bundle: Path, kind: str, before: list[str]) -> tuple[dict[str, Any], str]:
     cache = bundle.parent / "cache"
     cache.mkdir()
     command = [*before, sys.executable, "-B", traced.__file__, str(bundle), str(cache), kind]
-    clean = {"PATH": os.environ["PATH"], "HOME": str(bundle.parent / "home"), "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
+    clean = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(bundle.parent / "home"),
+        "OMP_NUM_THREADS": "1",
+        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=clean, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -108,7 +130,7 @@ def test_what_native_code_opens(name: str, originals: dict[str, Path], tmp_path:
     found, _ = run(bundle, kind, [str(STRACE), "-f", "-y", "-s", "4096", "-o", str(log), "-e", f"trace={CALLS},write"])
     assert found["said"].startswith(outcome)
     lines = log.read_text(errors="replace").splitlines()
-    start = next(i for i, line in enumerate(lines) if 'write(2' in line and "watching" in line)
+    start = next(i for i, line in enumerate(lines) if "write(2" in line and "watching" in line)
     bad, data = [], 0
     for line in lines[start:]:
         call = re.match(r"\d+ +(\w+)\((.*)", line)
@@ -116,9 +138,13 @@ def test_what_native_code_opens(name: str, originals: dict[str, Path], tmp_path:
             continue
         paths = re.findall(r'"((?:[^"\\]|\\.)*)"', call[2])
         data += any(path.endswith("model.onnx.data") for path in paths)
-        if call[1] in ("connect", "bind", "execve", "execveat") or not all(traced.allowed(path, str(bundle), str(bundle.parent / "cache")) for path in paths):
+        if call[1] in ("connect", "bind", "execve", "execveat") or not all(
+            traced.allowed(path, str(bundle), str(bundle.parent / "cache")) for path in paths
+        ):
             bad.append(line[:300])
-        if any(path.startswith(str(bundle)) for path in paths) and (call[1] not in ("open", "openat", "openat2") or "O_RDONLY" not in line):
+        if any(path.startswith(str(bundle)) for path in paths) and (
+            call[1] not in ("open", "openat", "openat2") or "O_RDONLY" not in line
+        ):
             bad.append(f"the bundle was written to: {line[:300]}")
     assert bad == []
     assert {file.name for file in bundle.iterdir()} == spoilt

@@ -41,4 +41,14 @@ def test_errors_are_one_line_of_found_expected_fix() -> None:
 
 def test_codes_are_stable_and_distinct() -> None:
     codes = {c.code for c in StreamspecError.__subclasses__()}
-    assert codes == {"bundle", "adapter", "data", "context_overflow", "config", "provider", "base_model", "conversation", "memory"}
+    assert codes == {
+        "bundle",
+        "adapter",
+        "data",
+        "context_overflow",
+        "config",
+        "provider",
+        "base_model",
+        "conversation",
+        "memory",
+    }

@@ -33,7 +33,8 @@ def test_chat_goes_through_the_template_with_a_generation_prompt() -> None:
 def test_templates_see_the_usual_globals() -> None:
     template = (
         "{{ bos_token }}{% generation %}{{ messages | tojson }}{% endgeneration %}{{ eos_token }}"
-        "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ strftime_now('%Y') | length }}"
+        "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ strftime_now('%Y') | "
+        "length }}"
     )
     text = PromptFormat("chat").render(
         [{"role": "user", "content": "<é>"}], template, {"bos_token": "<s>", "eos_token": "</s>"}

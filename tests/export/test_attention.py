@@ -20,17 +20,27 @@ from streamspec.trees import MASKED
 SLOTS = 700
 
 
-@pytest.fixture(params=[(4, 4, 16, None), (9, 3, 64, None), (8, 2, 128, None), (8, 4, 64, 5.0)], ids=["mha", "gqa-64", "gqa-128", "capped"])
+@pytest.fixture(
+    params=[(4, 4, 16, None), (9, 3, 64, None), (8, 2, 128, None), (8, 4, 64, 5.0)],
+    ids=["mha", "gqa-64", "gqa-128", "capped"],
+)
 def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     heads, kv, width, cap = request.param
     store = WeightStore(tmp_path / "w")
     g = Scope(store)
-    spec = SimpleNamespace(heads=heads, kv_heads=kv, group=heads // kv, head_dim=width, attention_scale=width**-0.5, attention_cap=cap)
+    spec = SimpleNamespace(
+        heads=heads, kv_heads=kv, group=heads // kv, head_dim=width, attention_scale=width**-0.5, attention_cap=cap
+    )
     visible = g.op("Add", "past_length", g.op("Shape", "q", start=1, end=2))
     layer = RowExactAttention(g, spec, visible)  # type: ignore[arg-type]
     key, value = layer.append("k", 0, "key"), layer.append("v", 0, "value")
     g.op("Identity", layer.mix("q", key, value, "bias"), out="mixed")
-    floats = {"q": [1, "n", heads * width], "k": [1, "n", kv * width], "v": [1, "n", kv * width], "bias": [1, 1, "n", "t"]}
+    floats = {
+        "q": [1, "n", heads * width],
+        "k": [1, "n", kv * width],
+        "v": [1, "n", kv * width],
+        "bias": [1, 1, "n", "t"],
+    }
     cache: list[int | str] = [1, kv, SLOTS, width]
     inputs = [tensor(n, TensorProto.FLOAT, s) for n, s in floats.items()]
     inputs += [tensor("past_length", TensorProto.INT64, [1])]
@@ -40,7 +50,9 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     onnx.save(finish(g, inputs, outputs, "test"), tmp_path / "m.onnx")
     session = open_session(tmp_path / "m.onnx")
 
-    def run(past: dict[str, np.ndarray], rows: dict[str, np.ndarray], length: int, bias: np.ndarray) -> list[np.ndarray]:
+    def run(
+        past: dict[str, np.ndarray], rows: dict[str, np.ndarray], length: int, bias: np.ndarray
+    ) -> list[np.ndarray]:
         feeds = rows | {f"past_key_values.0.{n}": a for n, a in past.items()}
         feeds |= {"past_length": np.array([length]), "bias": bias[None, None]}
         return session.run(None, feeds)  # type: ignore[no-any-return]
@@ -53,7 +65,11 @@ def random(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def rows_of(a: Any, rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
-    return {"q": random(rng, 1, n, a.heads * a.width), "k": random(rng, 1, n, a.kv * a.width), "v": random(rng, 1, n, a.kv * a.width)}
+    return {
+        "q": random(rng, 1, n, a.heads * a.width),
+        "k": random(rng, 1, n, a.kv * a.width),
+        "v": random(rng, 1, n, a.kv * a.width),
+    }
 
 
 @pytest.mark.parametrize("length", [1, 40, 130, 300, 600])

@@ -46,9 +46,18 @@ def test_writes_a_complete_bundle(base: Base, adapter: Path, tmp_path: Path) -> 
     manifest = verify_files(out)
     assert manifest == read_manifest(out) and manifest.files == written.files
     assert {p.name for p in out.iterdir()} == {
-        "manifest.json", "model.onnx", "model.onnx.data", "tokenizer.json", "chat_template.jinja", "README.md"
+        "manifest.json",
+        "model.onnx",
+        "model.onnx.data",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "README.md",
     }
-    assert manifest.streams is not None and (manifest.streams.gamma, manifest.streams.ns, manifest.streams.candidates) == (3, 2, 10)
+    assert manifest.streams is not None and (
+        manifest.streams.gamma,
+        manifest.streams.ns,
+        manifest.streams.candidates,
+    ) == (3, 2, 10)
     assert manifest.trees is not None and manifest.trees.default_rows == min(8, len(manifest.trees.nodes)) > 1
     assert manifest.base.sha256 == base.sha256 and manifest.method == "streaming" and manifest.recipe == "staged"
     for part in ("plain", "tree", "streams"):
@@ -74,7 +83,9 @@ def test_without_an_adapter_the_bundle_is_plain(base: Base, tmp_path: Path) -> N
 def test_task_lora_is_merged_and_streams_run_over_it(base: Base, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
-    tuned = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    tuned = get_peft_model(
+        tiny_model(), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    )
     tuned.save_pretrained(tmp_path / "adapter")
     adapter = save_adapter(tmp_path / "adapter", base, tiny_streams(describe(tiny_model())))
     manifest = export_bundle(base.path, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
@@ -88,14 +99,24 @@ def test_task_lora_is_merged_and_streams_run_over_it(base: Base, tmp_path: Path)
 def test_a_base_in_bfloat16_is_exported_as_if_it_were_float32(tmp_path: Path, options: dict[str, Any]) -> None:
     from peft import LoraConfig, get_peft_model
 
-    bases = [save_base(tmp_path / name, tiny_model(tied=False).bfloat16().to(dtype)) for name, dtype in (("half", torch.bfloat16), ("whole", torch.float32))]
-    tuned = get_peft_model(tiny_model(tied=False), LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, **options))
+    bases = [
+        save_base(tmp_path / name, tiny_model(tied=False).bfloat16().to(dtype))
+        for name, dtype in (("half", torch.bfloat16), ("whole", torch.float32))
+    ]
+    tuned = get_peft_model(
+        tiny_model(tied=False),
+        LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, **options),
+    )
     probes = []
     for base in bases:
         adapter = tmp_path / f"adapter-{base.path.name}"
         tuned.save_pretrained(adapter)
         save_adapter(adapter, base, tiny_streams(describe(tiny_model())))
-        probes.append(export_bundle(base.path, adapter, tmp_path / f"{base.path.name}-bundle", "fp32", progress=lambda line: None).probe)
+        probes.append(
+            export_bundle(
+                base.path, adapter, tmp_path / f"{base.path.name}-bundle", "fp32", progress=lambda line: None
+            ).probe
+        )
     half, whole = probes
     assert half is not None and whole is not None and half.choices == whole.choices
     np.testing.assert_allclose(half.top_logits, whole.top_logits, rtol=1e-5)
@@ -139,12 +160,16 @@ def test_all_faulty_tensors_are_named_at_once(base: Base, adapter: Path, tmp_pat
     tensors["stream_embeddings"][0, 0] = np.nan
     tensors["surprise"] = np.zeros(3, np.float32)
     save_file(tensors, adapter / "streamspec.safetensors")
-    expected = r"missing: root_map, layers.3.mlp.up_proj.lora_B.*shape: layers.2.mlp.up_proj.lora_A \(2, 64\).*not finite: stream_emb.*surprise"
+    expected = (
+        r"missing: root_map, layers.3.mlp.up_proj.lora_B.*shape: layers.2.mlp.up_proj.lora_A \(2, 64\).*not "
+        r"finite: stream_emb.*surprise"
+    )
     refuse(AdapterError, expected, base, adapter, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    "changes", [{"gamma": 0}, {"gamma": 65}, {"ns": 5}, {"ns": True}, {"scale": -1.0}, {"scale": None}, {"positions": "left"}]
+    "changes",
+    [{"gamma": 0}, {"gamma": 65}, {"ns": 5}, {"ns": True}, {"scale": -1.0}, {"scale": None}, {"positions": "left"}],
 )
 def test_numbers_out_of_range_are_refused(base: Base, tmp_path: Path, changes: dict[str, object]) -> None:
     adapter = save_adapter(tmp_path / "adapter", base, tiny_streams(describe(tiny_model())), **changes)
@@ -185,7 +210,9 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     """Whatever the scales: written in fp32, everything must come out as before, streams included."""
     rng = np.random.default_rng(0)
 
-    def any_scale(x: np.ndarray, weight: np.ndarray, simulation: Simulation, heads: tuple[int, int, int] | None, rare: float) -> np.ndarray:
+    def any_scale(
+        x: np.ndarray, weight: np.ndarray, simulation: Simulation, heads: tuple[int, int, int] | None, rare: float
+    ) -> np.ndarray:
         drawn = rng.uniform(0.3, 3, x.shape[1]).astype(np.float32)
         return smoothing._shared(drawn, heads) if heads else drawn
 
@@ -196,7 +223,9 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     tokens = np.arange(40) % VOCAB
     source = smooth(model, spec, ModelSource(model, spec), tokens, Int8.simulation)
     for mode in ("merged", "delta"):
-        session = write(tmp_path, StepGraph(spec, source, precision("fp32"), source.streams(streams, spec), None, 10, mode))
+        session = write(
+            tmp_path, StepGraph(spec, source, precision("fp32"), source.streams(streams, spec), None, 10, mode)
+        )
         report = check_parity(session, expect(model, streams, tokens), "fp32")
         assert max(report[part]["relative"] for part in ("plain", "tree", "streams")) < 1e-4
 
@@ -208,8 +237,13 @@ def test_smoothing_brings_int8_closer(tmp_path: Path) -> None:
         for layer in model.model.layers:
             layer.input_layernorm.weight[3] *= 40
             layer.post_attention_layernorm.weight[5] *= 40
-            for module, channel in ((layer.self_attn.q_proj, 3), (layer.self_attn.k_proj, 3), (layer.self_attn.v_proj, 3),
-                                    (layer.mlp.gate_proj, 5), (layer.mlp.up_proj, 5)):
+            for module, channel in (
+                (layer.self_attn.q_proj, 3),
+                (layer.self_attn.k_proj, 3),
+                (layer.self_attn.v_proj, 3),
+                (layer.mlp.gate_proj, 5),
+                (layer.mlp.up_proj, 5),
+            ):
                 module.weight[:, channel] /= 40
     spec, tokens = describe(model), np.random.default_rng(0).integers(0, VOCAB, 40)
     rough = build(tmp_path, model, streams=False, kind="int8")
@@ -221,7 +255,13 @@ def test_smoothing_brings_int8_closer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "kind"), [(None, "raw"), ("{{ messages }}", "chat"), ([{"name": "default", "template": "{{ messages }}"}], "chat"), ([], "raw")]
+    ("template", "kind"),
+    [
+        (None, "raw"),
+        ("{{ messages }}", "chat"),
+        ([{"name": "default", "template": "{{ messages }}"}], "chat"),
+        ([], "raw"),
+    ],
 )
 def test_a_base_is_a_chat_bundle_where_it_brings_a_template(tmp_path: Path, template: Any, kind: str) -> None:
     base = save_base(tmp_path / "base")

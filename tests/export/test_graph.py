@@ -72,27 +72,46 @@ ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 64}
 SHORT = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] * 8}
 
 
-@pytest.mark.parametrize(("family", "changes"), [
-    ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.0}}),
-    ("llama", {"rope_parameters": ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}),
-    ("llama", {"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 4.0}}),
-    ("llama", {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 4.0}}),
-    ("llama", {"head_dim": 32, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
-    ("llama", {"num_key_value_heads": 1}),
-    ("phi", {"qk_layernorm": False, "hidden_act": "relu"}),
-    ("phi3", {"sliding_window": None, "rope_parameters": ROPE | SHORT | {"rope_type": "longrope", "factor": 2.0, "partial_rotary_factor": 1.0}}),
-    ("gpt2", {"scale_attn_weights": False, "activation_function": "gelu"}),
-    ("opt", {"enable_bias": False}),
-    ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
-    ("gemma3_text", {"final_logit_softcapping": 5.0}),
-    ("stablelm", {"use_parallel_residual": True, "qk_layernorm": False, "num_key_value_heads": 4}),
-    ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2.0}}),
+        (
+            "llama",
+            {
+                "rope_parameters": ROPE
+                | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            },
+        ),
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "yarn", "factor": 4.0}}),
+        ("llama", {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 4.0}}),
+        ("llama", {"head_dim": 32, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+        ("llama", {"num_key_value_heads": 1}),
+        ("phi", {"qk_layernorm": False, "hidden_act": "relu"}),
+        (
+            "phi3",
+            {
+                "sliding_window": None,
+                "rope_parameters": ROPE
+                | SHORT
+                | {"rope_type": "longrope", "factor": 2.0, "partial_rotary_factor": 1.0},
+            },
+        ),
+        ("gpt2", {"scale_attn_weights": False, "activation_function": "gelu"}),
+        ("opt", {"enable_bias": False}),
+        ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+        ("gemma3_text", {"final_logit_softcapping": 5.0}),
+        ("stablelm", {"use_parallel_residual": True, "qk_layernorm": False, "num_key_value_heads": 4}),
+        ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    ],
+)
 def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     check_against_oracle(build(tmp_path, tiny_model(family, **changes), mode="delta"))
 
 
-@pytest.mark.parametrize("options", [{"lora": False}, {"root": False}, {"shifted": False}, {"shares": False}, {"ns": LAYERS}])
+@pytest.mark.parametrize(
+    "options", [{"lora": False}, {"root": False}, {"shifted": False}, {"shares": False}, {"ns": LAYERS}]
+)
 def test_variants_of_streams_agree_with_pytorch(options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model()
     check_against_oracle(build(tmp_path, model, tiny_streams(describe(model), **options)))
@@ -172,7 +191,9 @@ def test_acceptance_is_the_deepest_node_whose_whole_path_is_right(tmp_path: Path
             if rng.random() < trial / 12:
                 tokens[node] = choices[TREE.parents[node]]
         out = run_tree(stepper, tokens, streams=3)
-        right = [all(tokens[i] == out["choices"][TREE.parents[i]] for i in TREE.path(node)[1:]) for node in range(len(TREE))]
+        right = [
+            all(tokens[i] == out["choices"][TREE.parents[i]] for i in TREE.path(node)[1:]) for node in range(len(TREE))
+        ]
         best = max(TREE.depths[node] for node in range(len(TREE)) if right[node])
         accepted = int(out["accepted_node"][0])
         assert right[accepted] and TREE.depths[accepted] == best
@@ -209,7 +230,9 @@ def test_without_stream_rows_no_stream_node_runs(tmp_path: Path) -> None:
     options.profile_file_prefix = str(tmp_path / "profile")
     from streamspec.export.session import Stepper
 
-    stepper = Stepper(ort.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"]), 32)
+    stepper = Stepper(
+        ort.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"]), 32
+    )
     stepper.prefill(CONTEXT, forced_node=len(CONTEXT) - 1)
     trace = Path(stepper.session.end_profiling()).read_text()
     assert "layers.3/" in trace and "streams/layers.3/" not in trace
@@ -257,31 +280,63 @@ def test_prompt_in_chunks_equals_prompt_at_once(tmp_path: Path) -> None:
 def test_exported_tree_is_the_default_of_mask_and_parents(tmp_path: Path) -> None:
     built = build(tmp_path, tiny_model(), tree=TREE)
     assert {v.name for v in built.session.get_overridable_initializers()} == {
-        "tree_mask", "parents", "uniforms", "seen", "allowed", "free", *SCALARS
+        "tree_mask",
+        "parents",
+        "uniforms",
+        "seen",
+        "allowed",
+        "free",
+        *SCALARS,
     }
     feed: dict[str, Any] = {
-        "input_ids": DRAFT[None], "position_ids": np.asarray(TREE.depths, np.int64)[None], "past_length": np.array([0]),
-        "logit_rows": np.arange(len(TREE)), "stream_ids": np.arange(3), "forced_node": np.array([-1]), "forced_root": np.array([-1]),
+        "input_ids": DRAFT[None],
+        "position_ids": np.asarray(TREE.depths, np.int64)[None],
+        "past_length": np.array([0]),
+        "logit_rows": np.arange(len(TREE)),
+        "stream_ids": np.arange(3),
+        "forced_node": np.array([-1]),
+        "forced_root": np.array([-1]),
     }
-    feed |= {name: np.zeros((1, 2, 32, 16), np.float32) for name in built.stepper().names if name.startswith("past_key")}
+    feed |= {
+        name: np.zeros((1, 2, 32, 16), np.float32) for name in built.stepper().names if name.startswith("past_key")
+    }
     by_default = built.session.run(["raw_logits", "accepted_node"], feed)
     given = built.session.run(
-        ["raw_logits", "accepted_node"], feed | {"tree_mask": TREE.mask(), "parents": np.asarray(TREE.parents, np.int64)}
+        ["raw_logits", "accepted_node"],
+        feed | {"tree_mask": TREE.mask(), "parents": np.asarray(TREE.parents, np.int64)},
     )
-    chained = built.session.run(["raw_logits", "accepted_node"], feed | {"tree_mask": np.where(np.tri(9), 0, MASKED).astype(np.float32)})
+    chained = built.session.run(
+        ["raw_logits", "accepted_node"], feed | {"tree_mask": np.where(np.tri(9), 0, MASKED).astype(np.float32)}
+    )
     np.testing.assert_array_equal(by_default[0], given[0])
     assert np.abs(chained[0] - given[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize(("family", "changes", "words"), [
-    ("llama", {"hidden_act": "tanh"}, "activation `tanh`; expected silu, gelu"),
-    ("llama", {"residual_multiplier": 0.2}, "`residual_multiplier` = 0.2 in the config of this llama; expected no field that export does not understand"),
-    ("opt", {"do_layer_norm_before": False}, "`do_layer_norm_before` = False in the config of this opt; expected do_layer_norm_before = True"),
-    ("opt", {"word_embed_proj_dim": 32}, "`word_embed_proj_dim` = 32; expected 64"),
-    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "attention that is scaled otherwise in each layer"),
-    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` = 50.0 in the config of this gemma3_text"),
-    ("gemma3_text", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` = True"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("llama", {"hidden_act": "tanh"}, "activation `tanh`; expected silu, gelu"),
+        (
+            "llama",
+            {"residual_multiplier": 0.2},
+            "`residual_multiplier` = 0.2 in the config of this llama; expected no field that export does not "
+            "understand",
+        ),
+        (
+            "opt",
+            {"do_layer_norm_before": False},
+            "`do_layer_norm_before` = False in the config of this opt; expected do_layer_norm_before = True",
+        ),
+        ("opt", {"word_embed_proj_dim": 32}, "`word_embed_proj_dim` = 32; expected 64"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "attention that is scaled otherwise in each layer"),
+        (
+            "gemma3_text",
+            {"attn_logit_softcapping": 50.0},
+            "`attn_logit_softcapping` = 50.0 in the config of this gemma3_text",
+        ),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` = True"),
+    ],
+)
 def test_what_would_be_computed_wrongly_is_refused_by_name(family: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BaseModelError) as refused:
         describe(tiny_model(family, **changes))
@@ -294,12 +349,20 @@ def test_other_families_and_quantised_bases_are_refused() -> None:
     with pytest.raises(BaseModelError, match="quantised already"):
         describe(model)
     model.config.model_type = "mamba"
-    with pytest.raises(BaseModelError, match="`mamba`.*llama, mistral, qwen2, qwen3, phi, phi3, opt, gpt2, gemma2, gemma3_text, stablelm, gpt_neox"):
+    with pytest.raises(
+        BaseModelError,
+        match="`mamba`.*llama, mistral, qwen2, qwen3, phi, phi3, opt, gpt2, gemma2, gemma3_text, stablelm, gpt_neox",
+    ):
         describe(model)
 
 
 def test_notes_of_a_config_and_empty_fields_are_no_reason_to_refuse() -> None:
-    model = tiny_model(is_llama_config=True, rope_interleaved=False, _model_name_or_path="a name", **{"transformers.js_config": {"dtype": "q4"}})
+    model = tiny_model(
+        is_llama_config=True,
+        rope_interleaved=False,
+        _model_name_or_path="a name",
+        **{"transformers.js_config": {"dtype": "q4"}},
+    )
     assert describe(model).layers == LAYERS
 
 

@@ -18,15 +18,31 @@ from tests.export.tiny import FAMILIES, VOCAB, build, tiny_model
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
 GAMMA, WRONG = 4, 5
 SHAPES = [
-    {}, {"experts": 1, "active": 1, "contrast": False, "parallel": False}, {"experts": 1, "active": 1, "contrast": False},
-    {"experts": 4, "active": 2}, {"experts": 3, "active": 3, "contrast": False}, {"parallel": False}, {"taps": (3,)}, {"taps": (1, 3, 2)}, {"prefix_attention": True},
-    {"prefix_attention": True, "parallel": False}, {"prefix_attention": True, "experts": 1, "active": 1, "contrast": False, "parallel": False}, {"taps": (4,)},
-    {"gamma": 2}, {"gamma": 2, "prefix_attention": True, "taps": (2, 1)}, {"gamma": 1, "parallel": False},
-    {"two_lists": True}, {"two_lists": True, "contrast": False}, {"two_lists": True, "parallel": False}, {"two_lists": True, "parallel": False, "contrast": False},
-    {"two_lists": True, "experts": 4, "active": 3}, {"two_lists": True, "gamma": 1, "parallel": False, "contrast": False},
+    {},
+    {"experts": 1, "active": 1, "contrast": False, "parallel": False},
+    {"experts": 1, "active": 1, "contrast": False},
+    {"experts": 4, "active": 2},
+    {"experts": 3, "active": 3, "contrast": False},
+    {"parallel": False},
+    {"taps": (3,)},
+    {"taps": (1, 3, 2)},
+    {"prefix_attention": True},
+    {"prefix_attention": True, "parallel": False},
+    {"prefix_attention": True, "experts": 1, "active": 1, "contrast": False, "parallel": False},
+    {"taps": (4,)},
+    {"gamma": 2},
+    {"gamma": 2, "prefix_attention": True, "taps": (2, 1)},
+    {"gamma": 1, "parallel": False},
+    {"two_lists": True},
+    {"two_lists": True, "contrast": False},
+    {"two_lists": True, "parallel": False},
+    {"two_lists": True, "parallel": False, "contrast": False},
+    {"two_lists": True, "experts": 4, "active": 3},
+    {"two_lists": True, "gamma": 1, "parallel": False, "contrast": False},
     {"prefix_attention": True, "own_heads": True, "experts": 1, "active": 1, "contrast": False, "parallel": False},
-    {"prefix_attention": True, "own_heads": True}, {"own_heads": True, "two_lists": True},
-]  # fmt: skip
+    {"prefix_attention": True, "own_heads": True},
+    {"own_heads": True, "two_lists": True},
+]
 
 
 def trained(family: str, **shape: object) -> JakiroModel:
@@ -41,7 +57,18 @@ def trained(family: str, **shape: object) -> JakiroModel:
 def spec_of(model: JakiroModel, draft_vocab: np.ndarray | None = None) -> JakiroSpec:
     shape = model.config
     tensors = {name: value.detach().numpy() for name, value in model.drafter_tensors().items()}
-    return JakiroSpec(gamma=shape.gamma, taps=shape.taps, active=shape.active, contrast=shape.contrast, parallel=shape.parallel, two_lists=shape.two_lists, prefix_attention=shape.prefix_attention, own_heads=shape.own_heads, tensors=tensors, draft_vocab=draft_vocab)
+    return JakiroSpec(
+        gamma=shape.gamma,
+        taps=shape.taps,
+        active=shape.active,
+        contrast=shape.contrast,
+        parallel=shape.parallel,
+        two_lists=shape.two_lists,
+        prefix_attention=shape.prefix_attention,
+        own_heads=shape.own_heads,
+        tensors=tensors,
+        draft_vocab=draft_vocab,
+    )
 
 
 def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:

@@ -1,4 +1,6 @@
-"""Low-rank updates whose tensors are inputs: what they add, and that a row's share never depends on its siblings or on threads."""
+"""Low-rank updates whose tensors are inputs: what they add, and that a row's share never depends on its siblings or on
+threads.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,19 @@ class Map:
         self.session = open_session(folder / "m.onnx", threads)
 
     def __call__(self, x: np.ndarray, pairs: list[Any]) -> np.ndarray:
-        tensors = {name: np.ascontiguousarray(array) for name, array in self.update.tensors(pairs, self.precision.coded).items()}
+        tensors = {
+            name: np.ascontiguousarray(array)
+            for name, array in self.update.tensors(pairs, self.precision.coded).items()
+        }
         return np.asarray(self.session.run(None, {"x": x, **tensors})[0][0])
 
 
 def pairs(ranks: tuple[int, ...], seed: int = 1) -> list[Any]:
     rng = np.random.default_rng(seed)
     return [
-        (rng.standard_normal((rank, WIDTH)).astype(np.float32), rng.standard_normal((out, rank)).astype(np.float32)) if rank else None
+        (rng.standard_normal((rank, WIDTH)).astype(np.float32), rng.standard_normal((out, rank)).astype(np.float32))
+        if rank
+        else None
         for rank, (_, out) in zip(ranks, OUTPUTS, strict=True)
     ]
 

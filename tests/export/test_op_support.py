@@ -1,7 +1,7 @@
 """What providers accept, and that static graphs ask for nothing else: every family, drafter and precision.
 
-The lists name what static graphs may use and each provider's own list has. What a provider does with an operator is for its own machine to say:
-a bundle's probe is run at load.
+The lists name what static graphs may use and each provider's own list has. What a provider does with an operator is for
+its own machine to say: a bundle's probe is run at load.
 """
 
 from __future__ import annotations
@@ -37,40 +37,61 @@ def names(text: str) -> frozenset[str]:
 
 
 PROVIDERS = {
-    # mgx_supported_ops in onnxruntime/core/providers/migraphx/migraphx_execution_provider.cc; "up to Opset 19", without 4-bit types:
-    # rocm.docs.amd.com, AMDMIGraphX 7.2.2, Supported ONNX Operators.
-    "migraphx": Provider(names(
-        "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less MatMul Mul Not ReduceMean ReduceSum "
-        "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
-    ), 19),
-    # operatorRegistrationInformationTable in onnxruntime/core/providers/dml/DmlExecutionProvider/src/Operators/OperatorRegistration.cpp;
-    # opsets up to 20: onnxruntime.ai, DirectML execution provider.
-    "directml": Provider(names(
-        "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less MatMul Mul Not ReduceMean ReduceSum "
-        "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
-    ), 20),
-    # supported_op_mode for CPU and GPU in onnxruntime/core/providers/openvino/ov_versions/data_ops.cc (2024.4); graphs in fp32 and int8 were
-    # also taken whole by onnxruntime-openvino 1.24.1 with the fallback to the CPU forbidden.
-    "openvino": Provider(names(
-        "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less MatMul Mul Not ReduceMean ReduceSum "
-        "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
-    ), 21),
+    # mgx_supported_ops in onnxruntime/core/providers/migraphx/migraphx_execution_provider.cc; "up to Opset 19", without
+    # 4-bit types: rocm.docs.amd.com, AMDMIGraphX 7.2.2, Supported ONNX Operators.
+    "migraphx": Provider(
+        names(
+            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less "
+            "MatMul Mul Not ReduceMean ReduceSum "
+            "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
+        ),
+        19,
+    ),
+    # operatorRegistrationInformationTable in
+    # onnxruntime/core/providers/dml/DmlExecutionProvider/src/Operators/OperatorRegistration.cpp; opsets up to 20:
+    # onnxruntime.ai, DirectML execution provider.
+    "directml": Provider(
+        names(
+            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less "
+            "MatMul Mul Not ReduceMean ReduceSum "
+            "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
+        ),
+        20,
+    ),
+    # supported_op_mode for CPU and GPU in onnxruntime/core/providers/openvino/ov_versions/data_ops.cc (2024.4); graphs
+    # in fp32 and int8 were also taken whole by onnxruntime-openvino 1.24.1 with the fallback to the CPU forbidden.
+    "openvino": Provider(
+        names(
+            "Add And ArgMax Cast Concat DequantizeLinear Div Equal Erf Gather Gemm GreaterOrEqual Identity Less "
+            "MatMul Mul Not ReduceMean ReduceSum "
+            "Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Unsqueeze Where"
+        ),
+        21,
+    ),
     # tools/ci_build/github/apple/coreml_supported_mlprogram_ops.md in microsoft/onnxruntime.
-    "coreml": Provider(names(
-        "Add ArgMax Cast Concat Div Erf Gemm Identity MatMul Mul ReduceMean ReduceSum Relu Reshape Sigmoid Slice Softmax Split Sqrt Squeeze Sub "
-        "Tanh Tile Transpose Unsqueeze"
-    ), 21, {
-        "Gather": "in front, rows of tables by token and position; between target and drafter, the accepted row; at the end, tokens of a trimmed vocabulary",
-        "Less": "in front: which slots are in use, which positions lie within a window",
-        "Where": "in front: the masks made of that; between target and drafter: a forced node or root",
-        "Equal": "between target and drafter: acceptance",
-        "Not": "between target and drafter: acceptance",
-        "And": "between target and drafter: acceptance",
-        "GreaterOrEqual": "between target and drafter: a forced node or root",
-        "TopK": "at the end: the drafter's guesses",
-        "DequantizeLinear": "of constants: folded at load with session.disable_quant_qdq",
-    }),
-}  # fmt: skip
+    "coreml": Provider(
+        names(
+            "Add ArgMax Cast Concat Div Erf Gemm Identity MatMul Mul ReduceMean ReduceSum Relu Reshape Sigmoid Slice "
+            "Softmax Split Sqrt Squeeze Sub "
+            "Tanh Tile Transpose Unsqueeze"
+        ),
+        21,
+        {
+            "Gather": (
+                "in front, rows of tables by token and position; between target and drafter, the accepted row; "
+                "at the end, tokens of a trimmed vocabulary"
+            ),
+            "Less": "in front: which slots are in use, which positions lie within a window",
+            "Where": "in front: the masks made of that; between target and drafter: a forced node or root",
+            "Equal": "between target and drafter: acceptance",
+            "Not": "between target and drafter: acceptance",
+            "And": "between target and drafter: acceptance",
+            "GreaterOrEqual": "between target and drafter: a forced node or root",
+            "TopK": "at the end: the drafter's guesses",
+            "DequantizeLinear": "of constants: folded at load with session.disable_quant_qdq",
+        },
+    ),
+}
 OPSETS = {"fp32": 19, "fp16": 19, "int8": 19, "int4": 21}
 
 
@@ -82,10 +103,24 @@ def graphs(folder: Path) -> dict[str, onnx.ModelProto]:
         spec = describe(tiny_model(family))
         drafters: dict[str, Any] = {"streams": tiny_streams(spec, bigram=4, draft_vocab=trimmed)}
         if family == "llama":
-            drafters |= {"none": None, "same positions": tiny_streams(spec, shifted=False, root=False), "heads": tiny_heads(spec), "own heads": tiny_heads(spec, own=True)}
+            drafters |= {
+                "none": None,
+                "same positions": tiny_streams(spec, shifted=False, root=False),
+                "heads": tiny_heads(spec),
+                "own heads": tiny_heads(spec, own=True),
+            }
         for name, drafter in drafters.items():
             for kind in OPSETS:
-                graph = StaticGraph(spec, ModelSource(tiny_model(family), spec), static_precision(kind), 6, 40, drafter, 8, "delta" if name == "streams" else "merged")
+                graph = StaticGraph(
+                    spec,
+                    ModelSource(tiny_model(family), spec),
+                    static_precision(kind),
+                    6,
+                    40,
+                    drafter,
+                    8,
+                    "delta" if name == "streams" else "merged",
+                )
                 made[f"{family} {name} {kind}"] = graph.build(WeightStore(folder / "weights"))
     return made
 

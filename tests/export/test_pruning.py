@@ -1,4 +1,6 @@
-"""Pruning inside the graph: what goes on is what the early exit likes best, and then all is as if only that had been drafted."""
+"""Pruning inside the graph: what goes on is what the early exit likes best, and then all is as if only that had been
+drafted.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,21 @@ def pruned(folder: Path, family: str = "llama", tied: bool = True, kind: str = "
     return build(folder, model, tiny_streams(describe(model), pruning=4), kind)
 
 
-def run(built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np.ndarray, **options: float) -> tuple[dict, np.ndarray]:
+def run(
+    built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np.ndarray, **options: float
+) -> tuple[dict, np.ndarray]:
     """(outputs, cache) of a step over the tree behind CONTEXT."""
     stepper = built.stepper()
     stepper.prefill(CONTEXT, forced_node=len(CONTEXT) - 1)
     out = stepper.step(
-        tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), keep_rows=keep, priors=priors, streams=3, **options
+        tokens,
+        np.asarray(tree.depths),
+        tree.mask(),
+        parents=np.asarray(tree.parents),
+        keep_rows=keep,
+        priors=priors,
+        streams=3,
+        **options,
     )
     return out, stepper.cache
 

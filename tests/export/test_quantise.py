@@ -92,7 +92,10 @@ def test_whole_steps_do_not_depend_on_siblings_and_are_close_to_pytorch(family: 
     stepper, tokens = built.stepper(), np.random.default_rng(0).integers(3, 90, 12)
     prompt = stepper.prefill(tokens[:8], forced_node=7)["logits"]
     exact = built.model(torch.as_tensor(tokens[None, :8])).logits[0].numpy()
-    assert np.sqrt(np.square(prompt - exact).mean()) / exact.std() < {"fp32": 1e-5, "fp16": 2e-3, "int8": 0.08, "int4": 0.7}[kind]
+    assert (
+        np.sqrt(np.square(prompt - exact).mean()) / exact.std()
+        < {"fp32": 1e-5, "fp16": 2e-3, "int8": 0.08, "int4": 0.7}[kind]
+    )
     several = stepper.step(tokens[8:], np.arange(4), np.where(np.tri(4), 0, -1e4))["logits"]
     single = stepper.step(tokens[8:9], np.zeros(1), np.zeros((1, 1)))["logits"]
     np.testing.assert_array_equal(several[:1], single)
@@ -147,9 +150,13 @@ def test_larger_blocks_and_what_keeps_8_bits_are_computed_as_they_are_written(bi
     weight = RNG.standard_normal((48, 256)).astype(np.float32)
     store = WeightStore(tmp_path / "model.onnx.data")
     g = Scope(store)
-    Int4(128).linear(g, "x", Rows(g.op("Shape", "x", start=1, end=2)), Weight("w", 48, 256, lambda: weight, sensitive=bits == 8))
+    Int4(128).linear(
+        g, "x", Rows(g.op("Shape", "x", start=1, end=2)), Weight("w", 48, 256, lambda: weight, sensitive=bits == 8)
+    )
     g.op("Identity", g.nodes[-1].output[0], out="y")
-    onnx.save(finish(g, [tensor("x", 1, [1, "n", 256])], [tensor("y", 1, [1, "n", 48])], "test"), tmp_path / "model.onnx")
+    onnx.save(
+        finish(g, [tensor("x", 1, [1, "n", 256])], [tensor("y", 1, [1, "n", 48])], "test"), tmp_path / "model.onnx"
+    )
     x = RNG.standard_normal((5, 256)).astype(np.float32)
     exact = x @ dequantise_blocks(*quantise_blocks(weight, bits, 128), 256).T
     found = run(open_session(tmp_path / "model.onnx", threads=1), x, False)

@@ -28,17 +28,25 @@ def loaded(folder: Path, adapter: Path | None, dtype: Any, merge: bool) -> Any:
     return model.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("lora", [None, {}, {"use_rslora": True}, {"use_dora": True}, {"target_modules": "all-linear"}], ids=str)
+@pytest.mark.parametrize(
+    "lora", [None, {}, {"use_rslora": True}, {"use_dora": True}, {"target_modules": "all-linear"}], ids=str
+)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_layer_by_layer_is_as_the_whole_in_float32(family: str, lora: dict[str, Any] | None, tmp_path: Path) -> None:
     tiny_model(family, tied=False).bfloat16().save_pretrained(tmp_path / "base")
     adapter = None
     if lora is not None:
-        targets = {"target_modules": ["c_attn"] if family == "gpt2" else ["q_proj", "down_proj"], "fan_in_fan_out": family == "gpt2"}
+        targets = {
+            "target_modules": ["c_attn"] if family == "gpt2" else ["q_proj", "down_proj"],
+            "fan_in_fan_out": family == "gpt2",
+        }
         config = LoraConfig(r=4, init_lora_weights=False, **(targets | lora))
         adapter = tmp_path / "adapter"
         get_peft_model(tiny_model(family, tied=False), config).save_pretrained(adapter)
-    whole, resting = loaded(tmp_path / "base", adapter, torch.float32, True), loaded(tmp_path / "base", adapter, "auto", False)
+    whole, resting = (
+        loaded(tmp_path / "base", adapter, torch.float32, True),
+        loaded(tmp_path / "base", adapter, "auto", False),
+    )
     expected = whole(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
     oracle = Oracle(resting)
     ours = oracle.logits(oracle.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))

@@ -25,7 +25,8 @@ def session(vocab: int, folder: Path) -> Any:
     g, chooser = Scope(store), Chooser(vocab)
     chooser.add(g, "logits", "scale", "tokens", "mask", out="choices")
     inputs = [
-        tensor("logits", TensorProto.FLOAT, ["r", vocab]), tensor("scale", TensorProto.FLOAT, ["r", 1]),
+        tensor("logits", TensorProto.FLOAT, ["r", vocab]),
+        tensor("scale", TensorProto.FLOAT, ["r", 1]),
         tensor("tokens", TensorProto.INT64, ["n"]),
         tensor("mask", TensorProto.FLOAT, ["r", "n"]),
         *chooser.inputs(),
@@ -46,7 +47,18 @@ def choose(graph: Any, logits: np.ndarray, tokens: list[int], mask: np.ndarray, 
     dtypes = {"top_k": np.int64}
     fed = {k: np.array([v], dtypes.get(k, np.float32)) for k, v in given.items() if np.isscalar(v)}
     fed |= {k: v for k, v in given.items() if not np.isscalar(v)}
-    return np.asarray(graph.run(["choices"], {"logits": (logits / SCALE).astype(np.float32), "scale": np.full((len(logits), 1), SCALE, np.float32), "tokens": np.array(tokens), "mask": mask, **fed})[0])
+    return np.asarray(
+        graph.run(
+            ["choices"],
+            {
+                "logits": (logits / SCALE).astype(np.float32),
+                "scale": np.full((len(logits), 1), SCALE, np.float32),
+                "tokens": np.array(tokens),
+                "mask": mask,
+                **fed,
+            },
+        )[0]
+    )
 
 
 def expected(logits: np.ndarray, context: list[int], allowed: list[int] | None = None, **given: float) -> np.ndarray:
@@ -98,7 +110,10 @@ def test_frequencies_over_a_grid_of_uniforms_are_the_processed_probabilities(
     allowed = None
     if share is not None:
         allowed = np.argsort(random.random(vocab))[: max(1, int(share * vocab))].tolist()
-        masked = {"free": np.array([False]), "allowed": np.repeat(np.isin(np.arange(vocab), allowed)[None], GRID, axis=0)}
+        masked = {
+            "free": np.array([False]),
+            "allowed": np.repeat(np.isin(np.arange(vocab), allowed)[None], GRID, axis=0),
+        }
     drawn = choose(run, rows, context[6:], mask, uniforms=uniforms, seen=seen, **given, **masked)
     frequency = np.bincount(drawn, minlength=vocab) / GRID
     wanted = expected(logits, context, allowed, **given)
@@ -140,7 +155,16 @@ def test_a_greedy_choice_is_the_best_of_what_its_row_allows(graph: tuple[int, An
     wanted = np.where(allowed, logits, -np.inf).argmax(1).tolist()
     assert choose(run, logits, [0], mask, free=np.array([False]), allowed=allowed).tolist() == wanted
     assert choose(run, logits, [0], mask, free=np.array([True]), allowed=allowed).tolist() == logits.argmax(1).tolist()
-    drawn = choose(run, logits, [0], mask, temperature=1e-3, uniforms=np.full(4, 0.5, np.float32), free=np.array([False]), allowed=allowed)
+    drawn = choose(
+        run,
+        logits,
+        [0],
+        mask,
+        temperature=1e-3,
+        uniforms=np.full(4, 0.5, np.float32),
+        free=np.array([False]),
+        allowed=allowed,
+    )
     assert drawn.tolist() == wanted
 
 

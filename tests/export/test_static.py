@@ -46,20 +46,35 @@ def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
     check_against_oracle(build_static(tmp_path, tiny_model(family, tied)))
 
 
-@pytest.mark.parametrize(("family", "changes"), [
-    ("llama", {"rope_parameters": {"rope_theta": 10000.0, "original_max_position_embeddings": 64, "rope_type": "yarn", "factor": 4.0}}),
-    ("llama", {"head_dim": 32, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
-    ("llama", {"num_key_value_heads": 1}),
-    ("phi", {"qk_layernorm": False, "hidden_act": "relu"}),
-    ("gpt2", {"scale_attn_weights": False, "activation_function": "gelu"}),
-    ("opt", {"enable_bias": False}),
-    ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_theta": 10000.0,
+                    "original_max_position_embeddings": 64,
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                }
+            },
+        ),
+        ("llama", {"head_dim": 32, "mlp_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+        ("llama", {"num_key_value_heads": 1}),
+        ("phi", {"qk_layernorm": False, "hidden_act": "relu"}),
+        ("gpt2", {"scale_attn_weights": False, "activation_function": "gelu"}),
+        ("opt", {"enable_bias": False}),
+        ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    ],
+)
 def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     check_against_oracle(build_static(tmp_path, tiny_model(family, **changes), mode="delta"))
 
 
-@pytest.mark.parametrize("options", [{"lora": False}, {"root": False}, {"shifted": False}, {"shares": False}, {"ns": LAYERS}])
+@pytest.mark.parametrize(
+    "options", [{"lora": False}, {"root": False}, {"shifted": False}, {"shares": False}, {"ns": LAYERS}]
+)
 def test_variants_of_streams_agree_with_pytorch(options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model()
     check_against_oracle(build_static(tmp_path, model, tiny_streams(describe(model), **options)))
@@ -70,9 +85,11 @@ def test_drafts_what_the_other_flavour_drafts(streams: str, tmp_path: Path) -> N
     model = tiny_model()
     spec, vocabulary = describe(model), np.random.default_rng(0).permutation(VOCAB)[:30]
     drafter: Any = {
-        "bigram": tiny_streams(spec, bigram=4), "trimmed": tiny_streams(spec, bigram=4, draft_vocab=vocabulary),
-        "heads": tiny_heads(spec), "own heads": tiny_heads(spec, own=True, draft_vocab=vocabulary),
-    }[streams]  # fmt: skip
+        "bigram": tiny_streams(spec, bigram=4),
+        "trimmed": tiny_streams(spec, bigram=4, draft_vocab=vocabulary),
+        "heads": tiny_heads(spec),
+        "own heads": tiny_heads(spec, own=True, draft_vocab=vocabulary),
+    }[streams]
     outs = []
     for make in (build, build_static):
         (tmp_path / make.__name__).mkdir()
@@ -121,7 +138,11 @@ class Rounded(ModelSource):
         weight = super().weight(name)
         if weight.ndim == 1:
             return weight
-        sensitive = any(name == f"{self.spec.weight_name(i, module)}.weight" for i in range(self.spec.layers) for module in self.spec.family.out)
+        sensitive = any(
+            name == f"{self.spec.weight_name(i, module)}.weight"
+            for i in range(self.spec.layers)
+            for module in self.spec.family.out
+        )
         if self.kind == "int8" or sensitive:
             return dequantise_rows(*quantise_rows(weight))
         return dequantise_blocks(*quantise_blocks(weight, 4, BLOCKS[0]), weight.shape[1])
@@ -158,10 +179,20 @@ def test_standard_operators_and_fixed_shapes_alone(family: str, tmp_path: Path) 
     model = tiny_model(family)
     spec = describe(model)
     for kind, opset in (("fp32", 19), ("fp16", 19), ("int8", 19), ("int4", 21)):
-        graph = StaticGraph(spec, ModelSource(model, spec), static_precision(kind), 10, 64, tiny_streams(spec, bigram=4), 10)
+        graph = StaticGraph(
+            spec, ModelSource(model, spec), static_precision(kind), 10, 64, tiny_streams(spec, bigram=4), 10
+        )
         written = graph.build(WeightStore(tmp_path / "weights"))
         assert [(o.domain, o.version) for o in written.opset_import] == [("", opset)]
-        assert not {node.op_type for node in written.graph.node} & {"If", "Loop", "Shape", "Range", "Expand", "ConstantOfShape", *LOWERED}
+        assert not {node.op_type for node in written.graph.node} & {
+            "If",
+            "Loop",
+            "Shape",
+            "Range",
+            "Expand",
+            "ConstantOfShape",
+            *LOWERED,
+        }
         used = {name for node in written.graph.node for name in node.input}
         assert {value.name for value in written.graph.initializer} <= used
         checked = onnx.shape_inference.infer_shapes(written, strict_mode=True)
@@ -174,7 +205,11 @@ OPERATORS: dict[str, tuple[str, list[list[int]], dict[str, Any]]] = {
     "LayerNormalization": ("", [[2, 3, 8], [8], [8]], {"axis": -1, "epsilon": 1e-3}),
     "SkipSimplifiedLayerNormalization": ("com.microsoft", [[2, 3, 8], [2, 3, 8], [8]], {"epsilon": 1e-3}),
     "SkipLayerNormalization": ("com.microsoft", [[2, 3, 8], [2, 3, 8], [8], [8]], {"epsilon": 1e-3}),
-    "RotaryEmbedding": ("com.microsoft", [[1, 4, 48], [1], [4, 3], [4, 3]], {"num_heads": 4, "rotary_embedding_dim": 6}),
+    "RotaryEmbedding": (
+        "com.microsoft",
+        [[1, 4, 48], [1], [4, 3], [4, 3]],
+        {"num_heads": 4, "rotary_embedding_dim": 6},
+    ),
     "FusedMatMul": ("com.microsoft", [[1, 2, 3, 8], [1, 2, 5, 8]], {"transB": 1, "alpha": 0.3}),
     "Expand": ("", [[4, 1], [3]], {}),
     "QuickGelu": ("com.microsoft", [[3, 8]], {"alpha": 1.7}),
@@ -210,8 +245,12 @@ def test_lowered_operators_compute_what_they_replace(kind: str) -> None:
     for nodes, wanted in ((g.nodes, ours), ([whole], [name for name in outs if name])):
         outputs = [tensor(name, TensorProto.FLOAT, None) for name in wanted]
         graph = helper.make_graph(nodes, "g", inputs, outputs, list(store.protos.values()))
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
-        results.append(ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed))
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 19), helper.make_opsetid("com.microsoft", 1)], ir_version=10
+        )
+        results.append(
+            ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
+        )
     for our, their in zip(*results, strict=True):
         np.testing.assert_allclose(our, their, atol=3e-6, rtol=1e-5)
 
@@ -228,27 +267,50 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
 def test_writes_a_complete_bundle(kind: str, base: Base, tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "adapter", base, tiny_streams(describe(tiny_model()), pruning=4))
     lines: list[str] = []
-    export_bundle(str(base.path), adapter, tmp_path / "bundle", kind, progress=lines.append, target=Target(static=True, rows=6, context=60))
+    export_bundle(
+        str(base.path),
+        adapter,
+        tmp_path / "bundle",
+        kind,
+        progress=lines.append,
+        target=Target(static=True, rows=6, context=60),
+    )
     manifest = verify_files(tmp_path / "bundle")
-    assert manifest.static == StaticInfo(6, 60) and manifest.model.context_length == 60 and manifest.opset == (21 if kind == "int4" else 19)
+    assert (
+        manifest.static == StaticInfo(6, 60)
+        and manifest.model.context_length == 60
+        and manifest.opset == (21 if kind == "int4" else 19)
+    )
     assert CHOICE in manifest.files and manifest.parity["streams"]["rows"] > 0
     assert manifest.streams and not manifest.streams.pruning and any("early exit" in line for line in lines)
 
 
-@pytest.mark.parametrize(("options", "found"), [
-    ({"static": True, "rows": 1}, "calls of 1 rows"), ({"static": True, "rows": 300}, "calls of 300 rows"),
-    ({"static": True, "context": 129}, "a context of 129"), ({"static": True, "rows": 16, "context": 16}, "a context of 16"),
-    ({"rows": 8}, "rows for a graph whose shapes are not fixed"), ({"context": 64}, "a context for a graph"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"static": True, "rows": 1}, "calls of 1 rows"),
+        ({"static": True, "rows": 300}, "calls of 300 rows"),
+        ({"static": True, "context": 129}, "a context of 129"),
+        ({"static": True, "rows": 16, "context": 16}, "a context of 16"),
+        ({"rows": 8}, "rows for a graph whose shapes are not fixed"),
+        ({"context": 64}, "a context for a graph"),
+    ],
+)
 def test_sizes_that_make_no_sense_are_refused(options: dict[str, Any], found: str, base: Base, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=found):
-        export_bundle(str(base.path), None, tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(**options))
+        export_bundle(
+            str(base.path), None, tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(**options)
+        )
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize(("options", "found"), [
-    ({"name": "tpu"}, "target 'tpu'.*cpu, cuda, openvino"), ({"name": "cuda", "static": True}, "a static graph for cuda"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"name": "tpu"}, "target 'tpu'.*cpu, cuda, openvino"),
+        ({"name": "cuda", "static": True}, "a static graph for cuda"),
+    ],
+)
 def test_targets_that_do_not_exist_are_refused(options: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         Target(**options)

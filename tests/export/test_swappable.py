@@ -1,4 +1,6 @@
-"""Swappable graphs: the base without an adapter, the adapter's model with one, to the last bit whatever rows stand together; what is refused."""
+"""Swappable graphs: the base without an adapter, the adapter's model with one, to the last bit whatever rows stand
+together; what is refused.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,13 @@ def tuned(folder: Path, base: Base, model: Any, rank: int = 4, **options: Any) -
             value.data.normal_(0, 0.15)
     lora.save_pretrained(folder)
     config = {
-        "format_version": 1, "method": "lora", "recipe": None, "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
-        "prompt_format": {"kind": "raw", "separator": "\n"}, "streams": None,
-    }  # fmt: skip
+        "format_version": 1,
+        "method": "lora",
+        "recipe": None,
+        "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
+        "prompt_format": {"kind": "raw", "separator": "\n"},
+        "streams": None,
+    }
     (folder / "streamspec_config.json").write_text(json.dumps(config))
     return folder
 
@@ -52,10 +58,16 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
 
 @pytest.fixture(scope="module")
 def adapters(base: Base, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """`whole`: task LoRA and streams with all there is; `short`: streams over one layer, of another kind; `task`: rank 16, no streams."""
+    """`whole`: task LoRA and streams with all there is; `short`: streams over one layer, of another kind; `task`: rank
+    16, no streams.
+    """
     folder, spec = tmp_path_factory.mktemp("adapters"), describe(tiny_model())
     whole = save_adapter(tuned(folder / "whole", base, tiny_model()), base, tiny_streams(spec, pruning=4))
-    short = save_adapter(folder / "short", base, tiny_streams(spec, gamma=2, ns=1, root=False, lora=False, shifted=False, shares=False, seed=3))
+    short = save_adapter(
+        folder / "short",
+        base,
+        tiny_streams(spec, gamma=2, ns=1, root=False, lora=False, shifted=False, shares=False, seed=3),
+    )
     return {"whole": whole, "short": short, "task": tuned(folder / "task", base, tiny_model(), 16)}
 
 
@@ -84,9 +96,14 @@ def described(bundle: Path, name: str) -> dict[str, Any]:
 def test_the_graph_alone_is_the_base(bundles: dict[str, Path], base: Base, tmp_path: Path, kind: str) -> None:
     plain = export_bundle(base.path, None, tmp_path / "plain", kind, progress=quiet)
     tokens = np.arange(24) * 7 % VOCAB
-    logits = [Stepper(open_session(folder / "model.onnx", 1), 64).prefill(tokens, rows=np.arange(24))["logits"] for folder in (bundles[kind], tmp_path / "plain")]
+    logits = [
+        Stepper(open_session(folder / "model.onnx", 1), 64).prefill(tokens, rows=np.arange(24))["logits"]
+        for folder in (bundles[kind], tmp_path / "plain")
+    ]
     if kind == "int4":  # ONNX Runtime adds a bias within the product, where nothing stands between them
-        assert np.sqrt(np.square(logits[0] - logits[1]).mean()) < 0.01 * logits[1].std()  # and rounds rows to 8 bits, so that a last bit can become a step
+        assert (
+            np.sqrt(np.square(logits[0] - logits[1]).mean()) < 0.01 * logits[1].std()
+        )  # and rounds rows to 8 bits, so that a last bit can become a step
     else:
         assert np.array_equal(*logits)
     assert verify_files(bundles[kind]).probe == plain.probe or kind == "int4"
@@ -96,7 +113,9 @@ def test_the_graph_alone_is_the_base(bundles: dict[str, Path], base: Base, tmp_p
 def test_with_an_adapter_it_is_what_pytorch_says(bundles: dict[str, Path], name: str) -> None:
     parity = described(bundles["fp32"], name)["parity"]
     assert set(parity) == {"precision", "plain", "tree"} | ({"streams"} if name != "task" else set())
-    assert all(parity[part]["relative"] < 1e-4 and parity[part]["argmax"] == 1 for part in parity if part != "precision")
+    assert all(
+        parity[part]["relative"] < 1e-4 and parity[part]["argmax"] == 1 for part in parity if part != "precision"
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -124,11 +143,21 @@ def test_onnxruntime_itself_runs_the_adapter(bundles: dict[str, Path]) -> None:
     options.add_active_adapter(adapter)
     tokens = np.arange(8)
     feed: dict[str, Any] = {
-        "input_ids": tokens[None], "position_ids": tokens[None], "past_length": np.array([0]), "logit_rows": tokens,
+        "input_ids": tokens[None],
+        "position_ids": tokens[None],
+        "past_length": np.array([0]),
+        "logit_rows": tokens,
         "tree_mask": np.where(np.tri(8, dtype=bool), 0, -1e4).astype(np.float32),
-    }  # fmt: skip
-    caches = {value.name: np.zeros((1, value.shape[1], 16, value.shape[3]), np.float32) for value in session.get_inputs() if value.name.startswith("past_key")}
-    ours = [Stepper(session, 64, given).prefill(tokens, rows=tokens)["raw_logits"] for given in (tensors(folder, "task"), {})]
+    }
+    caches = {
+        value.name: np.zeros((1, value.shape[1], 16, value.shape[3]), np.float32)
+        for value in session.get_inputs()
+        if value.name.startswith("past_key")
+    }
+    ours = [
+        Stepper(session, 64, given).prefill(tokens, rows=tokens)["raw_logits"]
+        for given in (tensors(folder, "task"), {})
+    ]
     theirs = [session.run(["raw_logits"], feed | caches, options)[0], session.run(["raw_logits"], feed | caches)[0]]
     for mine, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(mine, other)
@@ -144,7 +173,9 @@ def test_every_family(family: str, tmp_path: Path) -> None:
     adapter = save_adapter(tuned(tmp_path / "one", base, tiny_model(family, tied=False)), base, streams)
     from safetensors.numpy import load_file, save_file
 
-    save_file(load_file(adapter / "streamspec.safetensors") | {"draft_vocab": vocabulary}, adapter / "streamspec.safetensors")
+    save_file(
+        load_file(adapter / "streamspec.safetensors") | {"draft_vocab": vocabulary}, adapter / "streamspec.safetensors"
+    )
     config = json.loads((adapter / "streamspec_config.json").read_text())
     config["streams"]["draft_vocab"] = len(vocabulary)
     (adapter / "streamspec_config.json").write_text(json.dumps(config))
@@ -157,7 +188,9 @@ def test_every_family(family: str, tmp_path: Path) -> None:
 
 def test_the_bundle_has_room_for_all_its_adapters(bundles: dict[str, Path]) -> None:
     manifest = read_manifest(bundles["int8"])
-    assert manifest.swappable == Room(ns=(2, 1), candidates=10, root_token=True, bigram=False, pruning=True, draft_vocab=False)
+    assert manifest.swappable == Room(
+        ns=(2, 1), candidates=10, root_token=True, bigram=False, pruning=True, draft_vocab=False
+    )
     assert manifest.method == "lora" and manifest.streams is None
     streams = {name: described(bundles["int8"], name)["streams"] for name in ("whole", "short", "task")}
     assert streams["task"] is None and streams["whole"]["pruning"] and not streams["short"]["pruning"]
@@ -178,8 +211,20 @@ def test_adapters_that_do_not_fit_are_refused(bundles: dict[str, Path], base: Ba
     deep = save_adapter(tmp_path / "deep", base, tiny_streams(spec, ns=3))
     refuse(AdapterError, "streams over 3 layers, not 2 or 1", bundle, deep, base=base.path)
     other = save_base(tmp_path / "other", tiny_model(seed=5))
-    refuse(AdapterError, "was trained on other .*expected tiny-base", bundle, save_adapter(tmp_path / "foreign", other, tiny_streams(spec)), base=base.path)
-    refuse(AdapterError, "expected the bundle's base", bundle, save_adapter(tmp_path / "ours", base, tiny_streams(spec)), base=other.path)
+    refuse(
+        AdapterError,
+        "was trained on other .*expected tiny-base",
+        bundle,
+        save_adapter(tmp_path / "foreign", other, tiny_streams(spec)),
+        base=base.path,
+    )
+    refuse(
+        AdapterError,
+        "expected the bundle's base",
+        bundle,
+        save_adapter(tmp_path / "ours", base, tiny_streams(spec)),
+        base=other.path,
+    )
     config = json.loads((deep / "streamspec_config.json").read_text()) | {"method": "medusa"}
     (deep / "streamspec_config.json").write_text(json.dumps(config))
     refuse(AdapterError, "method medusa; expected streaming or lora", bundle, deep, base=base.path)
@@ -189,10 +234,18 @@ def test_adapters_that_do_not_fit_are_refused(bundles: dict[str, Path], base: Ba
 
 @pytest.mark.parametrize(
     ("options", "found"),
-    [({"use_dora": True}, "a variant of LoRA"), ({"modules_to_save": ["lm_head"]}, "more than linear maps"), ({"target_modules": ["q_proj", "lm_head"]}, "more than linear maps"),
-     ({"bias": "all"}, "biases of the base"), ({"r": 129, "target_modules": ["q_proj"]}, "rank 129; expected at most 128")], ids=str,
-)  # fmt: skip
-def test_more_than_low_rank_updates_are_refused(bundles: dict[str, Path], base: Base, tmp_path: Path, options: dict[str, Any], found: str) -> None:
+    [
+        ({"use_dora": True}, "a variant of LoRA"),
+        ({"modules_to_save": ["lm_head"]}, "more than linear maps"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "more than linear maps"),
+        ({"bias": "all"}, "biases of the base"),
+        ({"r": 129, "target_modules": ["q_proj"]}, "rank 129; expected at most 128"),
+    ],
+    ids=str,
+)
+def test_more_than_low_rank_updates_are_refused(
+    bundles: dict[str, Path], base: Base, tmp_path: Path, options: dict[str, Any], found: str
+) -> None:
     odd = tuned(tmp_path / "odd", base, tiny_model(), **options)
     refuse(AdapterError, found, bundles["fp32"], odd, base=base.path)
 

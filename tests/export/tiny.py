@@ -36,18 +36,43 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 6},
     "qwen2": {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2},
     "qwen3": {"head_dim": 32},
-    "phi": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}, "qk_layernorm": True},
-    "phi3": {"sliding_window": 7, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}},
+    "phi": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "qk_layernorm": True,
+    },
+    "phi3": {
+        "sliding_window": 7,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+    },
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": HIDDEN},
     "gpt2": {"n_embd": HIDDEN, "n_layer": LAYERS, "n_head": 4, "n_positions": 128, "n_inner": 96},
-    "gemma2": {"sliding_window": 6, "head_dim": 24, "query_pre_attn_scalar": 30, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0},
+    "gemma2": {
+        "sliding_window": 6,
+        "head_dim": 24,
+        "query_pre_attn_scalar": 30,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 5.0,
+    },
     "gemma3_text": {"sliding_window": 6, "sliding_window_pattern": 2, "head_dim": 24, "query_pre_attn_scalar": 30},
-    "stablelm": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}, "qk_layernorm": True, "use_qkv_bias": True},
+    "stablelm": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        "qk_layernorm": True,
+        "use_qkv_bias": True,
+    },
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
 }
 OWN_SIZES = {  # settings that a family names otherwise or does not know
-    "phi": ("num_key_value_heads",), "opt": ("num_key_value_heads", "intermediate_size"), "gpt_neox": ("num_key_value_heads",),
-    "gpt2": ("num_key_value_heads", "intermediate_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+    "phi": ("num_key_value_heads",),
+    "opt": ("num_key_value_heads", "intermediate_size"),
+    "gpt_neox": ("num_key_value_heads",),
+    "gpt2": (
+        "num_key_value_heads",
+        "intermediate_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    ),
 }
 
 
@@ -55,13 +80,27 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
     """A random float32 causal LM; norms and biases are random too, so that none can be forgotten."""
     torch.manual_seed(seed)
     settings = {
-        "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 96, "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.15,
-        "tie_word_embeddings": tied, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "attn_implementation": "eager",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 96,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.15,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+        "attn_implementation": "eager",
     }
     for name in OWN_SIZES.get(family, ()):
         del settings[name]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings | FAMILIES[family] | changes)).float().eval()
+    model = (
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings | FAMILIES[family] | changes))
+        .float()
+        .eval()
+    )
     with torch.no_grad():
         for name, value in model.named_parameters():
             if "norm" in name or ".ln_" in name:
@@ -72,8 +111,17 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
 
 
 def tiny_streams(
-    spec: DecoderSpec, gamma: int = 3, ns: int = 2, lora: bool = True, root: bool = True, shifted: bool = True,
-    draft_vocab: np.ndarray | None = None, bigram: int = 0, pruning: int = 0, shares: bool = True, seed: int = 0,
+    spec: DecoderSpec,
+    gamma: int = 3,
+    ns: int = 2,
+    lora: bool = True,
+    root: bool = True,
+    shifted: bool = True,
+    draft_vocab: np.ndarray | None = None,
+    bigram: int = 0,
+    pruning: int = 0,
+    shares: bool = True,
+    seed: int = 0,
 ) -> StreamSpec:
     """Random streams."""
     rng = np.random.default_rng(seed)
@@ -83,21 +131,34 @@ def tiny_streams(
 
     pairs = {
         (layer, module): (draw(4, spec.in_width(module)), draw(spec.out_width(module), 4))
-        for layer in range(spec.layers - ns, spec.layers) for module in spec.modules
+        for layer in range(spec.layers - ns, spec.layers)
+        for module in spec.modules
     }
     size = spec.vocab if draft_vocab is None else len(draft_vocab)
     return StreamSpec(
         bigram=(draw(size, bigram), draw(size, bigram)) if bigram else None,
-        gamma=gamma, ns=ns, scale=1.5, shifted=shifted, embeddings=draw(gamma, spec.hidden),
-        root_map=draw(spec.hidden, spec.hidden) if root else None, shares=1 + draw(gamma, 2) if shares else None, lora=pairs if lora else {}, draft_vocab=draft_vocab,
+        gamma=gamma,
+        ns=ns,
+        scale=1.5,
+        shifted=shifted,
+        embeddings=draw(gamma, spec.hidden),
+        root_map=draw(spec.hidden, spec.hidden) if root else None,
+        shares=1 + draw(gamma, 2) if shares else None,
+        lora=pairs if lora else {},
+        draft_vocab=draft_vocab,
         pruning=PruningSpec(draw(pruning, spec.hidden), draw(spec.hidden, pruning)) if pruning else None,
     )
 
 
-def tiny_heads(spec: DecoderSpec, gamma: int = 3, own: bool = False, draft_vocab: np.ndarray | None = None, seed: int = 0) -> MedusaSpec:
+def tiny_heads(
+    spec: DecoderSpec, gamma: int = 3, own: bool = False, draft_vocab: np.ndarray | None = None, seed: int = 0
+) -> MedusaSpec:
     """Random Medusa heads."""
     rng = np.random.default_rng(seed)
-    blocks, biases = (rng.standard_normal(shape).astype(np.float32) * 0.2 for shape in ((gamma, spec.hidden, spec.hidden), (gamma, spec.hidden)))
+    blocks, biases = (
+        rng.standard_normal(shape).astype(np.float32) * 0.2
+        for shape in ((gamma, spec.hidden, spec.hidden), (gamma, spec.hidden))
+    )
     size = spec.vocab if draft_vocab is None else len(draft_vocab)
     heads = rng.standard_normal((gamma, size, spec.hidden)).astype(np.float32) if own else None
     return MedusaSpec(gamma=gamma, block_weights=blocks, block_biases=biases, heads=heads, draft_vocab=draft_vocab)
@@ -118,7 +179,12 @@ class Built:
 
 
 def build(
-    folder: Path, model: Any, streams: bool | DraftSpec = True, kind: str = "fp32", mode: str = "merged", tree: DraftTree | None = None,
+    folder: Path,
+    model: Any,
+    streams: bool | DraftSpec = True,
+    kind: str = "fp32",
+    mode: str = "merged",
+    tree: DraftTree | None = None,
     **session: str,
 ) -> Built:
     """Exports `model` to `folder` and opens it on one thread."""
@@ -131,13 +197,21 @@ def build(
 
 
 def build_static(
-    folder: Path, model: Any, streams: bool | DraftSpec = True, kind: str = "fp32", mode: str = "merged", source: Any = None, **session: str
+    folder: Path,
+    model: Any,
+    streams: bool | DraftSpec = True,
+    kind: str = "fp32",
+    mode: str = "merged",
+    source: Any = None,
+    **session: str,
 ) -> Built:
     """The same with fixed shapes: 10 rows, 64 slots."""
     spec = describe(model)
     drafter = fitting(tiny_streams(spec)) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
-    graph = StaticGraph(spec, source or ModelSource(model, spec), static_precision(kind), 10, 64, drafter, candidates, mode)
+    graph = StaticGraph(
+        spec, source or ModelSource(model, spec), static_precision(kind), 10, 64, drafter, candidates, mode
+    )
     onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")
     return Built(model, spec, drafter, folder, open_session(folder / "model.onnx", 1, True, **session))
 
@@ -145,7 +219,9 @@ def build_static(
 def save_base(folder: Path, model: Any | None = None) -> Base:
     """Writes a HF folder with a word tokenizer and returns it as a base."""
     (model or tiny_model()).save_pretrained(folder)
-    words = [word for word, _ in pre_tokenizers.Whitespace().pre_tokenize_str(PASSAGE)]  # or all parity would be of one token
+    words = [
+        word for word, _ in pre_tokenizers.Whitespace().pre_tokenize_str(PASSAGE)
+    ]  # or all parity would be of one token
     names = [*dict.fromkeys(words), *(f"w{i}" for i in range(VOCAB))][:VOCAB]
     tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -168,14 +244,23 @@ def save_adapter(folder: Path, base: Base, streams: StreamSpec, **changes: Any) 
         tensors |= {f"layers.{layer}.{module}.lora_A": a, f"layers.{layer}.{module}.lora_B": b / 2}
     save_file(tensors, folder / "streamspec.safetensors")
     section = {
-        "gamma": streams.gamma, "ns": streams.ns, "scale": streams.scale, "positions": "shifted" if streams.shifted else "same",
-        "root_token": streams.root_map is not None, "lora": {"rank": 4, "alpha": 8.0} if streams.lora else None, "draft_vocab": None,
-        "shares": streams.shares is not None, "pruning": None if streams.pruning is None else len(streams.pruning.down),
+        "gamma": streams.gamma,
+        "ns": streams.ns,
+        "scale": streams.scale,
+        "positions": "shifted" if streams.shifted else "same",
+        "root_token": streams.root_map is not None,
+        "lora": {"rank": 4, "alpha": 8.0} if streams.lora else None,
+        "draft_vocab": None,
+        "shares": streams.shares is not None,
+        "pruning": None if streams.pruning is None else len(streams.pruning.down),
     }
     config = {
-        "format_version": 1, "method": "streaming", "recipe": "staged",
+        "format_version": 1,
+        "method": "streaming",
+        "recipe": "staged",
         "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
-        "prompt_format": {"kind": "raw", "separator": "\n"}, "streams": section | changes,
+        "prompt_format": {"kind": "raw", "separator": "\n"},
+        "streams": section | changes,
     }
     (folder / "streamspec_config.json").write_text(json.dumps(config))
     ranks = np.random.default_rng(0).integers(-1, 3, (4, 12, streams.gamma)).tolist()

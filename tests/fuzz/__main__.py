@@ -1,7 +1,8 @@
-"""`python -m tests.fuzz TARGET --runs 100000 --seed 0`: hostile inputs, the same for the same seed; `all` takes each target in turn.
+"""`python -m tests.fuzz TARGET --runs 100000 --seed 0`: hostile inputs, the same for the same seed; `all` takes each
+target in turn.
 
-Batches run in processes of their own with a limit on memory, each input with one on time; what goes wrong is kept as a file and its number shown, and
-`--only NUMBER` runs that input alone. Needs POSIX.
+Batches run in processes of their own with a limit on memory, each input with one on time; what goes wrong is kept as a
+file and its number shown, and `--only NUMBER` runs that input alone. Needs POSIX.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ def one_input(target: Target, data: bytes, folder: Path) -> str:
         return error.code
 
 
-def run_batch(name: str, seed: int, numbers: range, at: Any = None, limited: bool = True) -> tuple[Counter[str], float, list[tuple[int, str]]]:
-    """(outcomes, processor seconds of the slowest input, failures). `at`: where the number of the input under way is kept."""
+def run_batch(
+    name: str, seed: int, numbers: range, at: Any = None, limited: bool = True
+) -> tuple[Counter[str], float, list[tuple[int, str]]]:
+    """(outcomes, processor seconds of the slowest input, failures). `at`: where the number of the input under way is
+    kept.
+    """
     target, outcomes, slowest, failures = TARGETS[name], Counter[str](), 0.0, []
 
     def late(*_: object) -> None:
@@ -121,8 +126,17 @@ def fuzz(name: str, runs: int, seed: int, keep: Path) -> int:
             file = keep / f"{name}-{seed}-{number}"
             file.write_bytes(TARGETS[name].make(Random(f"{name} {seed} {number}")))
             print(f"{name}: input {number} failed, kept as {file}\n{why}", flush=True)
-        print(f"{name}: {numbers.stop} of {runs}, {dict(outcomes.most_common())}, slowest {slowest:.2f} s, {time.perf_counter() - started:.0f} s, {failed} failed", file=sys.stderr, flush=True)
-    print(f"{name}: {runs} inputs, seed {seed}, {dict(outcomes.most_common())}, slowest {slowest:.2f} s, {time.perf_counter() - started:.0f} s, {failed} failed", flush=True)
+        print(
+            f"{name}: {numbers.stop} of {runs}, {dict(outcomes.most_common())}, slowest {slowest:.2f} s, "
+            f"{time.perf_counter() - started:.0f} s, {failed} failed",
+            file=sys.stderr,
+            flush=True,
+        )
+    print(
+        f"{name}: {runs} inputs, seed {seed}, {dict(outcomes.most_common())}, slowest {slowest:.2f} s, "
+        f"{time.perf_counter() - started:.0f} s, {failed} failed",
+        flush=True,
+    )
     return failed
 
 

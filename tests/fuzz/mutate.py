@@ -1,4 +1,6 @@
-"""Hostile variants of good samples: bytes, JSON values and template text. Everything is a function of the generator given."""
+"""Hostile variants of good samples: bytes, JSON values and template text. Everything is a function of the generator
+given.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,79 @@ from random import Random
 from typing import Any
 
 LONGEST = 1 << 20  # bytes of an input
-NUMBERS = [0, -1, 1, 2, 3, 63, 64, 127, 128, 255, 256, 4096, 65535, 1 << 31, (1 << 31) - 1, -(1 << 31), 1 << 32, 1 << 40, 1 << 53, 1 << 62, 1 << 63, (1 << 64) - 1, 10**30]
+NUMBERS = [
+    0,
+    -1,
+    1,
+    2,
+    3,
+    63,
+    64,
+    127,
+    128,
+    255,
+    256,
+    4096,
+    65535,
+    1 << 31,
+    (1 << 31) - 1,
+    -(1 << 31),
+    1 << 32,
+    1 << 40,
+    1 << 53,
+    1 << 62,
+    1 << 63,
+    (1 << 64) - 1,
+    10**30,
+]
 VALUES: list[Any] = [
-    None, True, False, "", "a", "0", "1", "..", "/etc/passwd", "a\n\x1b[31m", "\u202e", "😀", "é" * 50, "x" * 5000, "nan", "{{ 1 }}", "{0.__class__}", 0.5, -0.0, 1e308, -1e-320, [], {},
-    [[]], [{}], {"a": {}}, [0] * 300, ["a"] * 300, {"": 0},
-]  # fmt: skip
-RAW = [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000, b'"\\ud800"', b'"\\udc00\\ud800"', b"[" * 200, b'{"a":' * 100, b"\xff\xfe", b"\xef\xbb\xbf", b"\0", b"\\u0000", b"//", b"'"]
+    None,
+    True,
+    False,
+    "",
+    "a",
+    "0",
+    "1",
+    "..",
+    "/etc/passwd",
+    "a\n\x1b[31m",
+    "\u202e",
+    "😀",
+    "é" * 50,
+    "x" * 5000,
+    "nan",
+    "{{ 1 }}",
+    "{0.__class__}",
+    0.5,
+    -0.0,
+    1e308,
+    -1e-320,
+    [],
+    {},
+    [[]],
+    [{}],
+    {"a": {}},
+    [0] * 300,
+    ["a"] * 300,
+    {"": 0},
+]
+RAW = [
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"1e999",
+    b"9" * 5000,
+    b'"\\ud800"',
+    b'"\\udc00\\ud800"',
+    b"[" * 200,
+    b'{"a":' * 100,
+    b"\xff\xfe",
+    b"\xef\xbb\xbf",
+    b"\0",
+    b"\\u0000",
+    b"//",
+    b"'",
+]
 
 
 def mutate_bytes(random: Random, data: bytes, corpus: list[bytes]) -> bytes:
@@ -46,13 +115,21 @@ def mutate_bytes(random: Random, data: bytes, corpus: list[bytes]) -> bytes:
 
 
 def mutate_json(random: Random, value: Any) -> bytes:
-    """The JSON text of `value` with a few of its parts replaced, removed, doubled, moved or nested; now and then broken as text."""
+    """The JSON text of `value` with a few of its parts replaced, removed, doubled, moved or nested; now and then broken
+    as text.
+    """
     root = [copy.deepcopy(value)]
     for _ in range(random.choice((1, 1, 1, 2, 3, 6))):
         holder, name = random.choice(_places(root))
         kind = random.randrange(8)
         if kind < 3:
-            holder[name] = random.choice(NUMBERS) if kind == 0 else copy.deepcopy(random.choice(VALUES)) if kind == 1 else _bent(random, holder[name])
+            holder[name] = (
+                random.choice(NUMBERS)
+                if kind == 0
+                else copy.deepcopy(random.choice(VALUES))
+                if kind == 1
+                else _bent(random, holder[name])
+            )
         elif kind == 3 and len(holder) > 1:
             del holder[name]
         elif kind == 4:
@@ -82,9 +159,13 @@ def _bent(random: Random, value: Any) -> Any:
     if isinstance(value, float):
         return random.choice((-value, value * 1e10, round(max(-1e300, min(1e300, value))), str(value)))
     if isinstance(value, str):
-        return random.choice((value + "x", value[:-1], value.upper(), value * 100, [value], value + "\n", "../" + value))
+        return random.choice(
+            (value + "x", value[:-1], value.upper(), value * 100, [value], value + "\n", "../" + value)
+        )
     if isinstance(value, list):
-        return random.choice((value[:-1], value + value, value[::-1], value * 50 if len(value) < 20 else value[:1], {"0": value}))
+        return random.choice(
+            (value[:-1], value + value, value[::-1], value * 50 if len(value) < 20 else value[:1], {"0": value})
+        )
     return random.choice((None, [], 1, "x"))
 
 
@@ -101,11 +182,118 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 PIECES = [
-    "messages", "messages[0]", "messages[0]['content']", "messages[-1].role", "bos_token", "missing", "1", "-1", "99999", "'a'", "'%s'", "'a' * 1000", "[1, 2]", "(1,)", "{'a': 1}", "none",
-    "true", "loop", "loop.index", "loop.last", "ns.x", "ns", "range(9)", "range(99999)", "self", "namespace(x=1)", "cycler('a')", "m", "m(1)", "messages|tojson", "strftime_now('%Y')", "x", "''",
-]  # fmt: skip
-FILTERS = ["abs", "attr", "batch", "capitalize", "center", "count", "default", "dictsort", "e", "escape", "first", "float", "forceescape", "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort", "string", "strip", "striptags", "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode", "wordcount"]
-METHODS = ["strip", "split", "rsplit", "replace", "join", "upper", "lower", "items", "keys", "values", "get", "startswith", "find", "rfind", "count", "index", "encode", "format", "translate", "zfill", "title", "splitlines", "append", "pop", "update", "copy"]
+    "messages",
+    "messages[0]",
+    "messages[0]['content']",
+    "messages[-1].role",
+    "bos_token",
+    "missing",
+    "1",
+    "-1",
+    "99999",
+    "'a'",
+    "'%s'",
+    "'a' * 1000",
+    "[1, 2]",
+    "(1,)",
+    "{'a': 1}",
+    "none",
+    "true",
+    "loop",
+    "loop.index",
+    "loop.last",
+    "ns.x",
+    "ns",
+    "range(9)",
+    "range(99999)",
+    "self",
+    "namespace(x=1)",
+    "cycler('a')",
+    "m",
+    "m(1)",
+    "messages|tojson",
+    "strftime_now('%Y')",
+    "x",
+    "''",
+]
+FILTERS = [
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "strip",
+    "striptags",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "wordcount",
+]
+METHODS = [
+    "strip",
+    "split",
+    "rsplit",
+    "replace",
+    "join",
+    "upper",
+    "lower",
+    "items",
+    "keys",
+    "values",
+    "get",
+    "startswith",
+    "find",
+    "rfind",
+    "count",
+    "index",
+    "encode",
+    "format",
+    "translate",
+    "zfill",
+    "title",
+    "splitlines",
+    "append",
+    "pop",
+    "update",
+    "copy",
+]
 TESTS = ["defined", "none", "string", "mapping", "iterable", "number", "in", "eq", "sameas", "odd"]
 
 
@@ -118,19 +306,42 @@ def _statement(random: Random, depth: int) -> str:
     kind = random.randrange(10) if depth < 4 else random.randrange(3)
     inner, one = (lambda: template(random, depth + 1)), _expression(random, 0)
     return (
-        lambda: "text ", lambda: "{{ " + one + " }}", lambda: "{{- " + one + " -}}", lambda: "{% for x in " + one + " %}" + inner() + "{% endfor %}",
-        lambda: "{% if " + one + " %}" + inner() + "{% else %}" + inner() + "{% endif %}", lambda: "{% set x = " + one + " %}", lambda: "{% set ns.x = " + one + " %}",
-        lambda: "{% set x %}" + inner() + "{% endset %}", lambda: "{% macro m(a) %}" + inner() + "{% endmacro %}",
-        lambda: random.choice(("{% break %}", "{% set ns = namespace(x='ab') %}", "{% block b %}" + inner() + "{% endblock %}", "{% generation %}" + inner() + "{% endgeneration %}", "{% raw %}{{{% endraw %}", "{%")),
-    )[kind]()  # fmt: skip
+        lambda: "text ",
+        lambda: "{{ " + one + " }}",
+        lambda: "{{- " + one + " -}}",
+        lambda: "{% for x in " + one + " %}" + inner() + "{% endfor %}",
+        lambda: "{% if " + one + " %}" + inner() + "{% else %}" + inner() + "{% endif %}",
+        lambda: "{% set x = " + one + " %}",
+        lambda: "{% set ns.x = " + one + " %}",
+        lambda: "{% set x %}" + inner() + "{% endset %}",
+        lambda: "{% macro m(a) %}" + inner() + "{% endmacro %}",
+        lambda: random.choice(
+            (
+                "{% break %}",
+                "{% set ns = namespace(x='ab') %}",
+                "{% block b %}" + inner() + "{% endblock %}",
+                "{% generation %}" + inner() + "{% endgeneration %}",
+                "{% raw %}{{{% endraw %}",
+                "{%",
+            )
+        ),
+    )[kind]()
 
 
 def _expression(random: Random, depth: int) -> str:
     kind = random.randrange(9) if depth < 4 and random.random() < 0.8**depth else 0
     inner = lambda: _expression(random, depth + 1)  # noqa: E731
     return (
-        lambda: random.choice(PIECES), lambda: random.choice(PIECES), lambda: f"{inner()}|{random.choice(FILTERS)}",
-        lambda: f"{inner()}|{random.choice(FILTERS)}({inner()}{random.choice(('', ', ' + inner()))})", lambda: f"({inner()} {random.choice(('+', '-', '*', '**', '/', '//', '%', '~', '==', '<', 'in', 'and', 'or'))} {inner()})",
-        lambda: f"{inner()}.{random.choice(METHODS)}({random.choice(('', inner(), inner() + ', ' + inner()))})", lambda: f"{inner()}[{random.choice((inner(), ':1', '::-1', inner() + ':'))}]",
-        lambda: f"({inner()} is {random.choice(TESTS)})", lambda: f"[{inner()}, {inner()}]",
-    )[kind]()  # fmt: skip
+        lambda: random.choice(PIECES),
+        lambda: random.choice(PIECES),
+        lambda: f"{inner()}|{random.choice(FILTERS)}",
+        lambda: f"{inner()}|{random.choice(FILTERS)}({inner()}{random.choice(('', ', ' + inner()))})",
+        lambda: (
+            f"({inner()} {random.choice(('+', '-', '*', '**', '/', '//', '%', '~', '==', '<', 'in', 'and', 'or'))} "
+            f"{inner()})"
+        ),
+        lambda: f"{inner()}.{random.choice(METHODS)}({random.choice(('', inner(), inner() + ', ' + inner()))})",
+        lambda: f"{inner()}[{random.choice((inner(), ':1', '::-1', inner() + ':'))}]",
+        lambda: f"({inner()} is {random.choice(TESTS)})",
+        lambda: f"[{inner()}, {inner()}]",
+    )[kind]()

@@ -37,7 +37,11 @@ def of_json(samples: Callable[[], list[Any]]) -> Callable[[Random], bytes]:
 
     def make(random: Random) -> bytes:
         value, text = random.choice(kept())
-        return mutate_bytes(random, text, [text for _, text in kept()]) if random.random() < 0.15 else mutate_json(random, value)
+        return (
+            mutate_bytes(random, text, [text for _, text in kept()])
+            if random.random() < 0.15
+            else mutate_json(random, value)
+        )
 
     return make
 
@@ -63,7 +67,9 @@ def run_manifest(data: bytes, folder: Path) -> object:
     from streamspec.bundle import Manifest
 
     made = Manifest.from_json(data)
-    return Manifest.from_json(made.to_json()).to_json() == made.to_json() or _fail("a manifest that reads otherwise when written again")
+    return Manifest.from_json(made.to_json()).to_json() == made.to_json() or _fail(
+        "a manifest that reads otherwise when written again"
+    )
 
 
 def _swappable() -> list[Any]:
@@ -75,7 +81,19 @@ def _swappable() -> list[Any]:
     bundle = _room()
     streams = manifest().streams
     assert streams is not None
-    whole = SwappableAdapter(bundle.base, fingerprint(bundle), "streaming", bundle.prompt_format, "staged", streams, manifest().trees, {"task": 4}, {"x": 1.0}, {"torch": "2"}, FileInfo("0" * 64, 5))
+    whole = SwappableAdapter(
+        bundle.base,
+        fingerprint(bundle),
+        "streaming",
+        bundle.prompt_format,
+        "staged",
+        streams,
+        manifest().trees,
+        {"task": 4},
+        {"x": 1.0},
+        {"torch": "2"},
+        FileInfo("0" * 64, 5),
+    )
     return [json.loads(one.to_json()) for one in (whole, replace(whole, method="lora", streams=None, trees=None))]
 
 
@@ -93,9 +111,26 @@ def run_swappable(data: bytes, folder: Path) -> object:
 
 
 def _adapters() -> list[Any]:
-    streams = {"gamma": 3, "ns": 2, "scale": 1.0, "positions": "shifted", "root_token": True, "lora": {"rank": 2, "alpha": 2.0}, "draft_vocab": 48, "bigram": 3, "pruning": 4}
-    shared = {"format_version": 1, "base": {"id": "x", "sha256": "0" * 64, "model_type": "llama"}, "prompt_format": {"kind": "raw", "separator": "\n"}}
-    return [shared | {"method": "streaming", "recipe": "joint", "streams": streams}, shared | {"method": "lora", "recipe": None, "streams": None}]
+    streams = {
+        "gamma": 3,
+        "ns": 2,
+        "scale": 1.0,
+        "positions": "shifted",
+        "root_token": True,
+        "lora": {"rank": 2, "alpha": 2.0},
+        "draft_vocab": 48,
+        "bigram": 3,
+        "pruning": 4,
+    }
+    shared = {
+        "format_version": 1,
+        "base": {"id": "x", "sha256": "0" * 64, "model_type": "llama"},
+        "prompt_format": {"kind": "raw", "separator": "\n"},
+    }
+    return [
+        shared | {"method": "streaming", "recipe": "joint", "streams": streams},
+        shared | {"method": "lora", "recipe": None, "streams": None},
+    ]
 
 
 def run_adapter(data: bytes, folder: Path) -> object:
@@ -106,10 +141,25 @@ def run_adapter(data: bytes, folder: Path) -> object:
 
 
 def _loras() -> list[Any]:
-    return [{
-        "task_type": "CAUSAL_LM", "peft_type": "LORA", "r": 12, "target_modules": ["q_proj"], "exclude_modules": None, "lora_alpha": 12, "rank_pattern": {"a.b": 4}, "alpha_pattern": {},
-        "init_lora_weights": True, "layer_replication": None, "megatron_config": None, "megatron_core": "megatron.core", "loftq_config": {}, "use_dora": False, "bias": "none",
-    }]  # fmt: skip
+    return [
+        {
+            "task_type": "CAUSAL_LM",
+            "peft_type": "LORA",
+            "r": 12,
+            "target_modules": ["q_proj"],
+            "exclude_modules": None,
+            "lora_alpha": 12,
+            "rank_pattern": {"a.b": 4},
+            "alpha_pattern": {},
+            "init_lora_weights": True,
+            "layer_replication": None,
+            "megatron_config": None,
+            "megatron_core": "megatron.core",
+            "loftq_config": {},
+            "use_dora": False,
+            "bias": "none",
+        }
+    ]
 
 
 def run_lora(data: bytes, folder: Path) -> object:
@@ -192,17 +242,42 @@ def run_conversation(data: bytes, folder: Path) -> object:
 def _graphs() -> list[bytes]:
     from onnx import TensorProto, helper
 
-    inner = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "branch", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
     nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], name="first"), helper.make_node("If", ["c"], ["b"], then_branch=inner, else_branch=inner),
-        helper.make_node("FusedMatMul", ["a", "w"], ["d"], domain="com.microsoft", alpha=0.5, transB=1), helper.make_node("TopK", ["d", "k"], ["e", "f"], axis=-1, to=[1, 2]),
-    ]  # fmt: skip
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="first"),
+        helper.make_node("If", ["c"], ["b"], then_branch=inner, else_branch=inner),
+        helper.make_node("FusedMatMul", ["a", "w"], ["d"], domain="com.microsoft", alpha=0.5, transB=1),
+        helper.make_node("TopK", ["d", "k"], ["e", "f"], axis=-1, to=[1, 2]),
+    ]
     outside = TensorProto(name="w", data_type=1, dims=[4, 4], data_location=TensorProto.EXTERNAL)
     for key, value in (("location", "model.onnx.data"), ("offset", "64"), ("length", "64")):
         outside.external_data.add(key=key, value=value)
-    weights = [outside, TensorProto(name="k", data_type=7, dims=[1], int64_data=[3]), TensorProto(name="c", data_type=9, dims=[], raw_data=b"\1")]
-    graph = helper.make_graph(nodes, "step", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])], [helper.make_tensor_value_info("e", TensorProto.FLOAT, None)], weights)
-    return [bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10).SerializeToString())]
+    weights = [
+        outside,
+        TensorProto(name="k", data_type=7, dims=[1], int64_data=[3]),
+        TensorProto(name="c", data_type=9, dims=[], raw_data=b"\1"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "step",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("e", TensorProto.FLOAT, None)],
+        weights,
+    )
+    return [
+        bytes(
+            helper.make_model(
+                graph,
+                opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)],
+                ir_version=10,
+            ).SerializeToString()
+        )
+    ]
 
 
 def run_graph(data: bytes, folder: Path) -> object:
@@ -236,9 +311,15 @@ def _tokenizers() -> list[Any]:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     made = Tokenizer(models.BPE(vocab={"<s>": 0, "a": 1, "b": 2, "ab": 3, "\u2581": 4}, merges=[("a", "b")]))
-    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel()])
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581"), normalizers.NFKC()])
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel()]
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581"), normalizers.NFKC()]
+    )
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     made.add_special_tokens(["<s>"])
     made.enable_padding()
     made.enable_truncation(8)
@@ -267,7 +348,10 @@ def make_template(random: Random) -> bytes:
 def run_template(data: bytes, folder: Path) -> object:
     from streamspec.prompt_format import PromptFormat
 
-    messages = [{"role": "user", "content": "hi %s <b>\n{0}", "tools": [{"a": [1, 2.5, None]}]}, {"role": "assistant", "content": "ho"}]
+    messages = [
+        {"role": "user", "content": "hi %s <b>\n{0}", "tools": [{"a": [1, 2.5, None]}]},
+        {"role": "assistant", "content": "ho"},
+    ]
     before = json.dumps(messages)
     PromptFormat("chat").render(messages, data.decode("utf-8", "replace"), {"bos_token": "<s>"})
     return json.dumps(messages) == before or _fail("messages were changed")
@@ -276,9 +360,12 @@ def run_template(data: bytes, folder: Path) -> object:
 def _examples() -> list[Any]:
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     return [
-        {"text": "abc"}, {"messages": talk}, {"prompt": "a", "completion": "b", "references": ["b", "c"], "category": "x"}, {"prompt": talk[:1], "completion": talk[1:]},
+        {"text": "abc"},
+        {"messages": talk},
+        {"prompt": "a", "completion": "b", "references": ["b", "c"], "category": "x"},
+        {"prompt": talk[:1], "completion": talk[1:]},
         {"turns": ["a", "b"], "question_id": 5, "reference": ["x"]},
-    ]  # fmt: skip
+    ]
 
 
 def run_examples(data: bytes, folder: Path) -> object:
@@ -289,7 +376,11 @@ def run_examples(data: bytes, folder: Path) -> object:
 
 
 def make_yaml(random: Random) -> bytes:
-    samples = [b"base: smollm2-135m\ndata: d.jsonl\nout: o\ngamma: 4\nlr: 1e-3\ntaps: [1, 2]\nmax-minutes: 5\n", b"base: &x a\ndata: *x\n", b"a: !!python/name:os.system\n? [1]\n: {b: 2001-01-01}\n"]
+    samples = [
+        b"base: smollm2-135m\ndata: d.jsonl\nout: o\ngamma: 4\nlr: 1e-3\ntaps: [1, 2]\nmax-minutes: 5\n",
+        b"base: &x a\ndata: *x\n",
+        b"a: !!python/name:os.system\n? [1]\n: {b: 2001-01-01}\n",
+    ]
     return mutate_bytes(random, random.choice(samples), samples)
 
 
@@ -302,11 +393,23 @@ def run_yaml(data: bytes, folder: Path) -> object:
 
 
 def _schemas() -> list[Any]:
-    person = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9, "pattern": "^[a-z]+$"}, "age": {"type": "integer", "minimum": 0}}, "required": ["name"], "additionalProperties": False}
+    person = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 9, "pattern": "^[a-z]+$"},
+            "age": {"type": "integer", "minimum": 0},
+        },
+        "required": ["name"],
+        "additionalProperties": False,
+    }
     return [
-        person, {"type": "array", "items": person, "minItems": 1, "maxItems": 3}, {"enum": ["a", 1, None]}, {"anyOf": [{"type": "number"}, {"const": {"a": 1}}]},
-        {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}, {"type": "string", "format": "date"},
-    ]  # fmt: skip
+        person,
+        {"type": "array", "items": person, "minItems": 1, "maxItems": 3},
+        {"enum": ["a", 1, None]},
+        {"anyOf": [{"type": "number"}, {"const": {"a": 1}}]},
+        {"$defs": {"n": {"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"},
+        {"type": "string", "format": "date"},
+    ]
 
 
 def run_schema(data: bytes, folder: Path) -> object:
@@ -316,7 +419,13 @@ def run_schema(data: bytes, folder: Path) -> object:
 
 
 def make_pattern(random: Random) -> bytes:
-    samples = [rb"[a-z]+@[a-z]+\.(com|org)", rb"(\d{3}-){2}\d{4}", rb"(?i:yes|no)\s*", rb"\p{Lu}\w*[^\x00-\x1f]{0,20}", rb"(a|b)*c{1,9}"]
+    samples = [
+        rb"[a-z]+@[a-z]+\.(com|org)",
+        rb"(\d{3}-){2}\d{4}",
+        rb"(?i:yes|no)\s*",
+        rb"\p{Lu}\w*[^\x00-\x1f]{0,20}",
+        rb"(a|b)*c{1,9}",
+    ]
     return mutate_bytes(random, random.choice(samples), samples)
 
 
@@ -328,12 +437,32 @@ def run_pattern(data: bytes, folder: Path) -> object:
 
 def _requests() -> list[Any]:
     talk = [{"role": "system", "content": "be good"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-    shared = {"model": "m", "stream": True, "stream_options": {"include_usage": True}, "stop": ["a", "b"], "seed": 5, "temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "top_k": 3, "n": 1}
+    shared = {
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "stop": ["a", "b"],
+        "seed": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_tokens": 9,
+        "top_k": 3,
+        "n": 1,
+    }
     return [
         shared | {"messages": talk, "logprobs": True, "top_logprobs": 3, "tools": []},
-        {"model": "m", "messages": talk, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}}},
-        {"model": "m", "messages": talk, "grammar": {"choice": ["a", "b"]}}, shared | {"prompt": "abc", "logprobs": 2}, {"model": "m", "prompt": [1, 2, 3], "grammar": {"regex": "[a-z]+"}},
-    ]  # fmt: skip
+        {
+            "model": "m",
+            "messages": talk,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+            },
+        },
+        {"model": "m", "messages": talk, "grammar": {"choice": ["a", "b"]}},
+        shared | {"prompt": "abc", "logprobs": 2},
+        {"model": "m", "prompt": [1, 2, 3], "grammar": {"regex": "[a-z]+"}},
+    ]
 
 
 def run_request(data: bytes, folder: Path) -> object:

@@ -9,7 +9,26 @@ import pytest
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the runner limits memory and time as POSIX does")
 
 
-@pytest.mark.parametrize("name", ["manifest", "swappable", "adapter", "lora", "acceptance", "safetensors", "conversation", "graph", "tokenizer", "template", "examples", "yaml", "schema", "pattern", "request"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest",
+        "swappable",
+        "adapter",
+        "lora",
+        "acceptance",
+        "safetensors",
+        "conversation",
+        "graph",
+        "tokenizer",
+        "template",
+        "examples",
+        "yaml",
+        "schema",
+        "pattern",
+        "request",
+    ],
+)
 def test_nothing_but_one_line_comes_out(name: str) -> None:
     from tests.fuzz.__main__ import run_batch
 
@@ -24,4 +43,6 @@ def test_nothing_but_one_line_comes_out(name: str) -> None:
 def test_every_target_is_here() -> None:
     from tests.fuzz.targets import TARGETS
 
-    assert {mark.args[1][i] for mark in test_nothing_but_one_line_comes_out.pytestmark for i in range(len(TARGETS))} == set(TARGETS)
+    assert {
+        mark.args[1][i] for mark in test_nothing_but_one_line_comes_out.pytestmark for i in range(len(TARGETS))
+    } == set(TARGETS)

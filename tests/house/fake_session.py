@@ -87,9 +87,13 @@ class FakeSession:
         after = len(answer) - 1
         steps = (after + 1) // 2 if speculate else 0
         stats = Stats(
-            prompt_tokens=len(ids), new_tokens=len(answer), steps=steps, step_tokens=after if speculate else 0,
-            plain_steps=0 if speculate else after, prefill_seconds=0.1,
-        )  # fmt: skip
+            prompt_tokens=len(ids),
+            new_tokens=len(answer),
+            steps=steps,
+            step_tokens=after if speculate else 0,
+            plain_steps=0 if speculate else after,
+            prefill_seconds=0.1,
+        )
         stats.decode_seconds = (steps or after) * self.seconds[speculate]
         stats.graph_seconds = stats.decode_seconds * 0.75
         text = " ".join(str(token) for token in answer if token != EOS)

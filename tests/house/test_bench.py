@@ -130,12 +130,17 @@ def test_bench_counts_and_compares(prompts: Path, tmp_path: Path, monkeypatch: p
     assert not any(other.calls)  # other bundles only decode plainly
     saved = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
     assert [row["references"] for row in saved] == [["x"], ["y", "z"]]
-    stable = "tokens_per_step speedup speedup_min speedup_max plain_tokens_per_s spec_tokens_per_s identical near_ties mismatches"
+    stable = (
+        "tokens_per_step speedup speedup_min speedup_max plain_tokens_per_s spec_tokens_per_s identical "
+        "near_ties mismatches"
+    )
     stable += " prompts new_tokens step_ms plain_ms host_share peak_rss_mb quality provider"
     assert set(stable.split()) <= set(result)
 
 
-def test_categories_are_measured_apart_and_without_looping_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_categories_are_measured_apart_and_without_looping_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, mine=FakeSession())
     looping = iter([True, False, False])
     monkeypatch.setattr(record, "loops", lambda tokens: next(looping))
@@ -169,7 +174,9 @@ def test_a_real_difference_is_a_mismatch(prompts: Path, monkeypatch: pytest.Monk
     assert (result["near_ties"], result["mismatches"], result["identical"]) == (0, 2, 0.0)
 
 
-def test_a_prompt_too_long_is_named_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_too_long_is_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = FakeSession()
     use(monkeypatch, mine=session)
     file = tmp_path / "long.jsonl"
@@ -188,7 +195,11 @@ def test_two_sides_of_one_name_are_refused(prompts: Path, monkeypatch: pytest.Mo
 
 def test_a_seed_that_nothing_draws_with_leaves_near_ties_alone() -> None:
     session, prompt = FakeSession(margin=0.25, wrong_at=3), [1, 2]
-    for sampling, margin in ((Sampling(seed=5), 0.25), (Sampling(repetition_penalty=1.1), math.inf), (Sampling(1.0, seed=5), math.inf)):
+    for sampling, margin in (
+        (Sampling(seed=5), 0.25),
+        (Sampling(repetition_penalty=1.1), math.inf),
+        (Sampling(1.0, seed=5), math.inf),
+    ):
         referee = SessionReferee(Contender("x", session, True, sampling), [])  # type: ignore[arg-type]
         assert referee.margin(prompt, [7]) == margin
 
@@ -214,7 +225,9 @@ def test_forced_rows_are_given_back() -> None:
     assert (session.rows, session.calibration, session.pruning, session.learnt) == ("own", None, "own", "own")
 
 
-@pytest.mark.parametrize("wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}, {"prune": [-0.1]}, {"prune": [1.5]}])
+@pytest.mark.parametrize(
+    "wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}, {"prune": [-0.1]}, {"prune": [1.5]}]
+)
 def test_senseless_options_are_refused(prompts: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         bench("mine", prompts, **wrong)

@@ -50,7 +50,12 @@ def test_no_traceback_in_a_real_process(tmp_path: Path) -> None:
     [
         ("train", StreamspecError("found", "that", "do this"), 2, "found; expected that; do this"),
         ("train", KeyboardInterrupt(), 130, "interrupted"),
-        ("export", OSError(errno.ENOSPC, "No space left on device", "model.onnx"), 2, "model.onnx: No space left on device"),
+        (
+            "export",
+            OSError(errno.ENOSPC, "No space left on device", "model.onnx"),
+            2,
+            "model.onnx: No space left on device",
+        ),
         ("train", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[train]"'),
         ("export", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[export]"'),
         ("serve", ModuleNotFoundError("", name="uvicorn"), 2, 'pip install "streamspec[serve]"'),
@@ -96,8 +101,9 @@ def test_every_field_of_the_schema_is_a_flag() -> None:
     assert names == {f.name for f in fields(TrainConfig)} | {"config", "json"}
 
 
-def test_comments_behind_the_fields_are_the_help() -> None:
-    assert "number of streams" in train.field_comments(TrainConfig)["gamma"]
+def test_the_help_of_a_flag_stands_at_its_field() -> None:
+    helps = {field.name: field.metadata.get("help", "") for field in fields(TrainConfig)}
+    assert "number of streams" in helps["gamma"]
 
 
 @pytest.fixture
@@ -113,7 +119,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
 def test_training_ends_with_what_it_reached(tmp_path: Path, trained: list[TrainConfig]) -> None:
     result = run("train", "--base", "b", "--data", "d", "--out", tmp_path / "o")
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.split("\n")[0] == f"wrote {tmp_path / 'o'} in 3 minutes; on validation data: next-token loss 0.500"
+    assert (
+        result.stdout.split("\n")[0]
+        == f"wrote {tmp_path / 'o'} in 3 minutes; on validation data: next-token loss 0.500"
+    )
     streams = {"val_loss": 1.25, "minutes": 40.1, "tau": 3.456, "tau_rows": 16, "per_stream_accuracy": [0.9, 0.812]}
     line = train.summary(streams, trained[0]).split("\n")[0]
     assert "simulated tau 3.46 (tree of 16 rows)" in line and line.endswith("first guess: 0.90 0.81")
@@ -193,11 +202,13 @@ def test_rows_are_whole_numbers_with_commas() -> None:
 
 def test_inspect_describes_an_adapter(tmp_path: Path) -> None:
     config = {
-        "format_version": 1, "method": "streaming", "recipe": "staged",
+        "format_version": 1,
+        "method": "streaming",
+        "recipe": "staged",
         "base": {"id": "tiny", "sha256": "ab" * 32, "model_type": "llama"},
         "prompt_format": {"kind": "raw", "separator": "\n"},
         "streams": {"gamma": 2, "ns": 3, "scale": 1.5, "lora": {"rank": 4, "alpha": 4.0}, "draft_vocab": None},
-    }  # fmt: skip
+    }
     (tmp_path / "streamspec_config.json").write_text(json.dumps(config))
     (tmp_path / "acceptance.json").write_text(
         json.dumps({"gamma": 2, "max_rank": 4, "ranks": [[[0, 1], [0, -2], [-2, -2]]]})

@@ -1,4 +1,6 @@
-"""What a precision costs, measured at export: perplexity as transformers has it, the bundle's own answers, the same figures each time."""
+"""What a precision costs, measured at export: perplexity as transformers has it, the bundle's own answers, the same
+figures each time.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from streamspec.cli import app
 from streamspec.errors import DataError
 from streamspec.export import HeldOut, export_bundle
 
-ROWS = [{"prompt": "the cat sat", "completion": "on the mat"}, {"prompt": "a dog", "completion": "ran"}, {"prompt": "no answer"}]
+ROWS = [
+    {"prompt": "the cat sat", "completion": "on the mat"},
+    {"prompt": "a dog", "completion": "ran"},
+    {"prompt": "no answer"},
+]
 
 
 @pytest.fixture
@@ -27,7 +33,10 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_perplexity_is_that_of_transformers(precision: str, base: Path, rows: Path, tmp_path: Path) -> None:
-    export = [export_bundle(base, None, tmp_path / name, precision, progress=lambda line: None, held_out=HeldOut(rows)) for name in ("one", "two")]
+    export = [
+        export_bundle(base, None, tmp_path / name, precision, progress=lambda line: None, held_out=HeldOut(rows))
+        for name in ("one", "two")
+    ]
     found = export[0].parity["perplexity"]
     model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
     losses: list[float] = []
@@ -36,7 +45,9 @@ def test_perplexity_is_that_of_transformers(precision: str, base: Path, rows: Pa
         ids = [*prompt, *tokenizer(row["completion"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0]
-        losses += torch.nn.functional.cross_entropy(logits[len(prompt) - 1 : -1], torch.tensor(ids[len(prompt) :]), reduction="none").tolist()
+        losses += torch.nn.functional.cross_entropy(
+            logits[len(prompt) - 1 : -1], torch.tensor(ids[len(prompt) :]), reduction="none"
+        ).tolist()
     assert found["tokens"] == len(losses) and found["pytorch"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
     assert found["bundle"] == pytest.approx(found["pytorch"], rel={"fp32": 1e-4, "int8": 0.05, "int4": 0.5}[precision])
     assert precision == "fp32" or found["bundle"] != found["pytorch"]
@@ -45,7 +56,21 @@ def test_perplexity_is_that_of_transformers(precision: str, base: Path, rows: Pa
 
 
 def test_the_command_also_says_how_well_the_bundle_answers(base: Path, rows: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["export", "--base", str(base), "--out", str(tmp_path / "out"), "--precision", "fp32", "--val", str(rows), "--json"])
+    done = CliRunner().invoke(
+        app,
+        [
+            "export",
+            "--base",
+            str(base),
+            "--out",
+            str(tmp_path / "out"),
+            "--precision",
+            "fp32",
+            "--val",
+            str(rows),
+            "--json",
+        ],
+    )
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout.splitlines()[-1])
     assert set(said["answers"]) == {"em", "rouge1", "rouge2", "rougeL"} and "tokens" in said["parity: perplexity"]
@@ -58,15 +83,36 @@ def test_a_row_longer_than_the_context_is_refused_by_its_line(base: Path, rows: 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("options", [
-    "--swappable --val F", "--swappable --block-size 128", "--swappable --static", "--swappable --target cuda", "--swappable --stream-weights delta",
-    "--plain-genai --static", "--plain-genai --target openvino", "--plain-genai --val F", "--plain-genai --swappable", "--limit 5", "--rows 8", "--context 64",
-    "--swappable --rows 8", "--plain-genai --context 64", "--target tpu", "--target cuda --static", "--target directml --precision int4",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--swappable --val F",
+        "--swappable --block-size 128",
+        "--swappable --static",
+        "--swappable --target cuda",
+        "--swappable --stream-weights delta",
+        "--plain-genai --static",
+        "--plain-genai --target openvino",
+        "--plain-genai --val F",
+        "--plain-genai --swappable",
+        "--limit 5",
+        "--rows 8",
+        "--context 64",
+        "--swappable --rows 8",
+        "--plain-genai --context 64",
+        "--target tpu",
+        "--target cuda --static",
+        "--target directml --precision int4",
+    ],
+)
 def test_options_that_do_not_go_together_are_refused(options: str, base: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["export", "--base", str(base), "--out", str(tmp_path / "out"), *options.split()])
     assert done.exit_code != 0 and not (tmp_path / "out").exists()
-    assert isinstance(done.exception, SystemExit) and done.stderr.count("\n") == 1 and done.stderr.startswith("streamspec: ")
+    assert (
+        isinstance(done.exception, SystemExit)
+        and done.stderr.count("\n") == 1
+        and done.stderr.startswith("streamspec: ")
+    )
 
 
 def test_rows_that_say_nothing_are_refused_before_anything_is_written(base: Path, tmp_path: Path) -> None:

@@ -16,7 +16,11 @@ def named() -> set[tuple[Path, str]]:
 
 
 def test_every_named_test_exists() -> None:
-    missing = [f"{file.name}::{function}" for file, function in named() if not file.is_file() or f"\ndef {function}(" not in file.read_text(encoding="utf-8")]
+    missing = [
+        f"{file.name}::{function}"
+        for file, function in named()
+        if not file.is_file() or f"\ndef {function}(" not in file.read_text(encoding="utf-8")
+    ]
     assert not missing
 
 
@@ -25,5 +29,7 @@ def test_every_file_of_attacks_is_named() -> None:
 
 
 def test_every_promise_names_a_test() -> None:
-    rows = [line for line in (ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")][2:]
+    rows = [line for line in (ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")][
+        2:
+    ]
     assert len(rows) > 12 and all("::test_" in row for row in rows)

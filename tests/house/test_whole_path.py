@@ -36,8 +36,13 @@ SHIPPED = Path(__file__).parents[2] / "benchmarks" / "adapters"
 def greedy(model: Any, ids: list[int], new: int) -> list[int]:
     """New tokens of transformers' generate, end-of-text included."""
     with torch.no_grad():
-        out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                             max_new_tokens=new, do_sample=False, pad_token_id=model.config.eos_token_id or 0)  # fmt: skip
+        out = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=new,
+            do_sample=False,
+            pad_token_id=model.config.eos_token_id or 0,
+        )
     return [int(token) for token in out[0, len(ids) :]]
 
 
@@ -66,28 +71,57 @@ def test_the_logits_are_those_of_the_folder_as_peft_loads_it(base: Path, adapter
             untuned = tuned(torch.tensor([ids])).logits[0].numpy()
     ours = session.score(ids)
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max() < 1e-2 * np.abs(untuned - theirs).max()
+
+
 def test_heads_in_a_static_graph_write_what_transformers_writes(base: Path, data: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "adapter", method="medusa", recipe="staged", epochs=6.0))
-    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(static=True))
+    export_bundle(
+        base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(static=True)
+    )
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
+    model = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+        .merge_and_unload()
+        .eval()
+    )
     check(session, model, base)
 
 
 def test_draft_layers_in_a_static_graph_are_refused(base: Path, data: Path, tmp_path: Path) -> None:
     train(options(base, data, tmp_path / "adapter", method="eagle", recipe="staged", epochs=1.0))
     with pytest.raises(ConfigError, match="a draft layer in a static graph"):
-        export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(static=True))
+        export_bundle(
+            base,
+            tmp_path / "adapter",
+            tmp_path / "bundle",
+            "fp32",
+            progress=lambda line: None,
+            target=Target(static=True),
+        )
 
 
 @pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra"])
 def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path, data: Path, tmp_path: Path) -> None:
     method, *switches = drafter.split()
-    train(options(base, data, tmp_path / "adapter", method=method, recipe="staged", epochs=6.0, **dict.fromkeys(switches, True)))
+    train(
+        options(
+            base,
+            data,
+            tmp_path / "adapter",
+            method=method,
+            recipe="staged",
+            epochs=6.0,
+            **dict.fromkeys(switches, True),
+        )
+    )
     assert "draft" in str(describe(tmp_path / "adapter")) or method == "medusa"
     export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
+    model = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+        .merge_and_unload()
+        .eval()
+    )
     check(session, model, base)
 
 
@@ -97,9 +131,21 @@ def test_every_family_writes_what_transformers_writes(family: str, data: Path, t
     tiny_model(family).save_pretrained(base)
     tiny_tokenizer().save_pretrained(base)
     train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=4.0, task_share=0.5))
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").merge_and_unload().eval()
+    model = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+        .merge_and_unload()
+        .eval()
+    )
     for static in (False, True):
-        export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", force=static, progress=lambda line: None, target=Target(static=static))
+        export_bundle(
+            base,
+            tmp_path / "adapter",
+            tmp_path / "bundle",
+            "fp32",
+            force=static,
+            progress=lambda line: None,
+            target=Target(static=static),
+        )
         check(load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path), model, base)
 
 
@@ -151,7 +197,9 @@ def test_on_the_reference_base_too(task: str, tmp_path: Path) -> None:
 
 @pytest.mark.base
 def test_adapters_of_the_reference_base_are_swapped(tmp_path: Path) -> None:
-    export_swappable("smollm2-135m", [SHIPPED / task for task in PROMPTS], tmp_path / "bundle", "fp32", progress=lambda line: None)
+    export_swappable(
+        "smollm2-135m", [SHIPPED / task for task in PROMPTS], tmp_path / "bundle", "fp32", progress=lambda line: None
+    )
     session = load(tmp_path / "bundle", tree=8)
     for task in (*PROMPTS, "wikisql"):
         session.swap(task)
@@ -162,7 +210,11 @@ def test_adapters_of_the_reference_base_are_swapped(tmp_path: Path) -> None:
 def test_constrained_answers_of_the_reference_base(tmp_path: Path) -> None:
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 20}, "continent": {"enum": ["Africa", "America", "Asia", "Europe"]}, "people": {"type": "integer", "maximum": 9999}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "continent": {"enum": ["Africa", "America", "Asia", "Europe"]},
+            "people": {"type": "integer", "maximum": 9999},
+        },
         "required": ["name", "continent", "people"],
         "additionalProperties": False,
     }
@@ -170,21 +222,30 @@ def test_constrained_answers_of_the_reference_base(tmp_path: Path) -> None:
     session, grammar = load(tmp_path / "bundle", tree=12, threads=1), Grammar.json_schema(schema)
     for prompt in ("Describe Tokyo as JSON.", "Which city is the largest of Africa? Answer in JSON."):
         for sampling in (Sampling(), Sampling(1.0, top_p=0.9, seed=5)):
-            plain, spec = (session.generate(prompt, grammar=grammar, sampling=sampling, speculate=speculate, logprobs=2) for speculate in (False, True))
+            plain, spec = (
+                session.generate(prompt, grammar=grammar, sampling=sampling, speculate=speculate, logprobs=2)
+                for speculate in (False, True)
+            )
             assert (spec.token_ids, spec.logprobs, spec.finish_reason) == (plain.token_ids, plain.logprobs, "eos")
             jsonschema.validate(json.loads(spec.text), schema)
             assert spec.stats.forced_tokens > 10 and spec.stats.tau > 1.5
 
 
-EXPORT = "import sys; from streamspec.export import export_bundle; export_bundle(*sys.argv[1:4], sys.argv[4], force=True)"
+EXPORT = (
+    "import sys; from streamspec.export import export_bundle; export_bundle(*sys.argv[1:4], sys.argv[4], force=True)"
+)
 
 
-def test_a_killed_export_leaves_the_bundle_of_before_and_can_be_repeated(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_a_killed_export_leaves_the_bundle_of_before_and_can_be_repeated(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "bundle"
     export_bundle(base, adapter, out, "fp32", progress=lambda line: None)
     before = (out / "manifest.json").read_bytes()
     command = [sys.executable, "-c", EXPORT, str(base), str(adapter), str(out), "int8"]
-    victim = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    victim = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 90
     while not list(tmp_path.glob(".bundle.*.tmp/model.onnx*")) and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -60,7 +60,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for PYTHONPATH with streamspec as installed from the wheel: before an editable install, which PyInstaller cannot follow."""
+    """A folder for PYTHONPATH with streamspec as installed from the wheel: before an editable install, which
+    PyInstaller cannot follow.
+    """
     folder = tmp_path_factory.mktemp("site")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder

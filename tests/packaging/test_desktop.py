@@ -52,7 +52,9 @@ def shown(window: Any, tag: str) -> str:
     return "".join(window.text.get(a, b) for a, b in zip(ranges[::2], ranges[1::2], strict=True))
 
 
-def test_it_answers_as_the_session_does_and_shows_what_was_drafted(app: Any, window: Any, chat_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_answers_as_the_session_does_and_shows_what_was_drafted(
+    app: Any, window: Any, chat_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def opened(bundle: Path) -> Any:
         return load(bundle, threads=1, tree=8, cache_dir=tmp_path)
 
@@ -72,7 +74,9 @@ def test_it_answers_as_the_session_does_and_shows_what_was_drafted(app: Any, win
     assert window.status.get().endswith(f"({chunks[-1].finish_reason})")
 
 
-def test_with_the_switch_off_nothing_is_drafted_and_the_text_is_the_same(app: Any, window: Any, chat_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_switch_off_nothing_is_drafted_and_the_text_is_the_same(
+    app: Any, window: Any, chat_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(app, "load", lambda bundle: load(bundle, threads=1, tree=8, cache_dir=tmp_path))
     texts = {}
     for speculate in (True, False):
@@ -86,7 +90,9 @@ def test_with_the_switch_off_nothing_is_drafted_and_the_text_is_the_same(app: An
     assert texts[True] == texts[False]
 
 
-def test_the_window_lives_while_a_bundle_loads_and_says_why_one_does_not(app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_window_lives_while_a_bundle_loads_and_says_why_one_does_not(
+    app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = app.load
 
     def slowly(bundle: Path) -> Any:
@@ -132,10 +138,18 @@ class Talk(Iterator[Chunk]):
         if self._ended:
             raise StopIteration
         self._ended = self._stopped.wait(0.02)
-        return Chunk("" if self._ended else "word ", [] if self._ended else [1], [] if self._ended else [False], "cancelled" if self._ended else None, Stats())
+        return Chunk(
+            "" if self._ended else "word ",
+            [] if self._ended else [1],
+            [] if self._ended else [False],
+            "cancelled" if self._ended else None,
+            Stats(),
+        )
 
 
-def test_it_lives_while_an_answer_comes_and_the_button_stops_it(app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_lives_while_an_answer_comes_and_the_button_stops_it(
+    app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(app, "load", lambda bundle: Talker())
     window.open(tmp_path)
     until(window, lambda: window.ready and not window.busy)
@@ -147,7 +161,9 @@ def test_it_lives_while_an_answer_comes_and_the_button_stops_it(app: Any, window
     assert "cancelled" in window.status.get() and window.button["text"] == "Send"
 
 
-def test_stopped_before_it_began_an_answer_ends_at_once(app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_before_it_began_an_answer_ends_at_once(
+    app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, talker = threading.Event(), Talker()
     begin = talker.stream_chat
     monkeypatch.setattr(talker, "stream_chat", lambda message, **options: gate.wait() and begin(message, **options))
@@ -161,8 +177,13 @@ def test_stopped_before_it_began_an_answer_ends_at_once(app: Any, window: Any, t
     assert "word" not in window.text.get("1.0", "end")
 
 
-@pytest.mark.parametrize(("message", "line"), [("no", "a question; expected another; ask another"), ("boom", "ZeroDivisionError: of the model")])
-def test_what_goes_wrong_is_one_line_and_the_window_goes_on(message: str, line: str, app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [("no", "a question; expected another; ask another"), ("boom", "ZeroDivisionError: of the model")],
+)
+def test_what_goes_wrong_is_one_line_and_the_window_goes_on(
+    message: str, line: str, app: Any, window: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(app, "load", lambda bundle: Talker())
     window.open(tmp_path)
     until(window, lambda: window.ready and not window.busy)
@@ -173,7 +194,9 @@ def test_what_goes_wrong_is_one_line_and_the_window_goes_on(message: str, line: 
     until(window, lambda: "word" in window.text.get("1.0", "end"))
 
 
-def test_closing_ends_the_answer_and_the_thread(app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: str) -> None:
+def test_closing_ends_the_answer_and_the_thread(
+    app: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, display: str
+) -> None:
     monkeypatch.setattr(app, "load", lambda bundle: Talker())
     window = app.Window(app.Model())
     window.model.start()

@@ -1,6 +1,8 @@
-"""The example frozen by PyInstaller with a bundle beside it, in an environment that knows no Python: driven with keys and the mouse, it answers as `Session.chat` does.
+"""The example frozen by PyInstaller with a bundle beside it, in an environment that knows no Python: driven with keys
+and the mouse, it answers as `Session.chat` does.
 
-Nothing heavy is in its folder, though all of it is installed where it was frozen, and it opens no socket but the display's.
+Nothing heavy is in its folder, though all of it is installed where it was frozen, and it opens no socket but the
+display's.
 """
 
 from __future__ import annotations
@@ -23,7 +25,19 @@ from tests.packaging.conftest import APP, ROOT, module
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="driven through an X server")]
 MESSAGES = ("hello", "how are you")
-HEAVY = ("torch", "transformers", "peft", "onnx", "matplotlib", "scipy", "sympy", "hypothesis", "pytest", "rich", "typer")
+HEAVY = (
+    "torch",
+    "transformers",
+    "peft",
+    "onnx",
+    "matplotlib",
+    "scipy",
+    "sympy",
+    "hypothesis",
+    "pytest",
+    "rich",
+    "typer",
+)
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +47,13 @@ def folder(site: Path, chat_bundle: Path, tmp_path_factory: pytest.TempPathFacto
     made = tmp_path_factory.mktemp("frozen")
     places = [word for name in ("dist", "work", "spec") for word in (f"--{name}path", str(made / name))]
     command = [sys.executable, "-m", "PyInstaller", "--windowed", "--noconfirm", "--log-level", "WARN", *places]
-    command += ["--add-data", f"{chat_bundle}:bundle", "--runtime-hook", str(Path(__file__).with_name("witness.py")), str(APP)]
+    command += [
+        "--add-data",
+        f"{chat_bundle}:bundle",
+        "--runtime-hook",
+        str(Path(__file__).with_name("witness.py")),
+        str(APP),
+    ]
     done = subprocess.run(command, cwd=made, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return made / "dist" / "chat"
@@ -52,7 +72,9 @@ class Hand:
         self._do("windowfocus", "--sync", self.window)
 
     def _do(self, *words: str) -> str:
-        return subprocess.run(["xdotool", *words], env=self._environment, capture_output=True, text=True, timeout=20).stdout
+        return subprocess.run(
+            ["xdotool", *words], env=self._environment, capture_output=True, text=True, timeout=20
+        ).stdout
 
     def enter(self, text: str) -> None:
         self._do("mousemove", "--window", self.window, "300", "475", "click", "1", "type", "--delay", "5", text)
@@ -88,14 +110,26 @@ def telemetry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sockets(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """Where a tracer writes the sockets that the application asks for; None where there is no tracer, or it may not trace."""
+    """Where a tracer writes the sockets that the application asks for; None where there is no tracer, or it may not
+    trace.
+    """
     log = tmp_path_factory.mktemp("trace") / "sockets"
-    works = shutil.which("strace") and subprocess.run(["strace", "-o", str(log), "true"], capture_output=True).returncode == 0
+    works = (
+        shutil.which("strace")
+        and subprocess.run(["strace", "-o", str(log), "true"], capture_output=True).returncode == 0
+    )
     return log if works else None
 
 
 @pytest.fixture(scope="session")
-def said(folder: Path, chat_bundle: Path, display: str, sockets: Path | None, telemetry: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def said(
+    folder: Path,
+    chat_bundle: Path,
+    display: str,
+    sockets: Path | None,
+    telemetry: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, str]]:
     """(what the window shows after two turns, what the session says to them)."""
     if not shutil.which("xdotool"):
         pytest.skip("xdotool is not installed")
@@ -147,9 +181,15 @@ def test_nothing_heavy_was_dragged_in(folder: Path) -> None:
     from PyInstaller.archive.readers import CArchiveReader
 
     modules = CArchiveReader(str(folder / "chat")).open_embedded_archive("PYZ.pyz").toc
-    names = {name.split(".")[0] for name in modules} | {path.name.split("-")[0] for path in (folder / "_internal").iterdir()}
+    names = {name.split(".")[0] for name in modules} | {
+        path.name.split("-")[0] for path in (folder / "_internal").iterdir()
+    }
     assert "onnxruntime" in names and not names & set(HEAVY)
-    assert not [name for name in modules if name.startswith(("onnxruntime.transformers", "onnxruntime.quantization", "onnxruntime.tools"))]
+    assert not [
+        name
+        for name in modules
+        if name.startswith(("onnxruntime.transformers", "onnxruntime.quantization", "onnxruntime.tools"))
+    ]
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert sum(path.stat().st_size for path in files) < 250e6
 

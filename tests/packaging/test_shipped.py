@@ -1,4 +1,6 @@
-"""What the wheel holds: the runtime stays small, and data that an application can do without lies in packages of its own."""
+"""What the wheel holds: the runtime stays small, and data that an application can do without lies in packages of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,33 @@ def test_every_file_of_the_wheel_has_a_part(wheel: Path) -> None:
     assert found["metadata"].files == sum(name.split("/")[0].endswith(".dist-info") for name in names)
 
 
-@pytest.mark.parametrize("left_out", ["demo/sql_adapter", "demo", "bench", "export", "adapters", "packaging", "serve", "serve/page"])
-def test_the_runtime_and_its_commands_work_without(left_out: str, site: Path, chat_bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "left_out", ["demo/sql_adapter", "demo", "bench", "export", "adapters", "packaging", "serve", "serve/page"]
+)
+def test_the_runtime_and_its_commands_work_without(
+    left_out: str, site: Path, chat_bundle: Path, tmp_path: Path
+) -> None:
     if not (site / "streamspec" / left_out).is_dir():
         pytest.skip(f"the wheel has no {left_out}")
     installed = tmp_path / "site"
     shutil.copytree(site / "streamspec", installed / "streamspec")
     shutil.rmtree(installed / "streamspec" / left_out)
-    command = [sys.executable, "-m", "streamspec", "generate", str(chat_bundle), "--prompt", "hello", "--max-new-tokens", "5", "--rows", "1"]
-    done = subprocess.run(command, env={"PYTHONPATH": str(installed), "HOME": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "streamspec",
+        "generate",
+        str(chat_bundle),
+        "--prompt",
+        "hello",
+        "--max-new-tokens",
+        "5",
+        "--rows",
+        "1",
+    ]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(installed), "HOME": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
@@ -55,7 +75,9 @@ def test_the_server_is_frozen_with_its_page(site: Path) -> None:
         pytest.skip("the wheel has no page")
     code = "import runpy, sys; print(*(file for file, _ in runpy.run_path(sys.argv[1])['datas']), sep='\\n')"
     hook = site / "streamspec" / "packaging" / "hook-streamspec.serve.py"
-    done = subprocess.run([sys.executable, "-c", code, hook], env={"PYTHONPATH": str(site)}, cwd=site, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, hook], env={"PYTHONPATH": str(site)}, cwd=site, capture_output=True, text=True
+    )
     page = {path.name for path in (site / "streamspec" / "serve" / "page").iterdir() if path.suffix != ".py"}
     assert "index.html" in page == {Path(line).name for line in done.stdout.split()}, done.stderr
 
@@ -63,6 +85,13 @@ def test_the_server_is_frozen_with_its_page(site: Path) -> None:
 def test_without_its_adapter_the_demo_says_so_in_one_line(site: Path, tmp_path: Path) -> None:
     shutil.copytree(site / "streamspec", tmp_path / "streamspec")
     shutil.rmtree(tmp_path / "streamspec" / "demo" / "sql_adapter")
-    code = "from streamspec.demo.sample import sql_adapter\ntry: sql_adapter()\nexcept Exception as error: print(type(error).__name__, error)"
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.startswith("AdapterError no SQL adapter") and done.stdout.count("\n") == 1, done.stdout + done.stderr
+    code = (
+        "from streamspec.demo.sample import sql_adapter\ntry: sql_adapter()\nexcept Exception as error: "
+        "print(type(error).__name__, error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("AdapterError no SQL adapter") and done.stdout.count("\n") == 1, (
+        done.stdout + done.stderr
+    )

@@ -1,6 +1,7 @@
 """PyInstaller runtime hook, run before the application: what cannot be seen from outside.
 
-Writes down what the telemetry variable is when onnxruntime is first asked for. Asked to (`GRAMMAR`), it makes a grammar instead of a window.
+Writes down what the telemetry variable is when onnxruntime is first asked for. Asked to (`GRAMMAR`), it makes a grammar
+instead of a window.
 """
 
 import os

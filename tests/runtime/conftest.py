@@ -10,7 +10,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have, `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle; `("lettered ...")`: of a base that can write anything (`lettered_base`), `("endless ...")`: and whose vocabulary has no end-of-text; `("static full")`: as `("full")`, of fixed shapes, 8 rows; `("device full")`: for a device."""
+    """`bundles("fp32")`, `("int8")`, `("int4")`, `("lora")`, `("chat")`, `("full")` with all that streams may have,
+    `("jakiro")`, `("eagle")`, `("lists")`: the folder of that tiny bundle; `("lettered ...")`: of a base that can write
+    anything (`lettered_base`), `("endless ...")`: and whose vocabulary has no end-of-text; `("static full")`: as
+    `("full")`, of fixed shapes, 8 rows; `("device full")`: for a device.
+    """
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:

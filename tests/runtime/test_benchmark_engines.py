@@ -1,4 +1,6 @@
-"""What the benchmarks decode with beside the runtime itself writes plain decoding's tokens too; what they train learns."""
+"""What the benchmarks decode with beside the runtime itself writes plain decoding's tokens too; what they train
+learns.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ def written(decoder: Decoder, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("gamma", [1, 3])
 @pytest.mark.parametrize("draft", ["int8", "lora"])
-def test_two_models_write_what_the_target_writes(bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch, gamma: int, draft: str) -> None:
+def test_two_models_write_what_the_target_writes(
+    bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch, gamma: int, draft: str
+) -> None:
     from two_model import TwoModelEngine, decode
 
     target, small = (load(bundles(name), threads=1, tree="plain") for name in ("fp32", draft))
     steps = tokens = 0
     fed, verify = [], small.engine.verify
-    monkeypatch.setattr(small.engine, "verify", lambda tokens, *rest, **named: fed.append(len(tokens)) or verify(tokens, *rest, **named))
+    monkeypatch.setattr(
+        small.engine, "verify", lambda tokens, *rest, **named: fed.append(len(tokens)) or verify(tokens, *rest, **named)
+    )
     for prompt in map(target.encode, PROMPTS):
         plain, _, calls = decode(target.engine, prompt, Plan(30))
         assert calls == 29  # the first token is the prompt's
@@ -63,14 +69,18 @@ def test_every_tree_writes_what_plain_decoding_writes(bundles: Bundles, scripts:
     session = load(bundles("fp32"), threads=1, tree=2)
     steps = tokens = 0
     for prompt in map(session.encode, PROMPTS):
-        decoders = [decoder_of(name, session.engine, Plan(40, ngram=False), session.manifest.trees) for name in ("plain", tree)]
+        decoders = [
+            decoder_of(name, session.engine, Plan(40, ngram=False), session.manifest.trees) for name in ("plain", tree)
+        ]
         plain, drafted = (written(decoder, prompt) for decoder in decoders)
         assert drafted == plain
         steps, tokens = steps + decoders[1].stats.steps, tokens + decoders[1].stats.step_tokens
     assert steps and tokens >= steps
 
 
-def test_typical_acceptance_is_exact_where_nothing_is_typical_and_lossy_where_all_is(bundles: Bundles, scripts: Any) -> None:
+def test_typical_acceptance_is_exact_where_nothing_is_typical_and_lossy_where_all_is(
+    bundles: Bundles, scripts: Any
+) -> None:
     from typical import TypicalEngine
 
     session: Any = load(bundles("fp32"), threads=1, tree=8)
@@ -78,7 +88,9 @@ def test_typical_acceptance_is_exact_where_nothing_is_typical_and_lossy_where_al
     for name, epsilon, delta in (("exact", 1.0, 1e9), ("lossy", 1e-9, 1e9)):
         engine, tokens, steps, same = TypicalEngine(session.engine, epsilon, delta, 0.7), 0, 0, []
         for prompt in map(session.encode, PROMPTS):
-            plain, drafted = (Decoder(e, Plan(30, rows=rows, ngram=False)) for e, rows in ((session.engine, 1), (engine, 8)))
+            plain, drafted = (
+                Decoder(e, Plan(30, rows=rows, ngram=False)) for e, rows in ((session.engine, 1), (engine, 8))
+            )
             same.append(written(plain, prompt) == written(drafted, prompt))
             tokens, steps = tokens + drafted.stats.step_tokens, steps + drafted.stats.steps
         pace[name] = tokens / steps
@@ -99,7 +111,9 @@ def test_every_variant_of_the_streams_learns(scripts: Any, name: str) -> None:
     own = {n: p for n, p in streams.named_parameters() if p.requires_grad}
     optimiser, losses = torch.optim.Adam(own.values(), lr=1e-2), []
     for _ in range(30):
-        loss = draft_losses(streams, streams.main_pass(ids, torch.ones_like(ids)), pick_rows(batch, 3, 16), None, None).mean()
+        loss = draft_losses(
+            streams, streams.main_pass(ids, torch.ones_like(ids)), pick_rows(batch, 3, 16), None, None
+        ).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -116,7 +130,10 @@ def test_every_variant_of_the_streams_learns(scripts: Any, name: str) -> None:
 def test_of_typical_paths_the_longest_is_taken(scripts: Any) -> None:
     from typical import TypicalEngine
 
-    tree, tokens = DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), np.array([9, 1, 2, 3])  # 1 is likelier than 2, but 3 stands behind 2
+    tree, tokens = (
+        DraftTree((0, 0, 0, 2), (0, 0, 1, 0)),
+        np.array([9, 1, 2, 3]),
+    )  # 1 is likelier than 2, but 3 stands behind 2
     chances = np.full((4, 6), 1e-6)
     chances[0, [1, 2]], chances[2, 3], chances[1, 4], chances[3, 5] = (0.6, 0.4), 1, 1, 1
 

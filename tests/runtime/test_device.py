@@ -1,4 +1,6 @@
-"""A cache in a device's memory: the CPU stands in for the device, under another name, and everything goes the device's way."""
+"""A cache in a device's memory: the CPU stands in for the device, under another name, and everything goes the device's
+way.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def test_rows_pruned_above_the_exit_are_moved_apart(bundles: Bundles) -> None:
     there, here = (open_on(bundles("device fp32"), provider, pruning=pruning) for provider in ("device", "cpu"))
     for prompt in PROMPTS:
         answers = [session.generate(prompt, max_new_tokens=60) for session in (there, here)]
-        assert answers[0].token_ids == answers[1].token_ids and answers[0].stats.step_tokens == answers[1].stats.step_tokens
+        assert (
+            answers[0].token_ids == answers[1].token_ids
+            and answers[0].stats.step_tokens == answers[1].stats.step_tokens
+        )
 
 
 @pytest.fixture
@@ -85,8 +90,11 @@ def test_more_rows_than_the_context_has_are_a_mistake(caches: tuple[DeviceCache,
         caches[0].reserve(5000)
 
 
-def test_what_is_written_after_binding_is_bound_again_where_binding_copies(caches: tuple[DeviceCache, KeyValueCache], bundles: Bundles) -> None:
+def test_what_is_written_after_binding_is_bound_again_where_binding_copies(
+    caches: tuple[DeviceCache, KeyValueCache], bundles: Bundles
+) -> None:
     """Providers with memory of their own get a copy of an input at the moment of binding."""
+
     class Copies:
         def __init__(self) -> None:
             self.seen: dict[str, np.ndarray] = {}

@@ -35,8 +35,12 @@ def test_a_bundle_is_tried_on_every_provider_that_fits(bundles: Bundles) -> None
     assert found["machine"]["physical_cores"] >= 1 and found["machine"]["telemetry_off"] is True
 
 
-def test_a_bundle_that_is_computed_wrongly_everywhere_fails_with_the_reason(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KeyValueCache, "keep", lambda self, path, above=None: setattr(self, "length", self.length + len(path)))
+def test_a_bundle_that_is_computed_wrongly_everywhere_fails_with_the_reason(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        KeyValueCache, "keep", lambda self, path, above=None: setattr(self, "length", self.length + len(path))
+    )
     done = run(bundles("fp32"), "--threads", 1)
     assert done.exit_code == 1 and "cpu: this machine computes a step behind a draft tree" in done.stdout
 
@@ -45,7 +49,11 @@ def test_without_a_bundle_every_provider_has_a_line(monkeypatch: pytest.MonkeyPa
     done = run()
     assert done.exit_code == 0
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert lines["cpu"] == "usable; dynamic, static, device" and set(PROVIDERS) <= set(lines) and lines["telemetry"] == "off"
+    assert (
+        lines["cpu"] == "usable; dynamic, static, device"
+        and set(PROVIDERS) <= set(lines)
+        and lines["telemetry"] == "off"
+    )
 
 
 def test_a_folder_that_is_no_bundle_is_one_line(tmp_path: Path) -> None:
@@ -73,7 +81,11 @@ def test_odd_machines_are_unknown_not_failures(monkeypatch: pytest.MonkeyPatch, 
     assert found["instruction_sets"] is found["memory_mb"] is found["memory_free_mb"] is None
     assert not found["huge_pages"] and not found["cache_writable"] and found["physical_cores"] >= 1
     said = dict(about(found))
-    assert said["instruction sets"] == "unknown" and said["memory"] == "unknown, free unknown" and "cannot be written" in said["cache"]
+    assert (
+        said["instruction sets"] == "unknown"
+        and said["memory"] == "unknown, free unknown"
+        and "cannot be written" in said["cache"]
+    )
 
 
 def test_without_onnxruntime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,9 @@ def test_costs_decide_how_many_rows_a_draft_has() -> None:
 @given(st.integers(2, 40), st.integers(1, 5), st.integers(1, 5), st.integers(0, 10_000))
 def test_ending_the_search_early_does_not_change_the_draft(rows: int, gamma: int, width: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    guesses = guessing(np.arange(gamma * width).reshape(gamma, width), random.dirichlet(np.full(width, 0.5), gamma) + 1e-9)
+    guesses = guessing(
+        np.arange(gamma * width).reshape(gamma, width), random.dirichlet(np.full(width, 0.5), gamma) + 1e-9
+    )
     costs = np.cumsum(random.exponential(0.2, rows)) + 1
     whole = draft(99, guesses, None, rows)
     chances = np.sort(whole.chances)[::-1]
@@ -180,7 +182,9 @@ def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: i
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.integers(2, 9), st.booleans())
-def test_output_is_plain_decoding_s_with_ngrams_alone(seed: int, limit: int, context: int, rows: int, costly: bool) -> None:
+def test_output_is_plain_decoding_s_with_ngrams_alone(
+    seed: int, limit: int, context: int, rows: int, costly: bool
+) -> None:
     rule = varied(3, seed)
     plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
     costs = np.linspace(1, 4 if costly else 1.5, rows)
@@ -191,7 +195,14 @@ def test_output_is_plain_decoding_s_with_ngrams_alone(seed: int, limit: int, con
 
 def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
-    runs = [decode(ToyEngine(rule, 50, gamma=0, context=200), Plan(90, rows=6, costs=np.r_[1, [cost] * 5], governor=Untimed()), [1, 2, 3])[2] for cost in (1.1, 99.0)]
+    runs = [
+        decode(
+            ToyEngine(rule, 50, gamma=0, context=200),
+            Plan(90, rows=6, costs=np.r_[1, [cost] * 5], governor=Untimed()),
+            [1, 2, 3],
+        )[2]
+        for cost in (1.1, 99.0)
+    ]
     assert runs[0].stats.tau > 3 and runs[0].stats.steps > 10
     assert runs[1].stats.steps == 0
 
@@ -214,5 +225,7 @@ def test_a_continuation_that_a_layer_did_not_foresee_stands_alone() -> None:
     grown = GrownGuesses(tokens, logits, np.array([-1, 0]), (1, 1))  # the second level stands behind 10 only
     found = Continuation((7, 8), 4, {"differs": 0.25, "agrees": 0.95, "alone": 0.65})
     made = draft(5, grown, found, 8)
-    chance = {tuple(made.tokens[list(made.tree.path(node))].tolist()): made.chances[node] for node in range(len(made.tree))}
+    chance = {
+        tuple(made.tokens[list(made.tree.path(node))].tolist()): made.chances[node] for node in range(len(made.tree))
+    }
     assert chance[5, 7] == pytest.approx(0.25) and chance[5, 7, 8] == pytest.approx(0.25 * 0.65)

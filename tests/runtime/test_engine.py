@@ -31,7 +31,9 @@ def engine_of(session: Session) -> OrtEngine:
 
 
 def assert_near_tie(session: Session, prompt: str, plain: list[int], spec: list[int]) -> None:
-    """int4 products of one row and of many take different kernels: outputs may part where the two best tokens nearly tie, and only there."""
+    """int4 products of one row and of many take different kernels: outputs may part where the two best tokens nearly
+    tie, and only there.
+    """
     at = next(i for i, (a, b) in enumerate(zip(plain, spec, strict=False)) if a != b)
     ids = session.encode(prompt)
     logits = session.score(ids + plain[:at], start=len(ids) + at - 1)[0]
@@ -85,7 +87,9 @@ def test_pruning_changes_no_token(bundle: str, pruning: Pruning, bundles: Bundle
     assert drafted > 0
 
 
-@pytest.mark.parametrize("wrong", [{"rows": 0}, {"rows": 2.5}, {"least": 1.0}, {"least": -0.1}, {"least": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"rows": 0}, {"rows": 2.5}, {"least": 1.0}, {"least": -0.1}, {"least": float("nan")}]
+)
 def test_senseless_pruning_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="pruning"):
         Pruning(**wrong)

@@ -27,7 +27,11 @@ from tests.runtime.texts import EOS, byte_fallback, byte_level
 Bundles = Callable[[str], Path]
 PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 150}, "kind": {"enum": ["cat", "dog", 7]}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["cat", "dog", 7]},
+    },
     "required": ["name", "age", "kind"],
     "additionalProperties": False,
 }
@@ -44,10 +48,15 @@ def opened(folder: Path) -> Session:
     return open_session(folder)
 
 
-def check(session: Session, grammar: Grammar, prompt: str = "x", tokens: int = 150, sampling: Sampling = GREEDY) -> Completion:
+def check(
+    session: Session, grammar: Grammar, prompt: str = "x", tokens: int = 150, sampling: Sampling = GREEDY
+) -> Completion:
     """The answer, which is the same with and without speculation."""
     plain, spec = (
-        session.generate(prompt, max_new_tokens=tokens, grammar=grammar, sampling=sampling, speculate=speculate, logprobs=2) for speculate in (False, True)
+        session.generate(
+            prompt, max_new_tokens=tokens, grammar=grammar, sampling=sampling, speculate=speculate, logprobs=2
+        )
+        for speculate in (False, True)
     )
     assert (spec.token_ids, spec.text, spec.finish_reason) == (plain.token_ids, plain.text, plain.finish_reason)
     assert_same(session, plain.logprobs, spec.logprobs)
@@ -61,32 +70,65 @@ def assert_same(session: Session, plain: list[Logprob] | None, spec: list[Logpro
     if session.manifest.static is None:
         assert plain == spec
     else:
-        assert [(said.token, said.logprob) for said in spec] == [(said.token, pytest.approx(said.logprob, abs=1e-3)) for said in plain]
+        assert [(said.token, said.logprob) for said in spec] == [
+            (said.token, pytest.approx(said.logprob, abs=1e-3)) for said in plain
+        ]
 
 
 leaves = st.one_of(
-    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "number", "minimum": -2, "maximum": 3}, {"type": "string", "pattern": "^[a-f]{2,4}$"}]),
-    st.builds(lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)}, st.integers(-2000, 2000), st.integers(-2000, 2000)),
-    st.builds(lambda a, b: {"type": "string", "minLength": min(a, b), "maxLength": max(a, b)}, st.integers(0, 6), st.integers(0, 6)),
-    st.builds(lambda values: {"enum": values}, st.lists(st.one_of(st.integers(), st.text(max_size=5), st.booleans(), st.none()), min_size=1, max_size=4)),
+    st.sampled_from(
+        [
+            {"type": "boolean"},
+            {"type": "null"},
+            {"type": "number", "minimum": -2, "maximum": 3},
+            {"type": "string", "pattern": "^[a-f]{2,4}$"},
+        ]
+    ),
+    st.builds(
+        lambda a, b: {"type": "integer", "minimum": min(a, b), "maximum": max(a, b)},
+        st.integers(-2000, 2000),
+        st.integers(-2000, 2000),
+    ),
+    st.builds(
+        lambda a, b: {"type": "string", "minLength": min(a, b), "maxLength": max(a, b)},
+        st.integers(0, 6),
+        st.integers(0, 6),
+    ),
+    st.builds(
+        lambda values: {"enum": values},
+        st.lists(st.one_of(st.integers(), st.text(max_size=5), st.booleans(), st.none()), min_size=1, max_size=4),
+    ),
     st.builds(lambda value: {"const": value}, st.text(max_size=8)),
 )
 
 
 def compound(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     arrays = st.builds(
-        lambda items, a, b: {"type": "array", "items": items, "minItems": min(a, b), "maxItems": max(a, b)}, parts, st.integers(0, 3), st.integers(0, 3)
+        lambda items, a, b: {"type": "array", "items": items, "minItems": min(a, b), "maxItems": max(a, b)},
+        parts,
+        st.integers(0, 3),
+        st.integers(0, 3),
     )
     objects = st.builds(
-        lambda properties, count: {"type": "object", "properties": properties, "required": [*properties][:count], "additionalProperties": False},
-        st.dictionaries(st.text(max_size=5), parts, max_size=3), st.integers(0, 3),
+        lambda properties, count: {
+            "type": "object",
+            "properties": properties,
+            "required": [*properties][:count],
+            "additionalProperties": False,
+        },
+        st.dictionaries(st.text(max_size=5), parts, max_size=3),
+        st.integers(0, 3),
     )
-    return st.one_of(arrays, objects, st.builds(lambda options: {"anyOf": options}, st.lists(parts, min_size=1, max_size=3)))
+    return st.one_of(
+        arrays, objects, st.builds(lambda options: {"anyOf": options}, st.lists(parts, min_size=1, max_size=3))
+    )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.recursive(leaves, compound, max_leaves=5), st.integers(0, 1000), st.booleans())
-def test_every_finished_answer_satisfies_its_schema(bundles: Bundles, schema: dict[str, Any], seed: int, hot: bool) -> None:
+def test_every_finished_answer_satisfies_its_schema(
+    bundles: Bundles, schema: dict[str, Any], seed: int, hot: bool
+) -> None:
     session = opened(bundles("lettered fp32"))
     answer = check(session, Grammar.json_schema(schema), sampling=Sampling(**HOT, seed=seed) if hot else GREEDY)
     assert answer.finish_reason in ("eos", "length")
@@ -96,15 +138,30 @@ def test_every_finished_answer_satisfies_its_schema(bundles: Bundles, schema: di
 
 @pytest.mark.parametrize(
     "bundle",
-    ["lettered fp32", "lettered int8", "lettered full", "lettered lora", "lettered jakiro", "lettered lists", "lettered eagle",
-     "static lettered fp32", "static lettered full", "endless fp32", "device lettered full"],
-)  # fmt: skip
+    [
+        "lettered fp32",
+        "lettered int8",
+        "lettered full",
+        "lettered lora",
+        "lettered jakiro",
+        "lettered lists",
+        "lettered eagle",
+        "static lettered fp32",
+        "static lettered full",
+        "endless fp32",
+        "device lettered full",
+    ],
+)
 def test_with_every_drafter_constrained_text_is_the_plain_one(bundles: Bundles, bundle: str) -> None:
     session = open_session(bundles(bundle))
     grammar, forced, steps = Grammar.json_schema(PERSON), 0, 0
     for rows in (2, 5, 16):
         session.rows = rows
-        for sampling in (GREEDY, *(Sampling(**HOT, seed=seed) for seed in range(4)), Sampling(2.0, top_k=5, min_p=0.05, seed=9)):
+        for sampling in (
+            GREEDY,
+            *(Sampling(**HOT, seed=seed) for seed in range(4)),
+            Sampling(2.0, top_k=5, min_p=0.05, seed=9),
+        ):
             answer = check(session, grammar, sampling=sampling)
             assert answer.finish_reason == ("stop" if "endless" in bundle else "eos")
             jsonschema.validate(json.loads(answer.text), PERSON)
@@ -114,7 +171,20 @@ def test_with_every_drafter_constrained_text_is_the_plain_one(bundles: Bundles, 
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from([r"[a-c]{1,5}", r"(ab|cd)+x?", r"\d{2}-\d{2}", r"\"[^\"]{0,6}\"", r"(yes|no), [A-Z][a-z]{1,8}\.", "é+!", r"a.{0,3}\n"]), st.integers(0, 1000))
+@given(
+    st.sampled_from(
+        [
+            r"[a-c]{1,5}",
+            r"(ab|cd)+x?",
+            r"\d{2}-\d{2}",
+            r"\"[^\"]{0,6}\"",
+            r"(yes|no), [A-Z][a-z]{1,8}\.",
+            "é+!",
+            r"a.{0,3}\n",
+        ]
+    ),
+    st.integers(0, 1000),
+)
 def test_every_finished_answer_is_matched_whole(bundles: Bundles, pattern: str, seed: int) -> None:
     session = opened(bundles("lettered fp32"))
     answer = check(session, Grammar.regex(pattern), tokens=60, sampling=Sampling(1.5, seed=seed))
@@ -123,7 +193,10 @@ def test_every_finished_answer_is_matched_whole(bundles: Bundles, pattern: str, 
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12), min_size=1, max_size=5), st.integers(0, 1000))
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12), min_size=1, max_size=5),
+    st.integers(0, 1000),
+)
 def test_a_choice_is_one_of_them(bundles: Bundles, texts: list[str], seed: int) -> None:
     session = opened(bundles("lettered fp32"))
     answer = check(session, Grammar.choice(texts), tokens=60, sampling=Sampling(1.5, seed=seed))
@@ -197,7 +270,9 @@ def test_log_probabilities_are_the_models_own_whatever_is_chosen(bundles: Bundle
         for said, row in zip(plain.logprobs, rows, strict=False):
             wanted = row - row.max() - np.log(np.exp(row - row.max()).sum())
             assert abs(said.logprob - wanted[said.token]) < 1e-3
-            assert [round(value, 3) for _, value in said.top] == pytest.approx(np.sort(wanted)[::-1][:3].tolist(), abs=2e-3)
+            assert [round(value, 3) for _, value in said.top] == pytest.approx(
+                np.sort(wanted)[::-1][:3].tolist(), abs=2e-3
+            )
     assert session.generate(prompt, max_new_tokens=3, logprobs=0).logprobs[0].top == []  # type: ignore[index]
 
 
@@ -208,7 +283,12 @@ def test_log_probabilities_come_with_each_chunk_and_end_at_a_stop_string(bundles
     assert chunk.finish_reason == "stop"
 
 
-BOMBS = ["((((a{100}){100}){100}){100}){100}", "a{4000000000}", "(" * 400 + "a{99}" + "){99}" * 400, "a{" + "9" * 5000 + "}"]
+BOMBS = [
+    "((((a{100}){100}){100}){100}){100}",
+    "a{4000000000}",
+    "(" * 400 + "a{99}" + "){99}" * 400,
+    "a{" + "9" * 5000 + "}",
+]
 WRONG: list[tuple[Callable[[], Grammar], str]] = [
     (lambda: Grammar.json_schema("{"), "no JSON"),
     (lambda: Grammar.json_schema("[]"), "is a list"),
@@ -252,7 +332,16 @@ def test_bad_grammars_are_refused_in_a_line_and_at_once(case: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a|b){3000}", "(a|b)*a(a|b){200}", "(.{1,90}x){1,90}", "([a-z]{1,20}[0-9a-f]{1,20}){1,20}", "((((a*)*)*)*)*b", r"[\p{L}\p{N}]{1,90}\p{Lu}{5,90}", r"[{]{3}\{9\}a{9}"]
+    "pattern",
+    [
+        "(a|b){3000}",
+        "(a|b)*a(a|b){200}",
+        "(.{1,90}x){1,90}",
+        "([a-z]{1,20}[0-9a-f]{1,20}){1,20}",
+        "((((a*)*)*)*)*b",
+        r"[\p{L}\p{N}]{1,90}\p{Lu}{5,90}",
+        r"[{]{3}\{9\}a{9}",
+    ],
 )
 def test_regular_expressions_that_are_hard_take_bounded_time(bundles: Bundles, pattern: str) -> None:
     session = open_session(bundles("lettered fp32"))
@@ -304,7 +393,15 @@ def test_a_tokenizer_without_bytes_is_refused() -> None:
         Vocabulary(words, 2, [0]).walk(Grammar.choice(["a"]))
 
 
-@pytest.mark.parametrize(("options", "found"), [({"grammar": "yes|no"}, "grammar of type str"), ({"logprobs": -1}, "logprobs -1"), ({"logprobs": True}, "logprobs True"), ({"logprobs": 1000}, "logprobs 1000")])
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"grammar": "yes|no"}, "grammar of type str"),
+        ({"logprobs": -1}, "logprobs -1"),
+        ({"logprobs": True}, "logprobs True"),
+        ({"logprobs": 1000}, "logprobs 1000"),
+    ],
+)
 def test_senseless_options_are_refused(bundles: Bundles, options: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         open_session(bundles("lettered fp32")).generate("x", **options)
@@ -319,6 +416,9 @@ def test_from_the_command_line(bundles: Bundles, tmp_path: Path) -> None:
     assert "forced by the grammar" in run.output
     assert re.fullmatch(r"[ab]{3}\n", CliRunner().invoke(app, [*base, "--regex", "[ab]{3}"]).stdout)
     assert CliRunner().invoke(app, [*base, "--choice", "abc", "--choice", "cab"]).stdout in ("abc\n", "cab\n")
-    for wrong, found in ((["--regex", "a", "--choice", "b"], "--regex and --choice"), (["--json-schema", str(tmp_path / "no")], "a file with a JSON schema")):
+    for wrong, found in (
+        (["--regex", "a", "--choice", "b"], "--regex and --choice"),
+        (["--json-schema", str(tmp_path / "no")], "a file with a JSON schema"),
+    ):
         run = CliRunner().invoke(app, [*base, *wrong])
         assert run.exit_code == 2 and found in run.stderr

@@ -170,7 +170,11 @@ def test_answers_are_the_same_after_sleep(name: str, bundles: Bundles, tmp_path:
     expected = [session.generate(p, max_new_tokens=12).token_ids for p in ("hello", "hello world")]
     for _ in range(2):
         session.unload()
-        assert not session.loaded and session.generate("hello", max_new_tokens=12).token_ids == expected[0] and session.loaded
+        assert (
+            not session.loaded
+            and session.generate("hello", max_new_tokens=12).token_ids == expected[0]
+            and session.loaded
+        )
     session.unload()
     assert session.generate("hello world", max_new_tokens=12).token_ids == expected[1]
 
@@ -194,7 +198,11 @@ def test_all_sessions_of_a_bundle_sleep_and_wake_together(bundles: Bundles, tmp_
     second.unload()
     assert not first.loaded
     third = first.another()
-    assert first.loaded and third.loaded and [s.generate("hello", max_new_tokens=9).token_ids for s in (second, third)] == expected
+    assert (
+        first.loaded
+        and third.loaded
+        and [s.generate("hello", max_new_tokens=9).token_ids for s in (second, third)] == expected
+    )
 
 
 def test_nothing_of_an_unloaded_graph_stays(bundles: Bundles, tmp_path: Path) -> None:
@@ -235,7 +243,9 @@ def test_files_that_changed_meanwhile_are_refused(bundles: Bundles, tmp_path: Pa
 
 
 @pytest.mark.parametrize("bundle", ["fp32", "static fp32"])
-def test_a_graph_that_not_all_can_take_hold_of_is_not_kept(bundle: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_not_all_can_take_hold_of_is_not_kept(
+    bundle: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = opened(bundles(bundle), tmp_path)
     sessions = [first, first.another()]
     expected = first.generate("hello", max_new_tokens=4).token_ids
@@ -297,7 +307,9 @@ def test_closing_what_sleeps_does_not_wake_it(bundles: Bundles, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout"])
-def test_an_answer_can_be_ended_while_its_bundle_wakes(how: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_can_be_ended_while_its_bundle_wakes(
+    how: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = opened(bundles("fp32"), tmp_path)
     graph = session.engine.graph  # type: ignore[attr-defined]
     opening, ended, verify = threading.Event(), threading.Event(), graphs.verify_files
@@ -318,7 +330,13 @@ def test_an_answer_can_be_ended_while_its_bundle_wakes(how: str, bundles: Bundle
     assert session.generate("hello", max_new_tokens=3).finish_reason == "length"
 
 
-@pytest.mark.parametrize("left", ["stream = session.stream('hello', max_new_tokens=100); next(stream)", "for _ in range(3): session.another().stream('hello', max_new_tokens=100).start()"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        "stream = session.stream('hello', max_new_tokens=100); next(stream)",
+        "for _ in range(3): session.another().stream('hello', max_new_tokens=100).start()",
+    ],
+)
 def test_a_program_ends_in_the_middle_of_an_answer(left: str, bundles: Bundles, tmp_path: Path) -> None:
     code = f"""
 from streamspec.runtime import load

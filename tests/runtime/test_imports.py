@@ -23,12 +23,16 @@ def run(code: str) -> str:
 
 def test_runtime_imports_without_torch_transformers_peft_onnx() -> None:
     run(
-        "import streamspec.runtime, streamspec.runtime.engine, streamspec.runtime.calibrate, streamspec.runtime.swapping\nfrom streamspec import load"
+        "import streamspec.runtime, streamspec.runtime.engine, streamspec.runtime.calibrate, "
+        "streamspec.runtime.swapping\nfrom streamspec import load"
     )
 
 
 def test_a_bundle_loads_and_answers_without_them(bundles: Callable[[str], Path], tmp_path: Path) -> None:
-    code = f"import streamspec\nsession = streamspec.load({str(bundles('int8'))!r}, threads=1, cache_dir={str(tmp_path)!r})\n"
+    code = (
+        f"import streamspec\nsession = streamspec.load({str(bundles('int8'))!r}, threads=1, "
+        f"cache_dir={str(tmp_path)!r})\n"
+    )
     assert run(code + "print(len(session.generate('hello', max_new_tokens=5).token_ids))") == "5"
 
 

@@ -1,4 +1,6 @@
-"""Speculative decoding of a toy model gives plain decoding's tokens, whatever the tree, the candidates and the limits."""
+"""Speculative decoding of a toy model gives plain decoding's tokens, whatever the tree, the candidates and the
+limits.
+"""
 
 from __future__ import annotations
 

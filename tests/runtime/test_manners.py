@@ -1,6 +1,7 @@
 """What the runtime does not do to the program it is part of.
 
-Each test runs a whole life of sessions in a process of its own, watched from inside (audit hooks) or from outside (strace).
+Each test runs a whole life of sessions in a process of its own, watched from inside (audit hooks) or from outside
+(strace).
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ session.save(cache + "/kept")
 session.restore(cache + "/kept")
 session.unload()
 session.chat("again", max_new_tokens=4, timeout=60)
-measured = load(plain, threads=1, cache_dir=cache, idle=0.05)  # measures this machine, asks for every provider, falls asleep
+# measures this machine, asks for every provider, falls asleep
+measured = load(plain, threads=1, cache_dir=cache, idle=0.05)
 measured.generate([5, 6, 7], max_new_tokens=4)
 many = load(swappable, threads=1, tree=4, cache_dir=cache, adapter="one")
 for adapter in ("two", None, "one"):
@@ -61,12 +63,50 @@ sys.addaudithook(watch)
 """
 
 SILENT = (
-    "socket.__new__", "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto",
-    "subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "os.startfile", "pty.spawn",
-    "os.putenv", "os.unsetenv", "urllib.Request", "http.client.connect", "webbrowser.open", "ftplib.connect", "smtplib.connect",
-    "os.kill", "signal.pthread_kill", "sys.setprofile", "sys.settrace", "os.chdir", "os.chmod", "os.chown", "shutil.rmtree",
-)  # fmt: skip
-WRITING = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.utime", "tempfile.mkstemp", "tempfile.mkdtemp")
+    "socket.__new__",
+    "socket.connect",
+    "socket.bind",
+    "socket.getaddrinfo",
+    "socket.gethostbyname",
+    "socket.sendto",
+    "subprocess.Popen",
+    "os.system",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.exec",
+    "os.spawn",
+    "os.startfile",
+    "pty.spawn",
+    "os.putenv",
+    "os.unsetenv",
+    "urllib.Request",
+    "http.client.connect",
+    "webbrowser.open",
+    "ftplib.connect",
+    "smtplib.connect",
+    "os.kill",
+    "signal.pthread_kill",
+    "sys.setprofile",
+    "sys.settrace",
+    "os.chdir",
+    "os.chmod",
+    "os.chown",
+    "shutil.rmtree",
+)
+WRITING = (
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.utime",
+    "tempfile.mkstemp",
+    "tempfile.mkdtemp",
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,16 +122,37 @@ def folders(tmp_path_factory: pytest.TempPathFactory, bundles: Bundles) -> dict[
     return {"chat": str(bundles("chat")), "plain": str(bundles("int8")), "swappable": str(folder / "bundle")}
 
 
-def live(folders: dict[str, str], tmp_path: Path, before: str = "", after: str = "", life: str = LIFE, wrapped: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `life` between two pieces of code, in a process that has a home and a cache of its own and byte code already compiled."""
+def live(
+    folders: dict[str, str],
+    tmp_path: Path,
+    before: str = "",
+    after: str = "",
+    life: str = LIFE,
+    wrapped: tuple[str, ...] = (),
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Runs `life` between two pieces of code, in a process that has a home and a cache of its own and byte code already
+    compiled.
+    """
     cache, home = tmp_path / "cache", tmp_path / "home"
     cache.mkdir(exist_ok=True)
     home.mkdir(exist_ok=True)
     names = "".join(f"{name} = {value!r}\n" for name, value in {**folders, "cache": str(cache)}.items())
     known = {k: v for k, v in os.environ.items() if k not in ("ORT_DISABLE_TELEMETRY", "STREAMSPEC_CACHE")}
-    known |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(home)}
+    known |= {
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TMPDIR": str(home),
+    }
     out = subprocess.run(
-        [*wrapped, sys.executable, "-c", before + names + life + after], capture_output=True, text=True, env=known | environment, cwd=home, timeout=300, check=False
+        [*wrapped, sys.executable, "-c", before + names + life + after],
+        capture_output=True,
+        text=True,
+        env=known | environment,
+        cwd=home,
+        timeout=300,
+        check=False,
     )
     assert out.returncode == 0, out.stderr[-3000:]
     return out
@@ -111,8 +172,16 @@ def test_no_socket_no_process_no_environment(folders: dict[str, str], tmp_path: 
 
 
 def test_the_watch_would_see_them(folders: dict[str, str], tmp_path: Path) -> None:
-    life = "import socket, subprocess, os, sys\nsocket.socket().close()\nsubprocess.run([sys.executable, '-c', ''])\nos.environ['X'] = 'y'\nopen('mine', 'w').close()\n"
-    assert {event[0] for event in events((*SILENT, *WRITING), folders, tmp_path, life)} >= {"socket.__new__", "subprocess.Popen", "os.putenv", "open"}
+    life = (
+        "import socket, subprocess, os, sys\nsocket.socket().close()\nsubprocess.run([sys.executable, '-c', "
+        "''])\nos.environ['X'] = 'y'\nopen('mine', 'w').close()\n"
+    )
+    assert {event[0] for event in events((*SILENT, *WRITING), folders, tmp_path, life)} >= {
+        "socket.__new__",
+        "subprocess.Popen",
+        "os.putenv",
+        "open",
+    }
 
 
 def test_files_are_written_in_the_cache_folder_only(folders: dict[str, str], tmp_path: Path) -> None:
@@ -129,7 +198,11 @@ def test_files_are_written_in_the_cache_folder_only(folders: dict[str, str], tmp
 
 
 def writes(mode: str, flags: str) -> bool:
-    return any(letter in mode for letter in "wax+") if mode != "None" else bool(int(flags) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return (
+        any(letter in mode for letter in "wax+")
+        if mode != "None"
+        else bool(int(flags) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    )
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
@@ -170,8 +243,10 @@ import numpy, onnxruntime, tokenizers  # they set filters of warnings of their o
 def settings():
     handlers = {s: signal.getsignal(s) for s in signal.Signals}
     import logging
-    return (handlers, dict(os.environ), sys.excepthook, threading.excepthook, sys.path[:], os.getcwd(), locale.setlocale(locale.LC_ALL), warnings.filters[:],
-            logging.getLogger().handlers[:], logging.getLogger().level, sys.getrecursionlimit(), sys.getswitchinterval(), sys.stdout, sys.stderr)
+    log = logging.getLogger()
+    process = (dict(os.environ), sys.path[:], os.getcwd(), locale.setlocale(locale.LC_ALL), sys.stdout, sys.stderr)
+    hooks = (handlers, sys.excepthook, threading.excepthook, warnings.filters[:], log.handlers[:], log.level)
+    return process, hooks, sys.getrecursionlimit(), sys.getswitchinterval()
 was = settings()
 """
     after = """
@@ -190,7 +265,13 @@ assert not heavy, heavy
 
 
 def test_a_telemetry_setting_of_the_user_stays(folders: dict[str, str], tmp_path: Path) -> None:
-    live(folders, tmp_path, after="\nimport os\nassert os.environ['ORT_DISABLE_TELEMETRY'] == '0'\n", life="import streamspec.runtime\n", ORT_DISABLE_TELEMETRY="0")
+    live(
+        folders,
+        tmp_path,
+        after="\nimport os\nassert os.environ['ORT_DISABLE_TELEMETRY'] == '0'\n",
+        life="import streamspec.runtime\n",
+        ORT_DISABLE_TELEMETRY="0",
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("strace") is None, reason="no strace here")
@@ -212,7 +293,15 @@ def test_no_system_call_reaches_for_the_network_or_starts_a_program(folders: dic
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("strace") is None, reason="no strace here")
 def test_no_system_call_writes_outside_the_cache(folders: dict[str, str], tmp_path: Path) -> None:
     log = tmp_path / "calls"
-    wrapped = ("strace", "-f", "-qq", "-e", "trace=open,openat,creat,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,link,symlink", "-o", str(log))
+    wrapped = (
+        "strace",
+        "-f",
+        "-qq",
+        "-e",
+        "trace=open,openat,creat,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,link,symlink",
+        "-o",
+        str(log),
+    )
     live(folders, tmp_path, wrapped=wrapped)
     outside = []
     for line in log.read_text().splitlines():
@@ -220,7 +309,9 @@ def test_no_system_call_writes_outside_the_cache(folders: dict[str, str], tmp_pa
         if call is None or (call[1].startswith("open") and not re.search(r"O_WRONLY|O_RDWR|O_CREAT", call[2])):
             continue
         path = re.search(r'"([^"]*)"', call[2])
-        if path is None or not (Path(path[1]).is_relative_to(tmp_path / "cache") or path[1].startswith(("/dev/", "/proc/self"))):
+        if path is None or not (
+            Path(path[1]).is_relative_to(tmp_path / "cache") or path[1].startswith(("/dev/", "/proc/self"))
+        ):
             outside.append(line)
     assert outside == []
 
@@ -238,7 +329,9 @@ def test_a_core_gets_one_thread_by_default(bundles: Bundles, tmp_path: Path, mon
 
 
 def test_second_threads_of_a_core_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = [f"processor: {i}\nphysical id: {i // 8}\ncore id: {i // 2 % 4}\n" for i in range(16)]  # two processors of four cores, twice each
+    blocks = [
+        f"processor: {i}\nphysical id: {i // 8}\ncore id: {i // 2 % 4}\n" for i in range(16)
+    ]  # two processors of four cores, twice each
     (tmp_path / "cpuinfo").write_text("\n".join(blocks))
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(machine, "logical_cores", lambda: 16)

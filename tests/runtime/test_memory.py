@@ -25,12 +25,19 @@ WEIGHTS = 10**9
 
 
 def described(**changes: Any) -> Manifest:
-    return manifest(files={"model.onnx.data": FileInfo("0" * 64, WEIGHTS), "tokenizer.json": FileInfo("0" * 64, 10**6)}, **changes)
+    return manifest(
+        files={"model.onnx.data": FileInfo("0" * 64, WEIGHTS), "tokenizer.json": FileInfo("0" * 64, 10**6)}, **changes
+    )
 
 
 def test_estimates_follow_precision_context_and_sessions() -> None:
     by_precision = {p: estimate(described(precision=p), context=100) for p in ("fp32", "fp16", "int8", "int4")}
-    assert [by_precision[p].packed for p in ("fp32", "fp16", "int8", "int4")] == [WEIGHTS, 2 * WEIGHTS, WEIGHTS, 6 * WEIGHTS // 5]
+    assert [by_precision[p].packed for p in ("fp32", "fp16", "int8", "int4")] == [
+        WEIGHTS,
+        2 * WEIGHTS,
+        WEIGHTS,
+        6 * WEIGHTS // 5,
+    ]
     assert by_precision["fp32"].weights == 4 * by_precision["int8"].weights == 4 * 257 * 16
     one = by_precision["int8"]
     assert one.cache == 2 * 2 * 8 * 100 * 4  # layers, key and value, width, tokens, bytes
@@ -41,7 +48,9 @@ def test_estimates_follow_precision_context_and_sessions() -> None:
     assert still.packed == 4 * WEIGHTS and still.work < estimate(described()).work
 
 
-@pytest.mark.parametrize("options", [{"context": 1}, {"context": 129}, {"context": 5.0}, {"sessions": 0}, {"sessions": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"context": 1}, {"context": 129}, {"context": 5.0}, {"sessions": 0}, {"sessions": 1.5}]
+)
 def test_senseless_questions_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         estimate(described(), **options)  # type: ignore[arg-type]
@@ -49,7 +58,13 @@ def test_senseless_questions_are_refused(options: dict[str, object]) -> None:
 
 def test_what_does_not_fit_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available", lambda: 500 * memory.MB)
-    with pytest.raises(ResourceError, match=r"needs 1,\d\d\d MB \(weights 0, packed 1,000, cache 0, work \d+\); expected at most 500 MB, which this machine has free") as refused:
+    with pytest.raises(
+        ResourceError,
+        match=(
+            r"needs 1,\d\d\d MB \(weights 0, packed 1,000, cache 0, work \d+\); expected at most 500 MB, which "
+            r"this machine has free"
+        ),
+    ) as refused:
         check_memory(described())
     assert refused.value.code == "memory" and "smaller context" in str(refused.value)
     check_memory(described(), limit=2 * WEIGHTS)  # the user knows better
@@ -114,13 +129,19 @@ def test_limits_of_containers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_limits_of_older_groups_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"memory/app/memory.limit_in_bytes": "600", "memory/app/memory.usage_in_bytes": "500", "memory/app/memory.stat": "total_inactive_file 20\n"}
+    files = {
+        "memory/app/memory.limit_in_bytes": "600",
+        "memory/app/memory.usage_in_bytes": "500",
+        "memory/app/memory.stat": "total_inactive_file 20\n",
+    }
     groups(tmp_path, monkeypatch, "4:cpuset:/app\n3:memory:/app\n0::/\nno line of a group\n", files)
     assert machine.available() == 120
 
 
 @pytest.mark.parametrize("lines", ["", "0::/../..\n", "0::/gone\n"])
-def test_where_no_limit_is_found_the_system_decides(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_limit_is_found_the_system_decides(
+    lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups(tmp_path, monkeypatch, lines, {"app/memory.max": "5", "app/memory.current": "0", "app/memory.stat": ""})
     assert machine.available() == 900
     monkeypatch.setattr(machine, "_GROUPS", tmp_path / "nothing")
@@ -185,7 +206,9 @@ for end in (session.forget, session.close):
     assert full - resident() > 0.8 * session.engine.cache.data.nbytes, (full, resident())
 print(len(session.generate("hello", max_new_tokens=3).token_ids))
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "3"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "3"
+    )
 
 
 def test_inspect_says_what_a_bundle_takes(bundles: Bundles) -> None:

@@ -34,10 +34,13 @@ def without_mask(graph: onnx.GraphProto) -> Nodes:
     """Rows see all rows before them."""
     redirect(graph, "tree_mask", "bent", only="/bias.full/")
     return [
-        scalar("none", 0), scalar("masked", MASKED), helper.make_node("Mul", ["tree_mask", "none"], ["zeros"]),
-        helper.make_node("Add", ["zeros", "masked"], ["all_masked"]), scalar("first", 1, onnx.TensorProto.INT64),
+        scalar("none", 0),
+        scalar("masked", MASKED),
+        helper.make_node("Mul", ["tree_mask", "none"], ["zeros"]),
+        helper.make_node("Add", ["zeros", "masked"], ["all_masked"]),
+        scalar("first", 1, onnx.TensorProto.INT64),
         helper.make_node("Trilu", ["all_masked", "first"], ["bent"], upper=1),
-    ]  # fmt: skip
+    ]
 
 
 def without_positions(graph: onnx.GraphProto) -> Nodes:
@@ -51,9 +54,12 @@ def rows_in_slots() -> Nodes:
     """`places` int64 [n]: the slots of the rows."""
     whole = onnx.TensorProto.INT64
     return [
-        scalar("none", 0, whole), scalar("one", 1, whole), helper.make_node("Size", ["input_ids"], ["rows"]),
-        helper.make_node("Range", ["none", "rows", "one"], ["slots"]), helper.make_node("Add", ["slots", "past_length"], ["places"]),
-    ]  # fmt: skip
+        scalar("none", 0, whole),
+        scalar("one", 1, whole),
+        helper.make_node("Size", ["input_ids"], ["rows"]),
+        helper.make_node("Range", ["none", "rows", "one"], ["slots"]),
+        helper.make_node("Add", ["slots", "past_length"], ["places"]),
+    ]
 
 
 def without_past(graph: onnx.GraphProto) -> Nodes:
@@ -101,7 +107,9 @@ def in_order(nodes: Nodes) -> Nodes:
 
 @pytest.mark.parametrize("how", [without_mask, without_positions, without_past])
 @pytest.mark.parametrize("kind", ["fp32", "int8", "int4", "jakiro", "lora"])
-def test_a_provider_that_ignores_a_part_of_a_tree_is_refused(bundles: Bundles, tmp_path: Path, kind: str, how: Any) -> None:
+def test_a_provider_that_ignores_a_part_of_a_tree_is_refused(
+    bundles: Bundles, tmp_path: Path, kind: str, how: Any
+) -> None:
     wrong = bent(bundles(kind), tmp_path / "bent", how)
     with pytest.raises(BundleError, match="this machine computes a draft tree with logits"):
         load(wrong, threads=1, tree="plain")
@@ -150,6 +158,7 @@ def test_windows_caps_and_learned_positions_pass(tmp_path: Path, family: str, pr
 
 def test_a_window_that_counts_slots_is_refused(tmp_path: Path) -> None:
     """Positions are right where they enter, wrong where the window asks for them."""
+
     def slots(graph: onnx.GraphProto) -> Nodes:
         flat = next(node.output[0] for node in graph.node if node.op_type == "Squeeze" and "position_ids" in node.input)
         redirect(graph, flat, "places", only="/bias.6/")
@@ -171,7 +180,9 @@ def test_a_number_that_is_none_fails_wherever_it_stands(odd: float) -> None:
 def test_the_probe_keeps_to_the_rows_of_a_graph_of_one_shape(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     forward = OrtEngine.forward
-    monkeypatch.setattr(OrtEngine, "forward", lambda self, tokens, *args: seen.append(len(tokens)) or forward(self, tokens, *args))
+    monkeypatch.setattr(
+        OrtEngine, "forward", lambda self, tokens, *args: seen.append(len(tokens)) or forward(self, tokens, *args)
+    )
     session = load(bundles("fp32"), threads=1, tree="plain")
     assert isinstance(session.engine, OrtEngine) and session.manifest.probe
     session.engine.rows = 8

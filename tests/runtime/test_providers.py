@@ -64,9 +64,18 @@ class Opened:
         monkeypatch.setattr(calibrate, "measure", measured)
 
 
-@pytest.mark.parametrize(("speeds", "best", "other"), [({"mirror": 50, "cpu": 20}, "mirror", "cpu"), ({"mirror": 10, "cpu": 20}, "cpu", "mirror")])
+@pytest.mark.parametrize(
+    ("speeds", "best", "other"),
+    [({"mirror": 50, "cpu": 20}, "mirror", "cpu"), ({"mirror": 10, "cpu": 20}, "cpu", "mirror")],
+)
 def test_auto_takes_the_fastest_that_is_right(
-    bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, speeds: dict[str, float], best: str, other: str
+    bundles: Bundles,
+    mirror: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    speeds: dict[str, float],
+    best: str,
+    other: str,
 ) -> None:
     opened = Opened(monkeypatch, **speeds)
     session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
@@ -106,7 +115,9 @@ def test_a_fastest_provider_that_fails_later_makes_way_for_the_next(
     assert later.name == "cpu" and dict(later.passed_over)["mirror"] == "its driver has gone"
 
 
-def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(
+    bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward = OrtEngine.forward
 
     def blind(self: OrtEngine, tokens: Any, offsets: Any, mask: np.ndarray) -> np.ndarray:
@@ -120,7 +131,9 @@ def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(bundles: Bundles
         load(bundles("fp32"), threads=1, tree="plain", provider="mirror")
 
 
-def test_a_bundle_that_no_provider_takes_is_refused_as_the_cpu_says(bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_that_no_provider_takes_is_refused_as_the_cpu_says(
+    bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forward = OrtEngine.forward
     monkeypatch.setattr(OrtEngine, "forward", lambda self, *args: forward(self, *args) * np.float32(2))
     with pytest.raises(BundleError, match="this machine computes a prompt"):
@@ -128,7 +141,9 @@ def test_a_bundle_that_no_provider_takes_is_refused_as_the_cpu_says(bundles: Bun
 
 
 @pytest.mark.parametrize("name", ["rocm", "migraphx", "webgpu"])
-def test_a_provider_that_is_not_there_is_refused_with_what_brings_it(bundles: Bundles, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_is_not_there_is_refused_with_what_brings_it(
+    bundles: Bundles, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(providers, "find_spec", lambda module: None)
     with pytest.raises(ProviderError, match=f"provider {name}: not installed: pip install .*{name}.*doctor"):
         load(bundles("fp32"), threads=1, provider=name)
@@ -139,7 +154,9 @@ def test_an_unknown_provider_is_refused_with_the_names(bundles: Bundles) -> None
         load(bundles("fp32"), threads=1, provider="tpu")
 
 
-def test_a_provider_of_another_flavour_is_refused_and_not_started(bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_of_another_flavour_is_refused_and_not_started(
+    bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(PROVIDERS, "mirror", replace(MIRROR, flavours=(STATIC,)))
     with pytest.raises(ProviderError, match="runs static bundles only, and this one is dynamic"):
         load(bundles("fp32"), threads=1, provider="mirror")
@@ -149,7 +166,10 @@ def test_a_provider_of_another_flavour_is_refused_and_not_started(bundles: Bundl
 
 
 def test_the_flavour_is_the_manifests() -> None:
-    kinds = [flavour(SimpleNamespace(static=static, files=files)) for static, files in ((None, {}), (object(), {}), (None, {COMPACT: None}))]  # type: ignore[arg-type]
+    kinds = [
+        flavour(SimpleNamespace(static=static, files=files))
+        for static, files in ((None, {}), (object(), {}), (None, {COMPACT: None}))
+    ]  # type: ignore[arg-type]
     assert kinds == [DYNAMIC, STATIC, DEVICE]
 
 
@@ -174,9 +194,16 @@ def test_openvino_takes_a_graph_of_products_whole_and_rightly() -> None:
         pytest.skip(found.why_not)
     weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])], "products",
-        [helper.make_tensor_value_info("x", 1, [4, 64])], [helper.make_tensor_value_info("y", 1, [4, 64])], [numpy_helper.from_array(weights, "w")],
-    )  # fmt: skip
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"]),
+            helper.make_node("Relu", ["h"], ["r"]),
+            helper.make_node("MatMul", ["r", "w"], ["y"]),
+        ],
+        "products",
+        [helper.make_tensor_value_info("x", 1, [4, 64])],
+        [helper.make_tensor_value_info("y", 1, [4, 64])],
+        [numpy_helper.from_array(weights, "w")],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     options = onnxruntime.SessionOptions()
     providers = prepare(onnxruntime, found, options, 1)
@@ -192,7 +219,11 @@ def test_generate_says_which_provider_computed(bundles: Bundles) -> None:
     done = CliRunner().invoke(app, ["generate", str(bundles("fp32")), *options])
     assert done.exit_code == 0 and done.stderr.strip().endswith("; provider: cpu")
     refused = CliRunner().invoke(app, ["generate", str(bundles("fp32")), *options, "--provider", "rocm"])
-    assert refused.exit_code == 2 and "provider rocm: not installed" in refused.stderr and "\n" not in refused.stderr.strip()
+    assert (
+        refused.exit_code == 2
+        and "provider rocm: not installed" in refused.stderr
+        and "\n" not in refused.stderr.strip()
+    )
 
 
 def test_what_is_for_another_system_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +256,10 @@ class Placed:
 
     def get_provider_graph_assignment_info(self) -> list[Any]:
         return [
-            SimpleNamespace(ep_name=name, get_nodes=lambda nodes=nodes: [SimpleNamespace(op_type=kind, name=node) for kind, node in nodes])
+            SimpleNamespace(
+                ep_name=name,
+                get_nodes=lambda nodes=nodes: [SimpleNamespace(op_type=kind, name=node) for kind, node in nodes],
+            )
             for name, nodes in self.parts.items()
         ]
 
@@ -248,8 +282,15 @@ def test_a_device_of_a_plug_in_is_asked_for(bundles: Bundles, monkeypatch: pytes
 
 
 def test_products_on_the_cpu_are_refused_by_name() -> None:
-    session = Placed({OPENVINO.ort: [("Add", "a")], CPU.ort: [("MatMul", "head/MatMul"), ("MatMul", "mlp"), ("Conv", "c"), ("Shape", "d")]})
-    with pytest.raises(ProviderError, match=r"openvino leaves 2 MatMul, 1 Conv, such as head/MatMul, mlp, c, to the CPU"):
+    session = Placed(
+        {
+            OPENVINO.ort: [("Add", "a")],
+            CPU.ort: [("MatMul", "head/MatMul"), ("MatMul", "mlp"), ("Conv", "c"), ("Shape", "d")],
+        }
+    )
+    with pytest.raises(
+        ProviderError, match=r"openvino leaves 2 MatMul, 1 Conv, such as head/MatMul, mlp, c, to the CPU"
+    ):
         check_placement(session, OPENVINO)
 
 
@@ -266,7 +307,9 @@ def test_an_onnxruntime_that_cannot_say_where_nodes_lie_may_leave_none_to_the_cp
     assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
 
 
-def test_a_session_that_starts_elsewhere_than_asked_is_refused(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_starts_elsewhere_than_asked_is_refused(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ONNX Runtime itself starts on the CPU, with a warning, where a provider of its build fails."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", CPU.ort])
     with pytest.raises(ProviderError, match="cuda did not start"), pytest.warns(UserWarning):

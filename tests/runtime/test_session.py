@@ -141,10 +141,12 @@ def test_cancel_without_a_generation_does_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"stop": 5}, "stop strings 5"), ({"sampling": 0.5}, "sampling 0.5"), ({"timeout": 1e12}, "a timeout of 1000000000000.0"),
+        ({"stop": 5}, "stop strings 5"),
+        ({"sampling": 0.5}, "sampling 0.5"),
+        ({"timeout": 1e12}, "a timeout of 1000000000000.0"),
         ({"timeout": True}, "a timeout of True"),
     ],
-)  # fmt: skip
+)
 def test_options_of_a_wrong_kind_are_refused_in_one_line(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         saying("x").generate("p", **options)

@@ -36,7 +36,9 @@ def cold(session: Session, prompt: Any, **options: Any) -> Completion:
 
 @pytest.mark.parametrize("bundle", ["fp32", "int8", "full", "jakiro", "static full", "device full"])
 @pytest.mark.parametrize("sampling", [Sampling(seed=0), HOT, HARSH])
-def test_a_known_beginning_is_not_read_again_and_changes_nothing(bundle: str, sampling: Sampling, bundles: Bundles, request: pytest.FixtureRequest) -> None:
+def test_a_known_beginning_is_not_read_again_and_changes_nothing(
+    bundle: str, sampling: Sampling, bundles: Bundles, request: pytest.FixtureRequest
+) -> None:
     if bundle.startswith("device"):
         request.getfixturevalue("device")
     session = open_session(bundles(bundle), **({"provider": "device"} if bundle.startswith("device") else {}))
@@ -44,7 +46,11 @@ def test_a_known_beginning_is_not_read_again_and_changes_nothing(bundle: str, sa
     for number, prompt in enumerate(PROMPTS):
         expected = cold(session, prompt, max_new_tokens=20, sampling=sampling)
         answer = session.generate(prompt, max_new_tokens=20, sampling=sampling, speculate=number % 3 != 2)
-        assert (answer.token_ids, answer.text, answer.finish_reason) == (expected.token_ids, expected.text, expected.finish_reason)
+        assert (answer.token_ids, answer.text, answer.finish_reason) == (
+            expected.token_ids,
+            expected.text,
+            expected.finish_reason,
+        )
         reused += answer.stats.reused_tokens
         again = session.encode(prompt) + answer.token_ids  # what a next turn begins with
         if len(again) < 120:
@@ -54,11 +60,15 @@ def test_a_known_beginning_is_not_read_again_and_changes_nothing(bundle: str, sa
     assert reused > 0
 
 
-def test_threads_with_sessions_of_their_own_answer_as_one_alone(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_with_sessions_of_their_own_answer_as_one_alone(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engines, "SHARED_CHUNK", 2)  # prompts in pieces while others wait
     session = open_session(bundles("full"))
     options: list[dict[str, Any]] = [{}, {"sampling": HOT}, {"speculate": False}, {"sampling": HARSH}]
-    expected = {(i, p): session.generate(p, max_new_tokens=30, **options[i]).token_ids for i in range(4) for p in PROMPTS}
+    expected = {
+        (i, p): session.generate(p, max_new_tokens=30, **options[i]).token_ids for i in range(4) for p in PROMPTS
+    }
     found: dict[tuple[int, str], list[int]] = {}
 
     def work(i: int, own: Session) -> None:
@@ -108,7 +118,9 @@ def test_two_at_once_are_served_in_turn(bundles: Bundles) -> None:
 
 
 @pytest.mark.parametrize("bundle", ["fp32", "static fp32"])
-def test_a_prompt_being_read_is_cancelled_between_and_within_its_pieces(bundle: str, bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_being_read_is_cancelled_between_and_within_its_pieces(
+    bundle: str, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engines, "CHUNK", 8)
     session = open_session(bundles(bundle))
     told: list[int] = []
@@ -146,7 +158,10 @@ def test_a_chat_goes_on_turn_by_turn_as_if_read_anew(bundles: Bundles) -> None:
         expected = cold(session, [*session.messages, {"role": "user", "content": said}], max_new_tokens=6)
         answer = session.chat(said, max_new_tokens=6)
         assert (answer.text, answer.token_ids) == (expected.text, expected.token_ids)
-        assert session.messages[-2:] == [{"role": "user", "content": said}, {"role": "assistant", "content": answer.text}]
+        assert session.messages[-2:] == [
+            {"role": "user", "content": said},
+            {"role": "assistant", "content": answer.text},
+        ]
     assert [m["role"] for m in session.messages] == ["system"] + ["user", "assistant"] * 3
     assert answer.stats.reused_tokens > 0
 
@@ -162,14 +177,19 @@ def test_a_cancelled_turn_stays_or_is_rolled_back(bundles: Bundles) -> None:
         last = list(stream)[-1]
         assert last.finish_reason == "cancelled"
         text += last.text
-        expected = kept if rollback else [*kept, {"role": "user", "content": "more"}, {"role": "assistant", "content": text}]
+        expected = (
+            kept if rollback else [*kept, {"role": "user", "content": "more"}, {"role": "assistant", "content": text}]
+        )
         assert session.messages == expected
     session.messages = kept
     stream = session.stream_chat("left")
     next(stream)
     stream.close()  # left early: forgotten
     assert session.messages == kept and first.text == kept[1]["content"]
-    assert session.chat("more", max_new_tokens=4).token_ids == cold(session, [*kept, {"role": "user", "content": "more"}], max_new_tokens=4).token_ids
+    assert (
+        session.chat("more", max_new_tokens=4).token_ids
+        == cold(session, [*kept, {"role": "user", "content": "more"}], max_new_tokens=4).token_ids
+    )
 
 
 def test_a_chat_that_no_longer_fits_is_refused_or_forgets_its_oldest_turns(bundles: Bundles) -> None:
@@ -190,7 +210,18 @@ def test_a_chat_that_no_longer_fits_is_refused_or_forgets_its_oldest_turns(bundl
 
 
 def test_forgetting_drops_whole_turns_and_leaves_the_last() -> None:
-    turns = [{"role": r, "content": c} for r, c in [("system", "s"), ("user", "1"), ("assistant", "2"), ("user", "3"), ("tool", "4"), ("assistant", "5"), ("user", "6")]]
+    turns = [
+        {"role": r, "content": c}
+        for r, c in [
+            ("system", "s"),
+            ("user", "1"),
+            ("assistant", "2"),
+            ("user", "3"),
+            ("tool", "4"),
+            ("assistant", "5"),
+            ("user", "6"),
+        ]
+    ]
     said = {limit: "".join(m["content"] for m in forget(turns, len, limit)) for limit in range(8)}
     assert said == {7: "s123456", 6: "s3456", 5: "s3456", 4: "s6", 3: "s6", 2: "s6", 1: "s6", 0: "s6"}
 
@@ -228,6 +259,8 @@ def test_a_message_that_is_none_is_refused(bundles: Bundles) -> None:
     with pytest.raises(DataError, match="without tokens"):
         session.generate([])
     assert session.messages == []
+
+
 @pytest.mark.parametrize("bundle", ["full", "static full"])
 def test_a_conversation_that_fills_the_context_is_restored(bundle: str, bundles: Bundles, tmp_path: Path) -> None:
     session = open_session(bundles(bundle))
@@ -236,7 +269,10 @@ def test_a_conversation_that_fills_the_context_is_restored(bundle: str, bundles:
     session.save(tmp_path / "talk")
     session.restore(tmp_path / "talk")
     answer = session.generate([7, 9, 11, 30] * 31, max_new_tokens=4)
-    assert answer.stats.reused_tokens == 123 and answer.token_ids == cold(session, [7, 9, 11, 30] * 31, max_new_tokens=4).token_ids
+    assert (
+        answer.stats.reused_tokens == 123
+        and answer.token_ids == cold(session, [7, 9, 11, 30] * 31, max_new_tokens=4).token_ids
+    )
 
 
 def test_an_empty_conversation_is_one_too(bundles: Bundles, tmp_path: Path) -> None:
@@ -280,7 +316,9 @@ def changed(tensors: dict[str, np.ndarray], about: dict[str, Any], how: str) -> 
     return tensors, messages
 
 
-@pytest.mark.parametrize("how", ["another sha256", "dtype", "shape", "more tensors", "longer than it says", "format", "key", "messages"])
+@pytest.mark.parametrize(
+    "how", ["another sha256", "dtype", "shape", "more tensors", "longer than it says", "format", "key", "messages"]
+)
 def test_files_that_lie_are_refused_and_leave_the_session_as_it_was(how: str, bundles: Bundles, tmp_path: Path) -> None:
     from streamspec.runtime import saved
 
@@ -298,7 +336,9 @@ def test_files_that_lie_are_refused_and_leave_the_session_as_it_was(how: str, bu
     assert (session.engine.tokens, session.messages) == before  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 8, b"\xff" * 64, b'\x02\x00\x00\x00\x00\x00\x00\x00{}', b"no such thing"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 8, b"\xff" * 64, b"\x02\x00\x00\x00\x00\x00\x00\x00{}", b"no such thing"]
+)
 def test_files_that_are_no_conversation_are_refused(content: bytes, bundles: Bundles, tmp_path: Path) -> None:
     (tmp_path / "talk").write_bytes(content)
     with pytest.raises(ConversationError):
@@ -313,7 +353,11 @@ def test_rows_and_tokens_that_no_model_makes_are_refused(bundles: Bundles, tmp_p
     session = open_session(bundles("chat"))
     session.chat("hi", max_new_tokens=3)
     tokens, rows = session.engine.kept()  # type: ignore[attr-defined]
-    for bad_tokens, bad_rows in ((tokens, np.where(rows == rows.max(), np.nan, rows)), ([64] * len(tokens), rows), ([-1] * len(tokens), rows)):
+    for bad_tokens, bad_rows in (
+        (tokens, np.where(rows == rows.max(), np.nan, rows)),
+        ([64] * len(tokens), rows),
+        ([-1] * len(tokens), rows),
+    ):
         saved.write(tmp_path / "talk", saved.Saved(bad_tokens, bad_rows, []), session.manifest)
         with pytest.raises(ConversationError, match="no model makes"):
             session.restore(tmp_path / "talk")

@@ -55,7 +55,9 @@ def test_both_flavours_write_the_same(bundle: str, sampling: Sampling, bundles: 
         assert written[0].token_ids == written[1].token_ids
 
 
-def test_every_step_costs_the_same_and_is_measured_once(bundles: Bundles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_step_costs_the_same_and_is_measured_once(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[int] = []
     timed = calibrate._time_step
 
@@ -136,7 +138,11 @@ def test_guesses_behind_another_token_are_dropped(bundles: Bundles, monkeypatch:
     greedy = int(engine.prefill([5, 6, 7], draft=False).choices[0])
     for drawn in (None, 40):  # as the graph chose, and otherwise
         engine.reset(HOT)
-        monkeypatch.setattr(engine, "_sample", lambda inputs, rows, allowed, drawn=drawn: np.where(drawn is None, engine._greedy[rows], drawn))
+        monkeypatch.setattr(
+            engine,
+            "_sample",
+            lambda inputs, rows, allowed, drawn=drawn: np.where(drawn is None, engine._greedy[rows], drawn),
+        )
         engine.prefill([5, 6, 7], draft=False)
         result = engine.verify(np.array([greedy]), ROOT_ONLY, draft=True)
         assert (result.guesses is None) == (drawn is not None)
@@ -167,7 +173,9 @@ def openvino(bundles: Bundles) -> Callable[[str], Session]:
 
 
 @pytest.mark.parametrize("bundle", ["fp32", "int8", "int4", "full", "lora"])
-def test_openvino_takes_the_whole_graph_and_speculates_exactly(bundle: str, openvino: Callable[[str], Session], bundles: Bundles) -> None:
+def test_openvino_takes_the_whole_graph_and_speculates_exactly(
+    bundle: str, openvino: Callable[[str], Session], bundles: Bundles
+) -> None:
     session, cpu = openvino(f"static {bundle}"), open_session(bundles(f"static {bundle}"))
     for prompt in SOME:
         plain = session.generate(prompt, max_new_tokens=40, speculate=False)

@@ -1,4 +1,6 @@
-"""Adapters swapped in a running session: each answers as its merged export would, all or nothing, at no cost in memory."""
+"""Adapters swapped in a running session: each answers as its merged export would, all or nothing, at no cost in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,20 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tuned(both, identity, model)
     (both / "streamspec_config.json").write_bytes(config)
     drafts = tiny_adapter(folder / "drafts", base, kind="chat")
-    return {"base": base, "tuned": both, "drafts": drafts, "plain": tuned(folder / "plain", identity, AutoModelForCausalLM.from_pretrained(base), 16)}
+    return {
+        "base": base,
+        "tuned": both,
+        "drafts": drafts,
+        "plain": tuned(folder / "plain", identity, AutoModelForCausalLM.from_pretrained(base), 16),
+    }
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def bundle(request: pytest.FixtureRequest, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp(request.param) / "bundle"
-    export_swappable(adapters["base"], [adapters[name] for name in ("tuned", "drafts", "plain")], out, request.param, progress=quiet)
+    export_swappable(
+        adapters["base"], [adapters[name] for name in ("tuned", "drafts", "plain")], out, request.param, progress=quiet
+    )
     return out
 
 
@@ -60,24 +69,44 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_each_adapter_answers_as_its_merged_export(bundle: Path, session: Session, adapters: dict[str, Path], tmp_path: Path) -> None:
+def test_each_adapter_answers_as_its_merged_export(
+    bundle: Path, session: Session, adapters: dict[str, Path], tmp_path: Path
+) -> None:
     said = {}
     for name in ("tuned", "drafts", "plain", None):
         session.swap(name)
-        export_bundle(adapters["base"], adapters[name] if name else None, tmp_path / str(name), read_manifest(bundle).precision, progress=quiet)
+        export_bundle(
+            adapters["base"],
+            adapters[name] if name else None,
+            tmp_path / str(name),
+            read_manifest(bundle).precision,
+            progress=quiet,
+        )
         merged = load(tmp_path / str(name), threads=1, tree=8)
         ids = merged.encode(PROMPT)
         off = session.score(ids) - merged.score(ids)
         # int8 rounds another sum: as far apart as either is from float32
-        assert np.abs(off).max() < 1e-3 if read_manifest(bundle).precision == "fp32" else np.sqrt(np.mean(off**2)) < 0.3 * session.score(ids).std()
-        assert session.manifest.prompt_format == merged.manifest.prompt_format and session.manifest.trees == merged.manifest.trees
+        assert (
+            np.abs(off).max() < 1e-3
+            if read_manifest(bundle).precision == "fp32"
+            else np.sqrt(np.mean(off**2)) < 0.3 * session.score(ids).std()
+        )
+        assert (
+            session.manifest.prompt_format == merged.manifest.prompt_format
+            and session.manifest.trees == merged.manifest.trees
+        )
         if read_manifest(bundle).precision == "fp32":
-            assert session.generate(PROMPT, max_new_tokens=40).token_ids == merged.generate(PROMPT, max_new_tokens=40).token_ids
+            assert (
+                session.generate(PROMPT, max_new_tokens=40).token_ids
+                == merged.generate(PROMPT, max_new_tokens=40).token_ids
+            )
         said[name] = session.generate(PROMPT, max_new_tokens=40).token_ids
     assert len({tuple(ids) for ids in said.values()}) >= 3
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)], ids=["greedy", "sampled"]
+)
 def test_drafting_changes_nothing_and_every_return_finds_the_same(session: Session, sampling: Sampling) -> None:
     first: dict[str | None, list[int]] = {}
     for name in ("tuned", "drafts", None, "tuned", "plain", "drafts", None, "plain"):
@@ -113,21 +142,29 @@ def test_pruning_goes_with_the_adapter_that_has_an_exit(bundle: Path) -> None:
     from streamspec.runtime import Pruning
 
     session = load(bundle, threads=1, tree=12, ngram=False, adapter="tuned", pruning=Pruning(rows=4))
-    assert session.generate(PROMPT, max_new_tokens=40).token_ids == session.generate(PROMPT, max_new_tokens=40, speculate=False).token_ids
+    assert (
+        session.generate(PROMPT, max_new_tokens=40).token_ids
+        == session.generate(PROMPT, max_new_tokens=40, speculate=False).token_ids
+    )
     session.swap("plain")
     assert session.pruning is None
     with pytest.raises(ConfigError, match="early exit"):
         load(bundle, threads=1, adapter="plain", pruning=Pruning(rows=4))
 
 
-def test_an_adapter_is_measured_once_in_a_session(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_is_measured_once_in_a_session(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured, measure = [], calibrate.measure
     monkeypatch.setattr(calibrate, "measure", lambda *args, **options: measured.append(1) or measure(*args, **options))
     session = load(bundle, threads=1, cache_dir=tmp_path)
     for name in ("tuned", "drafts", "tuned", None):
         session.swap(name)
         assert session.calibration is not None
-        assert session.generate(PROMPT, max_new_tokens=24).token_ids == session.generate(PROMPT, max_new_tokens=24, speculate=False).token_ids
+        assert (
+            session.generate(PROMPT, max_new_tokens=24).token_ids
+            == session.generate(PROMPT, max_new_tokens=24, speculate=False).token_ids
+        )
     assert len(measured) == 3  # the base, and each adapter once
 
 
@@ -168,10 +205,15 @@ def test_a_swap_while_a_prompt_is_encoded_is_noticed(session: Session, monkeypat
 
 def refused(session: Session, adapter: str | Path, error: type[StreamspecError], match: str) -> None:
     """In one line, and the adapter of before goes on."""
-    before, at_work = session.generate(PROMPT, max_new_tokens=20).token_ids, (session.adapter, session.manifest, session.learnt, session.rows)
+    before, at_work = (
+        session.generate(PROMPT, max_new_tokens=20).token_ids,
+        (session.adapter, session.manifest, session.learnt, session.rows),
+    )
     with pytest.raises(error, match=match) as caught:
         session.swap(adapter)
-    assert "\n" not in str(caught.value) and (session.adapter, session.manifest, session.learnt, session.rows) == at_work
+    assert (
+        "\n" not in str(caught.value) and (session.adapter, session.manifest, session.learnt, session.rows) == at_work
+    )
     assert session.generate(PROMPT, max_new_tokens=20).token_ids == before
 
 
@@ -186,7 +228,9 @@ def rewrite(folder: Path, change: Any) -> None:
     import hashlib
 
     file = folder / "adapter.onnx_adapter"
-    values = {name: value.numpy().copy() for name, value in ort.AdapterFormat.read_adapter(str(file)).get_parameters().items()}
+    values = {
+        name: value.numpy().copy() for name, value in ort.AdapterFormat.read_adapter(str(file)).get_parameters().items()
+    }
     values = change(values) or values
     packed = ort.AdapterFormat()
     packed.set_adapter_version(1)
@@ -218,17 +262,23 @@ def test_what_is_not_there_or_damaged_is_refused(working: Session, copy: Path) -
     [
         (lambda t: t.update(other=np.zeros(1, np.float32)), "unknown other"),
         (lambda t: t.pop("streams.embeddings") is None, "no streams.embeddings"),
-        (lambda t: t.update({"streams.embeddings": t["streams.embeddings"][:, :2]}), "streams.shares.0|streams.embeddings has the shape"),
+        (
+            lambda t: t.update({"streams.embeddings": t["streams.embeddings"][:, :2]}),
+            "streams.shares.0|streams.embeddings has the shape",
+        ),
         (lambda t: t.update({"streams.shares.0": t["streams.shares.0"].astype(np.float64)}), "tensor.double"),
         (lambda t: t.update({"streams.root_map": np.full_like(t["streams.root_map"], np.nan)}), "not finite"),
         (lambda t: t.update({"streams.begin": np.array([7])}), "streams.begin 7"),
         (lambda t: t.update({"streams.shift": np.array([0])}), "streams.shift 0"),
         (lambda t: t.update({"streams.draft_vocab": t["streams.draft_vocab"] + 50}), "outside 0..63"),
-        (lambda t: t.update({"model.layers.1.mlp.down_proj.task.B": np.zeros((3, 32), np.float32)}), "has the shape|graph failed"),
+        (
+            lambda t: t.update({"model.layers.1.mlp.down_proj.task.B": np.zeros((3, 32), np.float32)}),
+            "has the shape|graph failed",
+        ),
         (lambda t: t.update({"model.layers.1.mlp.gate_proj+up_proj.task.ranks": np.array([1, 1])}), "graph failed"),
     ],
     ids=range(10),
-)  # fmt: skip
+)
 def test_tensors_that_do_not_fit_are_refused(working: Session, copy: Path, change: Any, match: str) -> None:
     rewrite(copy / "adapters" / "tuned", lambda tensors: (change(tensors), tensors)[1])
     refused(working, "tuned", StreamspecError, match)
@@ -249,14 +299,27 @@ def test_a_file_that_is_no_adapter_is_refused(working: Session, copy: Path, cont
 @pytest.mark.parametrize(
     ("path", "value", "match"),
     [
-        ("base/sha256", "0" * 64, "an adapter of .* expected one of "), ("graph", "0" * 64, "for the graph 000000000000"), ("graph", "x", "sha256 of 64"),
-        ("format_version", 2, "update streamspec"), ("format_version", "1", "whole number"), ("method", "medusa", "streaming or lora"),
-        ("method", "lora", "method lora with streams set"), ("streams", None, "trees without"), ("trees", None, "trees null"),
-        ("streams/ns", 3, "no more than the bundle has room for"), ("streams/candidates", 33, "no more than"), ("streams/gamma", 900, "gamma is 900"),
-        ("streams/levels", [1, 4, 4], "no more than"), ("trees/nodes", [[0, 0, 1.0], [5, 0, 0.5]], "nodes"), ("prompt_format/kind", "shell", "raw or chat"),
-        ("file/bytes", -1, "bytes is -1"), ("file/sha256", None, "sha256"), ("ranks", {"task": -1}, "task is -1"), ("file", 3, "an object"),
+        ("base/sha256", "0" * 64, "an adapter of .* expected one of "),
+        ("graph", "0" * 64, "for the graph 000000000000"),
+        ("graph", "x", "sha256 of 64"),
+        ("format_version", 2, "update streamspec"),
+        ("format_version", "1", "whole number"),
+        ("method", "medusa", "streaming or lora"),
+        ("method", "lora", "method lora with streams set"),
+        ("streams", None, "trees without"),
+        ("trees", None, "trees null"),
+        ("streams/ns", 3, "no more than the bundle has room for"),
+        ("streams/candidates", 33, "no more than"),
+        ("streams/gamma", 900, "gamma is 900"),
+        ("streams/levels", [1, 4, 4], "no more than"),
+        ("trees/nodes", [[0, 0, 1.0], [5, 0, 0.5]], "nodes"),
+        ("prompt_format/kind", "shell", "raw or chat"),
+        ("file/bytes", -1, "bytes is -1"),
+        ("file/sha256", None, "sha256"),
+        ("ranks", {"task": -1}, "task is -1"),
+        ("file", 3, "an object"),
     ],
-)  # fmt: skip
+)
 def test_manifests_that_lie_are_refused(working: Session, copy: Path, path: str, value: Any, match: str) -> None:
     file = copy / "adapters" / "tuned" / "adapter.json"
     described = json.loads(file.read_text())
@@ -269,14 +332,27 @@ def test_manifests_that_lie_are_refused(working: Session, copy: Path, path: str,
     refused(working, "tuned", AdapterError, match)
 
 
-def test_an_adapter_of_another_base_is_refused_by_its_hash(working: Session, adapters: dict[str, Path], tmp_path: Path) -> None:
+def test_an_adapter_of_another_base_is_refused_by_its_hash(
+    working: Session, adapters: dict[str, Path], tmp_path: Path
+) -> None:
     from tests.adapters.tiny import tiny_model, tiny_tokenizer
 
     other = tmp_path / "other"
     tiny_model("llama", seed=9).save_pretrained(other)
     tiny_tokenizer(True).save_pretrained(other)
-    export_swappable(other, [tuned(tmp_path / "theirs", resolve_base(other, quiet), AutoModelForCausalLM.from_pretrained(other))], tmp_path / "elsewhere", "fp32", progress=quiet)
-    refused(working, tmp_path / "elsewhere" / "adapters" / "theirs", AdapterError, "an adapter of other .*use it with a bundle of its base")
+    export_swappable(
+        other,
+        [tuned(tmp_path / "theirs", resolve_base(other, quiet), AutoModelForCausalLM.from_pretrained(other))],
+        tmp_path / "elsewhere",
+        "fp32",
+        progress=quiet,
+    )
+    refused(
+        working,
+        tmp_path / "elsewhere" / "adapters" / "theirs",
+        AdapterError,
+        "an adapter of other .*use it with a bundle of its base",
+    )
 
 
 def test_while_a_generation_runs_nothing_is_swapped(session: Session) -> None:
@@ -330,17 +406,42 @@ def test_from_the_command_line(copy: Path, adapters: dict[str, Path]) -> None:
     assert "adapter: plain" not in run("inspect", copy)
     run("adapt", copy, adapters["plain"], "--name", "later", "--base", adapters["base"])
     assert "adapter: later" in run("inspect", copy)
-    text = run("generate", copy, "--prompt", PROMPT, "--use", "later", "--rows", 4, "--threads", 1, "--max-new-tokens", 12)
+    text = run(
+        "generate", copy, "--prompt", PROMPT, "--use", "later", "--rows", 4, "--threads", 1, "--max-new-tokens", 12
+    )
     beside = copy.parent / "beside"
     run("adapt", copy, adapters["plain"], "--out", beside, "--base", adapters["base"])
-    assert run("generate", copy, "--prompt", PROMPT, "--use", beside, "--rows", 4, "--threads", 1, "--max-new-tokens", 12) == text
+    assert (
+        run("generate", copy, "--prompt", PROMPT, "--use", beside, "--rows", 4, "--threads", 1, "--max-new-tokens", 12)
+        == text
+    )
     prompts = copy.parent / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": PROMPT, "completion": "x"}) + "\n")
-    result = json.loads(run("bench", copy, "--prompts", prompts, "--use", "tuned", "--tree", 4, "--repeats", 1, "--max-new-tokens", 12, "--threads", 1, "--json").splitlines()[-1])
+    result = json.loads(
+        run(
+            "bench",
+            copy,
+            "--prompts",
+            prompts,
+            "--use",
+            "tuned",
+            "--tree",
+            4,
+            "--repeats",
+            1,
+            "--max-new-tokens",
+            12,
+            "--threads",
+            1,
+            "--json",
+        ).splitlines()[-1]
+    )
     assert result["mismatches"] == 0 and result["identical"] == 1
 
 
-def test_adding_an_adapter_is_all_or_nothing(copy: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_an_adapter_is_all_or_nothing(
+    copy: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -32,12 +32,16 @@ def decode(engine: ToyEngine, plan: Plan, prompt: list[int]) -> tuple[list[int],
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(2, 20), st.integers(0, 10000), st.integers(1, 40), st.integers(5, 40), st.booleans(), st.booleans())
-def test_speculative_equals_plain_under_a_grammar(rows: int, seed: int, limit: int, context: int, ends: bool, ngram: bool) -> None:
+def test_speculative_equals_plain_under_a_grammar(
+    rows: int, seed: int, limit: int, context: int, ends: bool, ngram: bool
+) -> None:
     prompt, rule, eos = [1, 2, 3], hashed(VOCAB, seed), (5,) if ends else ()
 
     def run(plan: Plan) -> tuple[list[int], str | None, list[Logprob], Decoder]:
         plan.grammar, plan.logprobs, plan.ngram = Walk(ToyMatcher(VOCAB, seed), eos), 2, ngram
-        return decode(ToyEngine(rule, VOCAB, gamma=3 * (seed % 4 > 0), context=context, skill=0.8, seed=seed), plan, prompt)
+        return decode(
+            ToyEngine(rule, VOCAB, gamma=3 * (seed % 4 > 0), context=context, skill=0.8, seed=seed), plan, prompt
+        )
 
     *plain, _ = run(Plan(limit, eos))
     *spec, decoder = run(Plan(limit, eos, rows))
@@ -102,7 +106,9 @@ def test_a_forced_chain_ends_with_the_context() -> None:
 
 def test_only_what_the_grammar_allows_is_drafted() -> None:
     walk = Walk(ToyMatcher(VOCAB, 3), (5,))
-    guesses = PlaceGuesses(np.array([np.random.default_rng(i).permutation(VOCAB) for i in range(4)]), np.zeros((4, VOCAB)))
+    guesses = PlaceGuesses(
+        np.array([np.random.default_rng(i).permutation(VOCAB) for i in range(4)]), np.zeros((4, VOCAB))
+    )
     made = draft(0, guesses, None, 30, walk=walk)
     assert len(made.tree) > 5
     for node in range(1, len(made.tree)):

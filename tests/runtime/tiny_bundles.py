@@ -20,9 +20,14 @@ from tests.adapters.tiny import tiny_model, tiny_tokenizer
 
 HIDDEN, GAMMA, VOCAB = 32, 3, 64
 LINEAR = {  # rows and columns
-    "self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32), "self_attn.o_proj": (32, 32),
-    "mlp.gate_proj": (64, 32), "mlp.up_proj": (64, 32), "mlp.down_proj": (32, 64),
-}  # fmt: skip
+    "self_attn.q_proj": (32, 32),
+    "self_attn.k_proj": (16, 32),
+    "self_attn.v_proj": (16, 32),
+    "self_attn.o_proj": (32, 32),
+    "mlp.gate_proj": (64, 32),
+    "mlp.up_proj": (64, 32),
+    "mlp.down_proj": (32, 64),
+}
 
 
 def tiny_base(folder: Path, chat: bool = False) -> Path:
@@ -34,7 +39,9 @@ def tiny_base(folder: Path, chat: bool = False) -> Path:
 
 
 def lettered_base(folder: Path, eos: bool = True) -> Path:
-    """As `tiny_base`, with a tokenizer that can write anything: all bytes, and words that JSON is made of. Context 256."""
+    """As `tiny_base`, with a tokenizer that can write anything: all bytes, and words that JSON is made of. Context
+    256.
+    """
     torch.set_num_threads(1)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {name: i for i, name in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
@@ -56,7 +63,9 @@ def lettered_base(folder: Path, eos: bool = True) -> Path:
 
 
 def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "raw", full: bool = False) -> Path:
-    """Random streams; `full`: with a LoRA of their own, a draft vocabulary and a bigram. The recorded ranks make a tree of many first-level guesses, so that some come true by chance."""
+    """Random streams; `full`: with a LoRA of their own, a draft vocabulary and a bigram. The recorded ranks make a tree
+    of many first-level guesses, so that some come true by chance.
+    """
     random = np.random.default_rng(0)
     identity = resolve_base(base, lambda line: None)
     folder.mkdir()
@@ -92,7 +101,10 @@ def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "ra
             for layer in (2, 3):
                 for module, (out, width) in LINEAR.items():
                     name = f"layers.{layer}.{module}.lora_"
-                    tensors |= {f"{name}A": random.normal(size=(2, width)) * 0.2, f"{name}B": random.normal(size=(out, 2)) * 0.2}
+                    tensors |= {
+                        f"{name}A": random.normal(size=(2, width)) * 0.2,
+                        f"{name}B": random.normal(size=(out, 2)) * 0.2,
+                    }
         vocabulary = {"draft_vocab": np.sort(random.permutation(VOCAB)[:48])} if full else {}
         (folder / "streamspec_config.json").write_text(json.dumps(config))
         save_file({k: v.astype(np.float16) for k, v in tensors.items()} | vocabulary, folder / "streamspec.safetensors")
@@ -105,22 +117,38 @@ def draft_layer(folder: Path, base: Path, method: str) -> Path:
     """An untrained draft layer, dealt from the base's last one."""
     adapter = tiny_adapter(folder, base)
     torch.manual_seed(0)
-    shape = JakiroConfig(GAMMA, 1, 1, False, False) if method == "eagle" else JakiroConfig(GAMMA, two_lists=method == "lists")
+    shape = (
+        JakiroConfig(GAMMA, 1, 1, False, False)
+        if method == "eagle"
+        else JakiroConfig(GAMMA, two_lists=method == "lists")
+    )
     method = "eagle" if method == "eagle" else "jakiro"
     layer = JakiroModel(AutoModelForCausalLM.from_pretrained(base), shape)
     config = json.loads((adapter / "streamspec_config.json").read_text())
     config |= {"method": method, "recipe": "staged", "streams": layer.described() | {"draft_vocab": None}}
     (adapter / "streamspec_config.json").write_text(json.dumps(config))
-    save_file({k: v.detach().half().numpy() for k, v in layer.drafter_tensors().items()}, adapter / "streamspec.safetensors")
+    save_file(
+        {k: v.detach().half().numpy() for k, v in layer.drafter_tensors().items()}, adapter / "streamspec.safetensors"
+    )
     return adapter
 
 
 def tiny_bundle(
-    folder: Path, precision: str = "fp32", streams: bool = True, kind: str = "raw", full: bool = False, method: str = "", target: Target = PLAIN_CPU,
+    folder: Path,
+    precision: str = "fp32",
+    streams: bool = True,
+    kind: str = "raw",
+    full: bool = False,
+    method: str = "",
+    target: Target = PLAIN_CPU,
     base: Path | None = None,
 ) -> Path:
     """A bundle of a tiny base and a random adapter."""
     base = base or tiny_base(folder / "base", chat=kind == "chat")
-    adapter = draft_layer(folder / "adapter", base, method) if method else tiny_adapter(folder / "adapter", base, streams, kind, full)
+    adapter = (
+        draft_layer(folder / "adapter", base, method)
+        if method
+        else tiny_adapter(folder / "adapter", base, streams, kind, full)
+    )
     export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, target=target)
     return folder / "bundle"

@@ -41,7 +41,9 @@ def varied(prompt: int, seed: int) -> Rule:
 
 
 class ToyEngine:
-    """Keeps its cache as token ids. Guesses are right with probability `skill`, at a random rank, and of random chances."""
+    """Keeps its cache as token ids. Guesses are right with probability `skill`, at a random rank, and of random
+    chances.
+    """
 
     def __init__(
         self,
@@ -83,7 +85,11 @@ class ToyEngine:
         self._stop = True
 
     def prefill(
-        self, ids: Sequence[int], draft: bool, progress: Callable[[int], None] | None = None, allowed: np.ndarray | None = None
+        self,
+        ids: Sequence[int],
+        draft: bool,
+        progress: Callable[[int], None] | None = None,
+        allowed: np.ndarray | None = None,
     ) -> Verified:
         self._begin(len(ids), draft)
         assert self.length + len(ids) + (self.gamma if draft else 0) <= self.context_length
@@ -91,13 +97,25 @@ class ToyEngine:
         if progress is not None:
             progress(len(ids))
         root = self._choose(self.cache, allowed, 0)
-        return Verified(np.array([root]), 0 if draft else None, self._draft(self.cache, root) if draft else None, self._logits([self.cache]))
+        return Verified(
+            np.array([root]),
+            0 if draft else None,
+            self._draft(self.cache, root) if draft else None,
+            self._logits([self.cache]),
+        )
 
     def verify(
-        self, tokens: np.ndarray, tree: DraftTree, draft: bool, pruning: Pruning | None = None, priors: np.ndarray | None = None,
+        self,
+        tokens: np.ndarray,
+        tree: DraftTree,
+        draft: bool,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> Verified:
-        """Where rows may be pruned, a fair coin decides. Of what is `allowed` the first from the rule's token on is chosen."""
+        """Where rows may be pruned, a fair coin decides. Of what is `allowed` the first from the rule's token on is
+        chosen.
+        """
         self._begin(len(tree), draft)
         assert self.length + tree.depth + 1 + (self.gamma if draft else 0) <= self.context_length
         ids = [int(t) for t in tokens]
@@ -112,7 +130,11 @@ class ToyEngine:
         if not draft:
             return Verified(choices, logits=self._logits(contexts))
         node = max(
-            (n for n in range(len(tree)) if choices[n] >= 0 and all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])),
+            (
+                n
+                for n in range(len(tree))
+                if choices[n] >= 0 and all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])
+            ),
             key=lambda n: (tree.depths[n], -n),
         )
         return Verified(choices, node, self._draft(contexts[node], int(choices[node])), self._logits(contexts))

@@ -47,14 +47,19 @@ class Running:
 
 @pytest.fixture
 def running() -> Iterator[Callable[..., Running]]:
-    """`running(step=0.01, limits=Limits(...), ...)`: a server of fake sessions, whose model says the prompt's last word again and again."""
+    """`running(step=0.01, limits=Limits(...), ...)`: a server of fake sessions, whose model says the prompt's last word
+    again and again.
+    """
     made: list[Running] = []
 
     def make(step: float = 0.0, still: bool = False, session: Any = None, **options: Any) -> Running:
         shared = Shared(step)
         if not still:
             shared.gate.set()
-        given = {"limits": Limits(**options.pop("limits", {})), "adapters": {"alpha": "alpha", "beta": "beta"}} | options
+        given = {
+            "limits": Limits(**options.pop("limits", {})),
+            "adapters": {"alpha": "alpha", "beta": "beta"},
+        } | options
         made.append(Running(session or FakeSession(shared), shared, **given))
         return made[-1]
 

@@ -1,4 +1,6 @@
-"""A session without a model: it says the prompt's last word again and again, a letter a token, two tokens a step, as slowly as asked."""
+"""A session without a model: it says the prompt's last word again and again, a letter a token, two tokens a step, as
+slowly as asked.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class FakeSession:
             raise ContextOverflow(f"a prompt of {len(ids)} tokens", f"fewer than {CONTEXT}", "shorten the prompt")
         return ids
 
-    def stream(self, prompt: Any, *, max_new_tokens: int = 256, timeout: float | None = None, **options: Any) -> FakeStream:
+    def stream(
+        self, prompt: Any, *, max_new_tokens: int = 256, timeout: float | None = None, **options: Any
+    ) -> FakeStream:
         ids = self.encode(prompt)
         if options.get("stop") == ["refuse"]:
             raise ConfigError("a stop string", "another", "correct it")
@@ -72,7 +76,10 @@ class FakeSession:
             shared.most = max(shared.most, shared.running)
             shared.asked.append(TOKENIZER.decode(ids).split()[-1])
         try:
-            reused = next((i for i, (a, b) in enumerate(zip(self.engine.tokens, ids, strict=False)) if a != b), min(len(ids), len(self.engine.tokens)))
+            reused = next(
+                (i for i, (a, b) in enumerate(zip(self.engine.tokens, ids, strict=False)) if a != b),
+                min(len(ids), len(self.engine.tokens)),
+            )
             word = TOKENIZER.decode(ids).split()[-1] + " "
             stats = Stats(prompt_tokens=len(ids), reused_tokens=reused, prefill_seconds=0.01)
             said = list(TOKENIZER.encode(word).ids) * (1 + limit // len(word))
@@ -87,7 +94,15 @@ class FakeSession:
                 stats.rows = 4 if stats.new_tokens else 0
                 stats.new_tokens += count
                 self.engine.tokens = [*ids, *said[: stats.new_tokens]]
-                reason = "length" if stats.new_tokens == limit else "timeout" if time.perf_counter() > ends else "cancelled" if cancelled.is_set() else None
+                reason = (
+                    "length"
+                    if stats.new_tokens == limit
+                    else "timeout"
+                    if time.perf_counter() > ends
+                    else "cancelled"
+                    if cancelled.is_set()
+                    else None
+                )
                 yield Chunk(TOKENIZER.decode(tokens), tokens, [True] * (count - 1) + [False], reason, replace(stats))
                 if reason:
                     return

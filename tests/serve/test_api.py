@@ -1,4 +1,6 @@
-"""The API with the real `openai` client over fake sessions: shapes, streams, errors, the queue, disconnects, the way out."""
+"""The API with the real `openai` client over fake sessions: shapes, streams, errors, the queue, disconnects, the way
+out.
+"""
 
 from __future__ import annotations
 
@@ -39,38 +41,89 @@ def test_models_are_the_bundle_and_its_adapters(running: Make) -> None:
 
 def test_a_chat(running: Make) -> None:
     answer = ask(running().client())
-    assert answer.choices[0].message.content == "word word" and answer.choices[0].message.role == "assistant" and answer.choices[0].finish_reason == "length"
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens, answer.usage.prompt_tokens_details.cached_tokens) == (8, 9, 17, 0)
+    assert (
+        answer.choices[0].message.content == "word word"
+        and answer.choices[0].message.role == "assistant"
+        and answer.choices[0].finish_reason == "length"
+    )
+    assert (
+        answer.usage.prompt_tokens,
+        answer.usage.completion_tokens,
+        answer.usage.total_tokens,
+        answer.usage.prompt_tokens_details.cached_tokens,
+    ) == (8, 9, 17, 0)
     said = answer.streamspec
-    assert said["steps"] == 4 and said["tokens_per_step"] == 2 and said["new_tokens"] == 9 and said["drafted_tokens"] == 4 and said["finish_reason"] == "length" and said["adapter"] is None
-    assert {"speculation", "plain_steps", "tokens_per_second", "queue_ms", "prefill_ms", "decode_ms", "prompt_tokens", "reused_tokens"} <= said.keys()
+    assert (
+        said["steps"] == 4
+        and said["tokens_per_step"] == 2
+        and said["new_tokens"] == 9
+        and said["drafted_tokens"] == 4
+        and said["finish_reason"] == "length"
+        and said["adapter"] is None
+    )
+    assert {
+        "speculation",
+        "plain_steps",
+        "tokens_per_second",
+        "queue_ms",
+        "prefill_ms",
+        "decode_ms",
+        "prompt_tokens",
+        "reused_tokens",
+    } <= said.keys()
 
 
 def test_a_completion(running: Make) -> None:
     answer = running().client().completions.create(model="alpha", prompt="say this", max_tokens=6)
-    assert answer.choices[0].text == "this t" and answer.object == "text_completion" and answer.streamspec["adapter"] == "alpha"
+    assert (
+        answer.choices[0].text == "this t"
+        and answer.object == "text_completion"
+        and answer.streamspec["adapter"] == "alpha"
+    )
     chunks = list(running().client().completions.create(model="alpha", prompt="say this", max_tokens=6, stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "this t" and chunks[-1].choices[0].finish_reason == "length"
+    assert (
+        "".join(chunk.choices[0].text for chunk in chunks) == "this t"
+        and chunks[-1].choices[0].finish_reason == "length"
+    )
 
 
 def test_a_stream_says_of_every_call_what_was_drafted(running: Make) -> None:
     chunks = list(ask(running().client(), stream=True, stream_options={"include_usage": True}))
     *calls, usage = chunks
-    assert "".join(chunk.choices[0].delta.content for chunk in calls) == "word word" and calls[0].choices[0].delta.role == "assistant"
-    assert [chunk.choices[0].finish_reason for chunk in calls] == [None] * 4 + ["length"] and len({chunk.id for chunk in chunks}) == 1
+    assert (
+        "".join(chunk.choices[0].delta.content for chunk in calls) == "word word"
+        and calls[0].choices[0].delta.role == "assistant"
+    )
+    assert [chunk.choices[0].finish_reason for chunk in calls] == [None] * 4 + ["length"] and len(
+        {chunk.id for chunk in chunks}
+    ) == 1
     assert usage.choices == [] and usage.usage.completion_tokens == 9 and all(chunk.usage is None for chunk in calls)
     for chunk in calls:
-        assert "".join(chunk.streamspec["tokens"]) == chunk.choices[0].delta.content and len(chunk.streamspec["tokens"]) == len(chunk.streamspec["drafted"])
-    assert [chunk.streamspec["rows"] for chunk in calls] == [0, 4, 4, 4, 4] and [chunk.streamspec["accepted"] for chunk in calls] == [0, 1, 1, 1, 1]
-    assert calls[1].streamspec["drafted"] == [True, False] and calls[1].streamspec["committed"] == 2 and "steps" not in calls[1].streamspec
+        assert "".join(chunk.streamspec["tokens"]) == chunk.choices[0].delta.content and len(
+            chunk.streamspec["tokens"]
+        ) == len(chunk.streamspec["drafted"])
+    assert [chunk.streamspec["rows"] for chunk in calls] == [0, 4, 4, 4, 4] and [
+        chunk.streamspec["accepted"] for chunk in calls
+    ] == [0, 1, 1, 1, 1]
+    assert (
+        calls[1].streamspec["drafted"] == [True, False]
+        and calls[1].streamspec["committed"] == 2
+        and "steps" not in calls[1].streamspec
+    )
     assert calls[-1].streamspec["steps"] == 4 and calls[-1].streamspec["finish_reason"] == "length"
 
 
 def test_without_include_usage_a_stream_has_none(running: Make) -> None:
     with running().http() as client:
-        text = client.post("/v1/chat/completions", json={"model": "base", "messages": user("say word"), "stream": True}).text
+        text = client.post(
+            "/v1/chat/completions", json={"model": "base", "messages": user("say word"), "stream": True}
+        ).text
     events = text.split("\n\n")
-    assert events[-1] == "" and events[-2] == "data: [DONE]" and all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-2])
+    assert (
+        events[-1] == ""
+        and events[-2] == "data: [DONE]"
+        and all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-2])
+    )
 
 
 def test_the_adapter_is_the_model_that_was_asked_for(running: Make) -> None:
@@ -95,7 +148,9 @@ def test_each_session_has_one_thread_which_ends_with_the_server(running: Make) -
     threads: set[threading.Thread] = set()
     for _ in range(3):
         with ThreadPoolExecutor(4) as clients:
-            assert {answer.choices[0].message.content for answer in clients.map(ask, [server.client()] * 4)} == {"word word"}
+            assert {answer.choices[0].message.content for answer in clients.map(ask, [server.client()] * 4)} == {
+                "word word"
+            }
         threads |= found() - before
     assert 1 <= len(threads) <= 2
     server.stop()
@@ -119,12 +174,17 @@ def test_a_conversation_finds_its_cache_also_beside_others(running: Make) -> Non
 @pytest.mark.parametrize(
     ("fields", "raised", "code"),
     [
-        ({"model": "gamma"}, openai.NotFoundError, "model_not_found"), ({"n": 2}, openai.BadRequestError, "unsupported_value"), ({"extra_body": {"foo": 1}}, openai.BadRequestError, "unknown_field"),
-        ({"messages": user("x" * 5000)}, openai.BadRequestError, "context_length_exceeded"), ({"stop": ["refuse"]}, openai.BadRequestError, "config"),
+        ({"model": "gamma"}, openai.NotFoundError, "model_not_found"),
+        ({"n": 2}, openai.BadRequestError, "unsupported_value"),
+        ({"extra_body": {"foo": 1}}, openai.BadRequestError, "unknown_field"),
+        ({"messages": user("x" * 5000)}, openai.BadRequestError, "context_length_exceeded"),
+        ({"stop": ["refuse"]}, openai.BadRequestError, "config"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_are_the_clients_own(running: Make, fields: dict[str, Any], raised: type[openai.APIStatusError], code: str, stream: bool) -> None:
+def test_errors_are_the_clients_own(
+    running: Make, fields: dict[str, Any], raised: type[openai.APIStatusError], code: str, stream: bool
+) -> None:
     server = running()
     with pytest.raises(raised) as caught:
         ask(server.client(), stream=stream, **fields)
@@ -173,7 +233,11 @@ def test_the_queue_is_bounded_in_order_and_says_when_to_come_back(running: Make)
             ask(server.client())
         assert caught.value.response.headers["retry-after"] == "1" and caught.value.code == "queue_full"
         metrics = server.http().get("/metrics").text
-        assert 'streamspec_requests_total{result="refused"} 1\n' in metrics and "streamspec_waiting_requests 3\n" in metrics and 'streamspec_sessions{state="busy"} 2\n' in metrics
+        assert (
+            'streamspec_requests_total{result="refused"} 1\n' in metrics
+            and "streamspec_waiting_requests 3\n" in metrics
+            and 'streamspec_sessions{state="busy"} 2\n' in metrics
+        )
         shared.gate.set()
         assert [answer.result(5).choices[0].message.content for answer in answers] == ["nu"] * 5
     assert [job.began for job in queued] == sorted(job.began or 0.0 for job in queued)
@@ -206,7 +270,11 @@ def test_a_client_that_goes_frees_its_session(running: Make, stream: bool, still
     server = running(step=0.01, still=still, limits={"sessions": 1})
     pool = server.server.pool
     body = json.dumps({"model": "base", "messages": user("say word"), "stream": stream, "max_tokens": 4000}).encode()
-    request = head(server, "POST", "/v1/chat/completions") + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    request = (
+        head(server, "POST", "/v1/chat/completions")
+        + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        + body
+    )
     clients = [socket.create_connection(("127.0.0.1", server.server.port)) for _ in range(3)]
     for client in clients:
         client.sendall(request)
@@ -265,7 +333,9 @@ def test_stopping_ends_everything_within_a_second_and_tells_the_clients(running:
     assert time.monotonic() - began < 1.2
     for client in clients:
         client.join(2)
-    assert len(raised) == 4 and all(isinstance(error, openai.APIError) and "shutting down" in str(error) for error in raised)
+    assert len(raised) == 4 and all(
+        isinstance(error, openai.APIError) and "shutting down" in str(error) for error in raised
+    )
     with pytest.raises(httpx.ConnectError):
         server.http().get("/health")
 
@@ -286,5 +356,11 @@ def test_an_idle_server_counts_what_it_did(running: Make) -> None:
     ask(server.client())
     metrics = server.http().get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
-    for line in ('streamspec_requests_total{result="finished"} 1', "streamspec_new_tokens_total 9", "streamspec_steps_total 4", "streamspec_prompt_tokens_total 8", 'streamspec_sessions{state="unopened"} 3'):
+    for line in (
+        'streamspec_requests_total{result="finished"} 1',
+        "streamspec_new_tokens_total 9",
+        "streamspec_steps_total 4",
+        "streamspec_prompt_tokens_total 8",
+        'streamspec_sessions{state="unopened"} 3',
+    ):
         assert f"\n{line}\n" in metrics.text

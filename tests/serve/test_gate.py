@@ -17,10 +17,22 @@ from tests.serve.fake import FakeSession, Shared
 
 Make = Callable[..., Running]
 BODY = {"model": "base", "messages": user("say word"), "max_tokens": 4}
-PATHS = ["/v1/models", "/v1/chat/completions", "/metrics", "/nowhere", "/v1", "//v1/models", "/health/", "/page/../v1/models", "/page/secret"]
+PATHS = [
+    "/v1/models",
+    "/v1/chat/completions",
+    "/metrics",
+    "/nowhere",
+    "/v1",
+    "//v1/models",
+    "/health/",
+    "/page/../v1/models",
+    "/page/secret",
+]
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer", "", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"])
+@pytest.mark.parametrize(
+    "given", [None, "Bearer wrong", "Bearer", "", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"]
+)
 def test_without_the_token_every_path_says_401_also_unknown_ones(running: Make, given: str | None) -> None:
     with running().http() as client:
         del client.headers["authorization"]
@@ -32,7 +44,12 @@ def test_without_the_token_every_path_says_401_also_unknown_ones(running: Make, 
 
 def test_two_tokens_are_none(running: Make) -> None:
     with running().http() as client:
-        assert client.get("/v1/models", headers=[("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]).status_code == 401
+        assert (
+            client.get(
+                "/v1/models", headers=[("authorization", f"Bearer {TOKEN}"), ("authorization", "Bearer x")]
+            ).status_code
+            == 401
+        )
 
 
 def test_health_and_the_page_need_no_token_and_only_to_be_read(running: Make) -> None:
@@ -42,7 +59,18 @@ def test_health_and_the_page_need_no_token_and_only_to_be_read(running: Make) ->
         assert client.post("/health", json={}).status_code == 401
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", "0.0.0.0:{port}", "127.0.0.1:{port}@evil.example"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1",
+        "127.0.0.1:1",
+        "localhost.evil.example:{port}",
+        "0.0.0.0:{port}",
+        "127.0.0.1:{port}@evil.example",
+    ],
+)
 def test_a_foreign_host_is_refused_before_anything_else(running: Make, host: str) -> None:
     server = running()
     with server.http() as client:
@@ -58,12 +86,19 @@ def test_names_of_loopback_are_this_server(running: Make) -> None:
             assert client.get("/v1/models", headers={"host": f"{host}:{server.server.port}"}).status_code == 200
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://localhost:1", "http://localhost", "file://"])
+@pytest.mark.parametrize(
+    "origin",
+    ["http://evil.example", "null", "https://127.0.0.1:{port}", "http://localhost:1", "http://localhost", "file://"],
+)
 def test_a_foreign_origin_is_refused(running: Make, origin: str) -> None:
     server = running()
     with server.http() as client:
         headers = {"origin": origin.format(port=server.server.port)}
-        for answer in (client.get("/v1/models", headers=headers), client.post("/v1/chat/completions", json=BODY, headers=headers), client.options("/v1/models", headers=headers)):
+        for answer in (
+            client.get("/v1/models", headers=headers),
+            client.post("/v1/chat/completions", json=BODY, headers=headers),
+            client.options("/v1/models", headers=headers),
+        ):
             assert answer.status_code == 403 and answer.json()["error"]["code"] == "foreign_origin"
             assert not any(name.startswith("access-control") for name in answer.headers)
         assert client.get("/v1/models", headers={"origin": server.url}).status_code == 200
@@ -80,17 +115,43 @@ def test_only_json_is_taken(running: Make) -> None:
     """A form is what another page may send without asking first."""
     with running().http() as client:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-            assert client.post("/v1/chat/completions", content=json.dumps(BODY), headers={"content-type": kind}).status_code == 415
-        assert client.post("/v1/chat/completions", content=b"x", headers={"content-type": "application/json", "content-encoding": "gzip"}).status_code == 415
-        assert client.post("/v1/chat/completions", content=json.dumps(BODY), headers={"content-type": "application/json; charset=utf-8"}).status_code == 200
+            assert (
+                client.post(
+                    "/v1/chat/completions", content=json.dumps(BODY), headers={"content-type": kind}
+                ).status_code
+                == 415
+            )
+        assert (
+            client.post(
+                "/v1/chat/completions",
+                content=b"x",
+                headers={"content-type": "application/json", "content-encoding": "gzip"},
+            ).status_code
+            == 415
+        )
+        assert (
+            client.post(
+                "/v1/chat/completions",
+                content=json.dumps(BODY),
+                headers={"content-type": "application/json; charset=utf-8"},
+            ).status_code
+            == 200
+        )
 
 
 def test_every_answer_forbids_sniffing_framing_and_storing(running: Make) -> None:
     with running().http() as client:
         for path in ("/health", "/v1/models", "/nowhere"):
             headers = client.get(path).headers
-            assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store" and headers["x-frame-options"] == "DENY"
-            assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; ") and "unsafe" not in headers["content-security-policy"]
+            assert (
+                headers["x-content-type-options"] == "nosniff"
+                and headers["cache-control"] == "no-store"
+                and headers["x-frame-options"] == "DENY"
+            )
+            assert (
+                headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; ")
+                and "unsafe" not in headers["content-security-policy"]
+            )
             assert "server" not in headers and "access-control-allow-origin" not in headers
 
 
@@ -127,7 +188,10 @@ def test_a_head_that_drips_is_cut_off(running: Make) -> None:
 def test_a_body_that_drips_is_cut_off(running: Make) -> None:
     server = running(limits={"body_seconds": 0.3})
     with socket.create_connection(("127.0.0.1", server.server.port)) as drip:
-        drip.sendall(head(server, "POST", "/v1/chat/completions") + b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{")
+        drip.sendall(
+            head(server, "POST", "/v1/chat/completions")
+            + b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+        )
         drip.settimeout(3)
         assert drip.recv(1000).startswith(b"HTTP/1.1 408 ")
 
@@ -138,7 +202,11 @@ def test_a_reader_that_does_not_read_is_cut_off_and_holds_no_session(running: Ma
     with socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", server.server.port))
-        deaf.sendall(head(server, "POST", "/v1/chat/completions") + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        deaf.sendall(
+            head(server, "POST", "/v1/chat/completions")
+            + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            + body
+        )
         until(lambda: server.shared and server.shared.asked)
         until(lambda: not server.server.pool.jobs and not server.server._uvicorn.server_state.connections, 10)
     with server.http() as client:
@@ -173,7 +241,17 @@ def test_no_connection_is_kept_open(running: Make) -> None:
         assert client.get("/health").headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("raw", [b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n", b"GET http://evil/ HTTP/1.1\r\nhost: evil\r\n\r\n", b"CONNECT evil:80 HTTP/1.1\r\nhost: evil:80\r\n\r\n", b"GET /health HTTP/1.0\r\n\r\n", b"\x00" * 20000])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET http://evil/ HTTP/1.1\r\nhost: evil\r\n\r\n",
+        b"CONNECT evil:80 HTTP/1.1\r\nhost: evil:80\r\n\r\n",
+        b"GET /health HTTP/1.0\r\n\r\n",
+        b"\x00" * 20000,
+    ],
+)
 def test_what_is_no_request_of_ours_is_refused(running: Make, raw: bytes, capfd: pytest.CaptureFixture[str]) -> None:
     server = running()
     with socket.create_connection(("127.0.0.1", server.server.port)) as stranger:
@@ -215,4 +293,5 @@ def test_each_start_makes_a_token_of_its_own() -> None:
 
 
 def head(server: Running, method: str, path: str) -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{server.server.port}\r\nauthorization: Bearer {TOKEN}\r\n".encode()
+    host = f"host: 127.0.0.1:{server.server.port}"
+    return f"{method} {path} HTTP/1.1\r\n{host}\r\nauthorization: Bearer {TOKEN}\r\n".encode()

@@ -1,4 +1,6 @@
-"""The web page in a real Chromium: over real tiny bundles what it shows is what the API said, over fake sessions how it is stopped, refused and attacked."""
+"""The web page in a real Chromium: over real tiny bundles what it shows is what the API said, over fake sessions how it
+is stopped, refused and attacked.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 INJECTED = '<img/src="x"onerror="window.harmed=1">'  # the fake model says single words
 Make = Callable[..., Running]
 Open = Callable[..., Any]
@@ -39,7 +48,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Open]:
-    """`visit(server, token=..., bypass_csp=...)`: its page. At the end no page may have broken its policy or thrown anything."""
+    """`visit(server, token=..., bypass_csp=...)`: its page. At the end no page may have broken its policy or thrown
+    anything.
+    """
     contexts, wrong = [], []
 
     def open_page(server: Running, token: str | None = TOKEN, **options: Any) -> Any:
@@ -47,7 +58,12 @@ def visit(browser: Any) -> Iterator[Open]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(10_000)
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" and "Failed to load resource" not in said.text else None)
+        page.on(
+            "console",
+            lambda said: (
+                wrong.append(said.text) if said.type == "error" and "Failed to load resource" not in said.text else None
+            ),
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(f"{server.url}/" + ("" if token is None else f"#token={token}"))
         return page
@@ -76,7 +92,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     adapters = [tiny_adapter(folder / "chatty", base, kind="chat"), tiny_adapter(folder / "terse", base)]
     export_swappable(base, adapters, folder / "bundle", "fp32", progress=lambda line: None)
     session = load(folder / "bundle", threads=1, tree=8)
-    running = Running(session, adapters={name: name for name in session.adapters}, limits=Limits(sessions=2, timeout=60))
+    running = Running(
+        session, adapters={name: name for name in session.adapters}, limits=Limits(sessions=2, timeout=60)
+    )
     yield running
     running.stop()
 
@@ -109,43 +127,66 @@ def pick(page: Any, model: str) -> None:
     page.get_by_label("Model").select_option(model)
 
 
-def test_an_answer_is_the_apis_and_its_drafted_tokens_are_marked(server: Running, visit: Open, sent: list[dict[str, Any]]) -> None:
+def test_an_answer_is_the_apis_and_its_drafted_tokens_are_marked(
+    server: Running, visit: Open, sent: list[dict[str, Any]]
+) -> None:
     page = visit(server)
     pick(page, "chatty")
     converse(page, "abcabd", 30)
     calls = newest(sent)
-    want = server.client().chat.completions.create(model="chatty", messages=user("abcabd"), max_tokens=30, temperature=0)
+    want = server.client().chat.completions.create(
+        model="chatty", messages=user("abcabd"), max_tokens=30, temperature=0
+    )
     assert said(page) == want.choices[0].message.content != ""
     tokens = [pair for call in calls for pair in zip(call["tokens"], call["drafted"], strict=True) if pair[0]]
-    shown = page.locator(".answer .token").evaluate_all("tokens => tokens.map(token => [token.textContent, token.classList.contains('drafted')])")
+    shown = page.locator(".answer .token").evaluate_all(
+        "tokens => tokens.map(token => [token.textContent, token.classList.contains('drafted')])"
+    )
     assert shown == [list(pair) for pair in tokens] and {drafted for _, drafted in tokens} == {True, False}
     background = "tokens => tokens.map(token => getComputedStyle(token).backgroundColor)"
-    (colour,) = set(page.locator(".drafted:not(.drafted + .drafted) .ink, .drafted + .drafted").evaluate_all(background))
+    (colour,) = set(
+        page.locator(".drafted:not(.drafted + .drafted) .ink, .drafted + .drafted").evaluate_all(background)
+    )
     assert colour not in page.locator(".token:not(.drafted)").evaluate_all(background)
     page.get_by_label("Mark drafted tokens").uncheck()
     assert set(page.locator(".answer .text *").evaluate_all(background)) == {"rgba(0, 0, 0, 0)"}
 
 
-def test_the_figures_are_the_servers_and_the_plot_has_every_step(server: Running, visit: Open, sent: list[dict[str, Any]]) -> None:
+def test_the_figures_are_the_servers_and_the_plot_has_every_step(
+    server: Running, visit: Open, sent: list[dict[str, Any]]
+) -> None:
     page = visit(server)
     pick(page, "chatty")
     converse(page, "abcabd", 30)
     calls = newest(sent)
     record = calls[-1]
-    assert page.locator("#rate").text_content() == f"{record['tokens_per_second']:.1f}" and page.locator("#tokens").text_content() == str(record["new_tokens"])
-    assert page.locator("#per-step").text_content() == f"{record['tokens_per_step']:.2f}" and page.locator("#known").text_content() == f"{record['reused_tokens']} of {record['prompt_tokens']}"
+    assert page.locator("#rate").text_content() == f"{record['tokens_per_second']:.1f}" and page.locator(
+        "#tokens"
+    ).text_content() == str(record["new_tokens"])
+    assert (
+        page.locator("#per-step").text_content() == f"{record['tokens_per_step']:.2f}"
+        and page.locator("#known").text_content() == f"{record['reused_tokens']} of {record['prompt_tokens']}"
+    )
     assert page.locator("#speculation").text_content() == f"speculation: {record['speculation']}"
     steps = [call for call in calls if call["rows"]]
     assert len(steps) == record["steps"] + record["plain_steps"] > 1
-    assert [page.locator(f"#plot {bars}").get_attribute("d").count("M") for bars in ("path.rows", "path.accepted")] == [len(steps), sum(call["accepted"] > 0 for call in steps)]
+    assert [page.locator(f"#plot {bars}").get_attribute("d").count("M") for bars in ("path.rows", "path.accepted")] == [
+        len(steps),
+        sum(call["accepted"] > 0 for call in steps),
+    ]
     page.locator("#plot").focus()
     for step in steps[:3]:
         page.keyboard.press("ArrowRight")
-        assert f"{step['rows']} row" in page.locator("#readout").text_content() and f"{step['accepted']} accepted" in page.locator("#readout").text_content()
+        assert (
+            f"{step['rows']} row" in page.locator("#readout").text_content()
+            and f"{step['accepted']} accepted" in page.locator("#readout").text_content()
+        )
         assert page.locator(".looked-at").count() == sum(map(bool, step["tokens"]))
 
 
-def test_a_conversation_goes_on_from_what_is_in_the_cache(server: Running, visit: Open, sent: list[dict[str, Any]]) -> None:
+def test_a_conversation_goes_on_from_what_is_in_the_cache(
+    server: Running, visit: Open, sent: list[dict[str, Any]]
+) -> None:
     page = visit(server)
     pick(page, "chatty")
     page.get_by_label("System prompt").fill("be kind")
@@ -153,7 +194,12 @@ def test_a_conversation_goes_on_from_what_is_in_the_cache(server: Running, visit
     first = newest(sent)[-1]
     converse(page, "and then?", 10)
     again = newest(sent)[-1]
-    talk = [{"role": "system", "content": "be kind"}, *user("hello"), {"role": "assistant", "content": page.locator(".answer .text").first.text_content()}, *user("and then?")]
+    talk = [
+        {"role": "system", "content": "be kind"},
+        *user("hello"),
+        {"role": "assistant", "content": page.locator(".answer .text").first.text_content()},
+        *user("and then?"),
+    ]
     want = server.client().chat.completions.create(model="chatty", messages=talk, max_tokens=10, temperature=0)
     assert said(page) == want.choices[0].message.content and again["prompt_tokens"] == want.usage.prompt_tokens
     assert first["reused_tokens"] < first["prompt_tokens"] <= again["reused_tokens"]
@@ -161,7 +207,11 @@ def test_a_conversation_goes_on_from_what_is_in_the_cache(server: Running, visit
     with page.expect_request("**/v1/chat/completions") as asked:
         page.get_by_role("button", name="Regenerate").click()
     page.get_by_role("button", name="Regenerate").wait_for()
-    assert json.loads(asked.value.post_data)["messages"] == talk and said(page) == kept and page.locator(".answer").count() == 2
+    assert (
+        json.loads(asked.value.post_data)["messages"] == talk
+        and said(page) == kept
+        and page.locator(".answer").count() == 2
+    )
     page.get_by_role("button", name="New conversation").click()
     assert page.locator(".turn").count() == 0
     with page.expect_request("**/v1/chat/completions") as asked:
@@ -169,7 +219,9 @@ def test_a_conversation_goes_on_from_what_is_in_the_cache(server: Running, visit
     assert json.loads(asked.value.post_data)["messages"] == talk[:2]
 
 
-def test_without_speculation_nothing_is_marked_and_the_text_is_the_same(server: Running, visit: Open, sent: list[dict[str, Any]]) -> None:
+def test_without_speculation_nothing_is_marked_and_the_text_is_the_same(
+    server: Running, visit: Open, sent: list[dict[str, Any]]
+) -> None:
     page = visit(server)
     pick(page, "chatty")
     converse(page, "abcabd", 30)
@@ -179,8 +231,14 @@ def test_without_speculation_nothing_is_marked_and_the_text_is_the_same(server: 
     page.get_by_label("Speculation").uncheck()
     converse(page, "abcabd", 30)
     record = newest(sent)[-1]
-    assert said(page) == fast and page.locator(".drafted").count() == 0 and page.locator("#plot path.accepted").get_attribute("d") == ""
-    assert page.locator("#speculation").text_content() == f"speculation: {record['speculation']}" and record["speculation"].startswith("off (")
+    assert (
+        said(page) == fast
+        and page.locator(".drafted").count() == 0
+        and page.locator("#plot path.accepted").get_attribute("d") == ""
+    )
+    assert page.locator("#speculation").text_content() == f"speculation: {record['speculation']}" and record[
+        "speculation"
+    ].startswith("off (")
 
 
 def test_the_adapter_is_the_one_that_was_chosen(server: Running, visit: Open, sent: list[dict[str, Any]]) -> None:
@@ -245,7 +303,10 @@ def test_a_refusal_is_one_line_and_the_message_is_not_lost(running: Make, visit:
     server.shared.fails = RuntimeError("broken")
     write(page, "say more")
     page.locator("#error").wait_for()
-    assert page.locator("#error").text_content() == "an error inside the server; see its log" and "broken off" in page.locator(".note").last.text_content()
+    assert (
+        page.locator("#error").text_content() == "an error inside the server; see its log"
+        and "broken off" in page.locator(".note").last.text_content()
+    )
     server.server.stop()
     server.thread.join(5)
     assert page.locator("#tokens").text_content() == "1"
@@ -266,7 +327,11 @@ def test_markup_from_a_model_or_a_person_is_only_text(running: Make, visit: Open
     if not bypass:  # and the policy would have stopped it
         page.evaluate("html => { document.getElementById('conversation').innerHTML = html }", INJECTED)
         until(lambda: page.evaluate("true") and visit.wrong)
-        assert "Content Security Policy" in visit.wrong.pop() and not visit.wrong and page.evaluate("window.harmed") is None
+        assert (
+            "Content Security Policy" in visit.wrong.pop()
+            and not visit.wrong
+            and page.evaluate("window.harmed") is None
+        )
 
 
 @pytest.mark.parametrize("drafted", [False, True])
@@ -274,13 +339,27 @@ def test_markup_in_one_token_an_error_or_a_name_is_only_text(running: Make, visi
     """The fake model's tokens are letters, which harm nobody alone: here whole tags come, as one token each."""
     page = visit(running(adapters={}), bypass_csp=True)
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": INJECTED}, {"id": "other"}]}))
-    said_of_call = {"tokens": [INJECTED], "drafted": [drafted], "rows": 2, "committed": 1, "accepted": int(drafted), "tokens_per_second": 1, "tokens_per_step": 1}
+    said_of_call = {
+        "tokens": [INJECTED],
+        "drafted": [drafted],
+        "rows": 2,
+        "committed": 1,
+        "accepted": int(drafted),
+        "tokens_per_second": 1,
+        "tokens_per_step": 1,
+    }
     chunk = {"choices": [{"delta": {"content": INJECTED}, "finish_reason": None}], "streamspec": said_of_call}
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in (chunk, chunk, {"error": {"message": INJECTED}}))
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
     page.reload()
     converse(page, "hello")
-    assert said(page) == 2 * INJECTED and page.locator("#error").text_content() == page.locator(".answer h3").text_content() == page.locator("#serving").text_content() == INJECTED
+    assert (
+        said(page) == 2 * INJECTED
+        and page.locator("#error").text_content()
+        == page.locator(".answer h3").text_content()
+        == page.locator("#serving").text_content()
+        == INJECTED
+    )
     assert page.locator("main img").count() == 0 and page.evaluate("window.harmed") is None
 
 
@@ -288,7 +367,9 @@ def test_blocks_of_code_are_set_as_code(running: Make, visit: Open) -> None:
     page = visit(running(adapters={}))
     converse(page, "say ```a", 19)
     assert said(page) == "```a ```a ```a ```a"
-    assert page.locator(".token.code").all_text_contents() == [*"`a ```", *"`a ```"] and page.locator(".token:not(.code)").all_text_contents() == [*"``", *"a ``", "a"]
+    assert page.locator(".token.code").all_text_contents() == [*"`a ```", *"`a ```"] and page.locator(
+        ".token:not(.code)"
+    ).all_text_contents() == [*"``", *"a ``", "a"]
 
 
 def test_the_token_comes_with_the_address_and_leaves_it(running: Make, visit: Open) -> None:
@@ -348,4 +429,7 @@ def test_the_page_is_small_and_needs_nobody(visit: Open, running: Make) -> None:
     page.reload()
     page.get_by_role("dialog").wait_for()
     assert len(asked) > 5 and all(url.startswith(server.url) for url in asked)
-    assert set(page.locator("script").evaluate_all("all => all.map(one => one.textContent)")) == {""} and page.locator("style, [style]").count() == 0
+    assert (
+        set(page.locator("script").evaluate_all("all => all.map(one => one.textContent)")) == {""}
+        and page.locator("style, [style]").count() == 0
+    )

@@ -45,7 +45,11 @@ def test_a_request_gets_the_cache_that_knows_it(held: list[str | None], prompt: 
 
 
 def test_busy_sessions_and_those_of_other_adapters_are_left_alone() -> None:
-    slots = [Slot(session("abcdef"), busy=True, used=0), Slot(session("abcdef", "alpha"), used=1), Slot(session("xyz"), used=2)]
+    slots = [
+        Slot(session("abcdef"), busy=True, used=0),
+        Slot(session("abcdef", "alpha"), used=1),
+        Slot(session("xyz"), used=2),
+    ]
     assert choose(slots, "abcdefgh") == 2 and choose(slots, "abcdefgh", "alpha") == 1
     assert choose(slots, "abcdefgh", "beta") == 1  # no session has it: the one longest unused
     slots.append(Slot())

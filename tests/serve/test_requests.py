@@ -1,4 +1,6 @@
-"""Request bodies: strict types, unknown fields and undone values refused by name, limits, and what they mean to the runtime."""
+"""Request bodies: strict types, unknown fields and undone values refused by name, limits, and what they mean to the
+runtime.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LIMITS = Limits(max_tokens=500, default_tokens=50, messages=3, text=100, grammar
 
 
 def chat(**fields: Any) -> Wish:
-    return read_chat(json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields).encode(), LIMITS)
+    return read_chat(
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields).encode(), LIMITS
+    )
 
 
 def completion(**fields: Any) -> Wish:
@@ -31,7 +35,11 @@ def refused(read: Any, **fields: Any) -> ApiError:
 
 
 def test_a_request_that_says_nothing_is_greedy_and_bounded() -> None:
-    for wish in (chat(), completion(), chat(temperature=None, stop=None, max_tokens=None, seed=None, response_format=None)):
+    for wish in (
+        chat(),
+        completion(),
+        chat(temperature=None, stop=None, max_tokens=None, seed=None, response_format=None),
+    ):
         options = wish.options
         assert options["max_new_tokens"] == 50 and options["stop"] == [] and options["speculate"] is True
         assert options["sampling"].plain_argmax and "grammar" not in options and "logprobs" not in options
@@ -39,11 +47,36 @@ def test_a_request_that_says_nothing_is_greedy_and_bounded() -> None:
 
 
 def test_fields_reach_the_runtime() -> None:
-    wish = chat(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.2, seed=5, stop="END", max_completion_tokens=9, speculate=False, logprobs=True, top_logprobs=3,
-                stream=True, stream_options={"include_usage": True})  # fmt: skip
+    wish = chat(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        seed=5,
+        stop="END",
+        max_completion_tokens=9,
+        speculate=False,
+        logprobs=True,
+        top_logprobs=3,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
     sampling = wish.options["sampling"]
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.5, 0.9, 7, 0.1, 1.2, 5)
-    assert wish.options["stop"] == ["END"] and wish.options["max_new_tokens"] == 9 and wish.options["speculate"] is False and wish.options["logprobs"] == 3
+    assert (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.min_p,
+        sampling.repetition_penalty,
+        sampling.seed,
+    ) == (0.5, 0.9, 7, 0.1, 1.2, 5)
+    assert (
+        wish.options["stop"] == ["END"]
+        and wish.options["max_new_tokens"] == 9
+        and wish.options["speculate"] is False
+        and wish.options["logprobs"] == 3
+    )
     assert wish.stream and wish.usage
     assert chat(logprobs=True).options["logprobs"] == 0 and completion(logprobs=5).options["logprobs"] == 5
 
@@ -51,23 +84,36 @@ def test_fields_reach_the_runtime() -> None:
 def test_messages_become_plain_ones() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     said = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "tool_calls": None}
-    assert chat(messages=[{"role": "developer", "content": parts}, said]).prompt == [{"role": "system", "content": "ab"}, {"role": "assistant", "content": "x"}]
+    assert chat(messages=[{"role": "developer", "content": parts}, said]).prompt == [
+        {"role": "system", "content": "ab"},
+        {"role": "assistant", "content": "x"},
+    ]
 
 
 def test_prompts_of_completions() -> None:
-    assert completion(prompt=["one"]).prompt == "one" and completion(prompt=[1, 2]).prompt == [1, 2] == completion(prompt=[[1, 2]]).prompt
+    assert (
+        completion(prompt=["one"]).prompt == "one"
+        and completion(prompt=[1, 2]).prompt == [1, 2] == completion(prompt=[[1, 2]]).prompt
+    )
     for prompt in (["one", "two"], [[1], [2]], "", [], [""], None, 5, [1, "a"], [-1], [True], {"a": 1}, "x" * 101):
         assert (refused(completion, prompt=prompt).param or "").startswith("prompt")
 
 
 @pytest.mark.parametrize("read", [chat, completion])
 def test_unknown_fields_are_refused_by_name(read: Any) -> None:
-    for fields, param in ({"foo": 1}, "foo"), ({"temprature": None}, "temprature"), ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"):
+    for fields, param in (
+        ({"foo": 1}, "foo"),
+        ({"temprature": None}, "temprature"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    ):
         error = refused(read, **fields)
         assert error.param == param and error.code == "unknown_field" and param in error.message
     assert refused(completion, messages=[]).param == "messages"
     assert refused(chat, messages=[{"role": "user", "content": "a", "zz": 1}]).param == "messages.0.zz"
-    assert refused(chat, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]).param == "messages.0.content.0.image_url"
+    assert (
+        refused(chat, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]).param
+        == "messages.0.content.0.image_url"
+    )
 
 
 def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> None:
@@ -76,32 +122,79 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
             assert chat(**{name: value}).options == completion(**{name: value}).options
         error = refused(chat, **{name: "something else"})
         assert error.param == name and error.code == "unsupported_value"
-    for fields in ({"n": 2}, {"n": True}, {"presence_penalty": 0.5}, {"frequency_penalty": False}, {"store": True}, {"tools": [{}]}, {"logit_bias": {"5": 1}}, {"echo": 0}):
+    for fields in (
+        {"n": 2},
+        {"n": True},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": False},
+        {"store": True},
+        {"tools": [{}]},
+        {"logit_bias": {"5": 1}},
+        {"echo": 0},
+    ):
         assert refused(completion, **fields).param == next(iter(fields))
     assert refused(chat, messages=[{"role": "user", "content": "a", "name": "bob"}]).param == "messages.0.name"
-    assert refused(chat, messages=[{"role": "assistant", "content": "a", "tool_calls": [{}]}]).param == "messages.0.tool_calls"
+    assert (
+        refused(chat, messages=[{"role": "assistant", "content": "a", "tool_calls": [{}]}]).param
+        == "messages.0.tool_calls"
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"temperature": "1"}, "temperature"), ({"temperature": True}, "temperature"), ({"temperature": -0.1}, "temperature"), ({"temperature": 2.1}, "temperature"),
-        ({"temperature": 1e-5}, "temperature"), ({"top_p": 0}, "top_p"), ({"top_p": 1.1}, "top_p"), ({"top_k": 1.5}, "top_k"), ({"min_p": 2}, "min_p"),
-        ({"repetition_penalty": 0}, "repetition_penalty"), ({"seed": -1}, "seed"), ({"seed": 2**64}, "seed"), ({"seed": 1.0}, "seed"),
-        ({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 501}, "max_tokens"), ({"max_tokens": True}, "max_tokens"), ({"max_tokens": "5"}, "max_tokens"),
-        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"), ({"stop": [""]}, "stop"), ({"stop": ["a"] * 5}, "stop"), ({"stop": "x" * 257}, "stop"), ({"stop": [1]}, "stop.0"),
-        ({"stream": "true"}, "stream"), ({"stream": 1}, "stream"), ({"stream_options": {"include_usage": True}}, "stream_options"), ({"model": 5}, "model"),
-        ({"logprobs": 1}, "logprobs"), ({"top_logprobs": 1}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"), ({"speculate": "no"}, "speculate"),
-        ({"messages": []}, "messages"), ({"messages": "hi"}, "messages"), ({"messages": [1]}, "messages.0"), ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"), ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "x"}] * 4}, "messages"), ({"messages": [{"role": "user", "content": "x" * 101}]}, "messages"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"), ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": 1e-5}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": 1.0}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 501}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"stop": [1]}, "stop.0"),
+        ({"stream": "true"}, "stream"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"model": 5}, "model"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"speculate": "no"}, "speculate"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [1]}, "messages.0"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x"}] * 4}, "messages"),
+        ({"messages": [{"role": "user", "content": "x" * 101}]}, "messages"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 300]}}}}, "response_format.json_schema.schema"),
-        ({"grammar": {}}, "grammar"), ({"grammar": {"regex": "a", "choice": ["b"]}}, "grammar"), ({"grammar": {"regex": "a" * 201}}, "grammar.regex"), ({"grammar": {"choice": ["a" * 201]}}, "grammar.choice"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 300]}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"grammar": {}}, "grammar"),
+        ({"grammar": {"regex": "a", "choice": ["b"]}}, "grammar"),
+        ({"grammar": {"regex": "a" * 201}}, "grammar.regex"),
+        ({"grammar": {"choice": ["a" * 201]}}, "grammar.choice"),
         ({"grammar": {"lark": "x"}}, "grammar.lark"),
     ],
-)  # fmt: skip
+)
 def test_wrong_types_and_ranges_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     error = refused(chat, **fields)
     assert error.param == param and param.split(".")[0] in error.message and "\n" not in error.message
@@ -109,9 +202,22 @@ def test_wrong_types_and_ranges_are_refused_by_name(fields: dict[str, Any], para
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"model": "a", "model": "b"}', b'{"temperature": NaN}', b'{"temperature": Infinity}', b'{"temperature": 1e999}', b'{"model": "\\ud800"}',
-     b'{"a": ' * 100 + b"1" + b"}" * 100, b"[" * 100000],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"model": "a", "model": "b"}',
+        b'{"temperature": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"temperature": 1e999}',
+        b'{"model": "\\ud800"}',
+        b'{"a": ' * 100 + b"1" + b"}" * 100,
+        b"[" * 100000,
+    ],
+)
 def test_what_is_no_plain_json_object_is_refused(body: bytes) -> None:
     for read in (read_chat, read_completion):
         with pytest.raises(ApiError) as caught:
@@ -123,7 +229,19 @@ def test_a_value_quoted_in_a_message_forges_no_line() -> None:
     assert "\n" not in refused(chat, **{"x\ny\x1b[31m": 1}).message
 
 
-@pytest.mark.parametrize("given", [{"timeout": float("inf")}, {"timeout": float("nan")}, {"timeout": 1e10}, {"head_seconds": 0.0}, {"sessions": 0}, {"sessions": 1.5}, {"queue": -1}, {"body": True}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"timeout": float("inf")},
+        {"timeout": float("nan")},
+        {"timeout": 1e10},
+        {"head_seconds": 0.0},
+        {"sessions": 0},
+        {"sessions": 1.5},
+        {"queue": -1},
+        {"body": True},
+    ],
+)
 def test_limits_that_could_not_be_kept_are_refused(given: dict[str, Any]) -> None:
     """A timeout without an end was taken, and every request refused for it."""
     with pytest.raises(ConfigError, match=next(iter(given))):

@@ -1,4 +1,6 @@
-"""The server over real bundles: every answer is a cold session's, adapters are models, a real process is stopped and killed."""
+"""The server over real bundles: every answer is a cold session's, adapters are models, a real process is stopped and
+killed.
+"""
 
 from __future__ import annotations
 
@@ -61,21 +63,33 @@ def ask(server: Running, messages: Any, **fields: Any) -> Any:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("sampled", [False, True])
-def test_every_answer_is_a_cold_sessions(server: Running, cold: Callable[..., Any], stream: bool, sampled: bool) -> None:
+def test_every_answer_is_a_cold_sessions(
+    server: Running, cold: Callable[..., Any], stream: bool, sampled: bool
+) -> None:
     """Whatever lies in the caches: prompts come again and again, some with further turns."""
-    fields: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "extra_body": {"top_k": 20}} if sampled else {}
+    fields: dict[str, Any] = (
+        {"temperature": 0.8, "top_p": 0.9, "seed": 7, "extra_body": {"top_k": 20}} if sampled else {}
+    )
     sampling = Sampling(temperature=0.8, top_p=0.9, top_k=20, seed=7) if sampled else Sampling(seed=0)
     reused = 0
     for prompt in [*PROMPTS, *PROMPTS[::-1]]:
         talk = user(prompt)
         for _ in range(2):
             want = cold(talk, max_new_tokens=30, sampling=sampling)
-            answer = ask(server, talk, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}), **fields)
+            answer = ask(
+                server, talk, stream=stream, **({"stream_options": {"include_usage": True}} if stream else {}), **fields
+            )
             if stream:
                 *chunks, last = answer
-                text, reason, usage = "".join(chunk.choices[0].delta.content for chunk in chunks), chunks[-1].choices[0].finish_reason, last.usage
+                text, reason, usage = (
+                    "".join(chunk.choices[0].delta.content for chunk in chunks),
+                    chunks[-1].choices[0].finish_reason,
+                    last.usage,
+                )
                 assert sum(chunk.streamspec["committed"] for chunk in chunks) == len(want.token_ids)
-                assert ["".join(chunk.streamspec["tokens"]) for chunk in chunks] == [chunk.choices[0].delta.content for chunk in chunks]
+                assert ["".join(chunk.streamspec["tokens"]) for chunk in chunks] == [
+                    chunk.choices[0].delta.content for chunk in chunks
+                ]
             else:
                 text, reason, usage = answer.choices[0].message.content, answer.choices[0].finish_reason, answer.usage
             assert text == want.text and reason == {"eos": "stop", "length": "length"}[want.finish_reason]
@@ -88,7 +102,12 @@ def test_every_answer_is_a_cold_sessions(server: Running, cold: Callable[..., An
 def test_speculation_can_be_switched_off_and_changes_nothing(server: Running) -> None:
     fast, plain = (ask(server, user(PROMPTS[0]), extra_body={"speculate": on}) for on in (True, False))
     assert fast.choices[0].message.content == plain.choices[0].message.content
-    assert fast.streamspec["steps"] > 0 and fast.streamspec["tokens_per_step"] > 1 and plain.streamspec["steps"] == 0 and plain.streamspec["plain_steps"] > 0
+    assert (
+        fast.streamspec["steps"] > 0
+        and fast.streamspec["tokens_per_step"] > 1
+        and plain.streamspec["steps"] == 0
+        and plain.streamspec["plain_steps"] > 0
+    )
     assert fast.streamspec["drafted_tokens"] > 0 == plain.streamspec["drafted_tokens"]
     rows = [chunk.streamspec["rows"] for chunk in ask(server, user(PROMPTS[0]), stream=True)]
     assert rows[0] == 0 and max(rows[1:]) > 1
@@ -105,7 +124,9 @@ def test_stop_strings_end_the_answer_without_them(server: Running, cold: Callabl
 
 
 def test_a_seed_makes_sampling_repeatable(server: Running) -> None:
-    said = [ask(server, user(PROMPTS[2]), temperature=1.5, seed=seed).choices[0].message.content for seed in (1, 1, 2, 3)]
+    said = [
+        ask(server, user(PROMPTS[2]), temperature=1.5, seed=seed).choices[0].message.content for seed in (1, 1, 2, 3)
+    ]
     assert said[0] == said[1] and len(set(said)) == 3
 
 
@@ -123,7 +144,9 @@ def test_completions_take_text_as_it_is_and_tokens(server: Running, cold: Callab
 def test_a_prompt_beyond_the_context_is_refused_at_once(server: Running) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server, user("x" * 500))
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages") and "128" in str(caught.value)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages") and "128" in str(
+        caught.value
+    )
     with pytest.raises(openai.BadRequestError) as caught:
         server.client().completions.create(model="base", prompt="x" * 500)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
@@ -132,11 +155,20 @@ def test_a_prompt_beyond_the_context_is_refused_at_once(server: Running) -> None
 def test_many_clients_at_once_get_what_each_would_alone(server: Running, cold: Callable[..., Any]) -> None:
     asked = [(prompt, seed) for prompt in PROMPTS for seed in (None, 1, 2)] * 2
     random.Random(0).shuffle(asked)
-    want = {(p, s): cold(user(p), max_new_tokens=30, sampling=Sampling(temperature=0 if s is None else 1.0, seed=s or 0)).text for p, s in set(asked)}
+    want = {
+        (p, s): cold(
+            user(p), max_new_tokens=30, sampling=Sampling(temperature=0 if s is None else 1.0, seed=s or 0)
+        ).text
+        for p, s in set(asked)
+    }
 
     def one(which: tuple[str, int | None]) -> str:
         prompt, seed = which
-        return ask(server, user(prompt), **({} if seed is None else {"temperature": 1.0, "seed": seed})).choices[0].message.content
+        return (
+            ask(server, user(prompt), **({} if seed is None else {"temperature": 1.0, "seed": seed}))
+            .choices[0]
+            .message.content
+        )
 
     with ThreadPoolExecutor(6) as threads:
         assert list(threads.map(one, asked)) == [want[which] for which in asked]
@@ -164,7 +196,10 @@ def test_an_idle_server_unloads_its_bundle_and_answers_as_before(bundle: Path, c
     running = Running(session, limits=Limits(sessions=2))
     try:
         for _ in range(2):
-            assert ask(running, user(PROMPTS[1])).choices[0].message.content == cold(user(PROMPTS[1]), max_new_tokens=30).text
+            assert (
+                ask(running, user(PROMPTS[1])).choices[0].message.content
+                == cold(user(PROMPTS[1]), max_new_tokens=30).text
+            )
             until(lambda: not session.loaded)
     finally:
         running.stop()
@@ -195,7 +230,15 @@ def test_adapters_are_models(tmp_path: Path) -> None:
     finally:
         running.stop()
     kept: list[str | None] = []
-    serve(tmp_path / "bundle", port=0, adapter="chatty", adapters=["terse"], ready=lambda server: (kept.append(server.pool.first.adapter), server.stop()), threads=1, tree=8)
+    serve(
+        tmp_path / "bundle",
+        port=0,
+        adapter="chatty",
+        adapters=["terse"],
+        ready=lambda server: (kept.append(server.pool.first.adapter), server.stop()),
+        threads=1,
+        tree=8,
+    )
     assert kept == ["chatty"]  # the trial of the others leaves it
 
 
@@ -204,7 +247,9 @@ class Process:
 
     def __init__(self, bundle: Path, *options: str, **environment: str) -> None:
         command = [sys.executable, "-m", "streamspec", "serve", str(bundle), "--port", "0", "--threads", "1", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        )
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         self.url = self.line.split("/v1")[0]
@@ -215,7 +260,9 @@ class Process:
 
 @pytest.fixture
 def start(bundle: Path, tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """`start("--log", NAME=value)`: a process over the bundle, with a cache in `tmp_path`. Whatever becomes of the test, none is left."""
+    """`start("--log", NAME=value)`: a process over the bundle, with a cache in `tmp_path`. Whatever becomes of the
+    test, none is left.
+    """
     started: list[Process] = []
 
     def one(*options: str, **environment: str) -> Process:
@@ -234,7 +281,11 @@ def leave_asking(client: openai.OpenAI) -> None:
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.mark.slow
@@ -243,7 +294,9 @@ def test_a_signal_ends_the_process_within_a_second(start: Callable[..., Process]
     served = start("--log")
     found = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/v1; token: (\S+); page: (\S+)/#token=(\S+)\n", served.line)
     assert found and found[1] == found[3] and found[2] == found[4]
-    stream = served.client(found[2]).chat.completions.create(model="bundle", messages=user("hi"), max_tokens=100, stream=True)
+    stream = served.client(found[2]).chat.completions.create(
+        model="bundle", messages=user("hi"), max_tokens=100, stream=True
+    )
     next(iter(stream))
     began = time.monotonic()
     served.process.send_signal(how)
@@ -254,13 +307,21 @@ def test_a_signal_ends_the_process_within_a_second(start: Callable[..., Process]
 
 
 @pytest.mark.slow
-def test_a_killed_server_leaves_bundle_and_cache_as_they_were(start: Callable[..., Process], bundle: Path, tmp_path: Path) -> None:
-    """Killed at its start and in the middle of answers, again and again: nothing is lost, the next one starts and answers alike."""
+def test_a_killed_server_leaves_bundle_and_cache_as_they_were(
+    start: Callable[..., Process], bundle: Path, tmp_path: Path
+) -> None:
+    """Killed at its start and in the middle of answers, again and again: nothing is lost, the next one starts and
+    answers alike.
+    """
     before, said = files(bundle), set()
     for pause in (0.0, 0.05, 0.2):
         served = start("--token", TOKEN)
         client = served.client(TOKEN)
-        said.add(client.chat.completions.create(model="bundle", messages=user("hi"), max_tokens=20).choices[0].message.content)
+        said.add(
+            client.chat.completions.create(model="bundle", messages=user("hi"), max_tokens=20)
+            .choices[0]
+            .message.content
+        )
         threading.Thread(target=leave_asking, args=(client,), daemon=True).start()
         time.sleep(pause)
         served.process.kill()
@@ -274,7 +335,10 @@ def test_a_killed_server_leaves_bundle_and_cache_as_they_were(start: Callable[..
 def test_a_token_that_is_given_is_not_printed(start: Callable[..., Process]) -> None:
     served = start("--no-page", STREAMSPEC_TOKEN=TOKEN)
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1\n", served.line)
-    assert httpx.get(f"{served.url}/v1/models", headers={"authorization": f"Bearer {TOKEN}"}).json()["data"][0]["id"] == "bundle"
+    assert (
+        httpx.get(f"{served.url}/v1/models", headers={"authorization": f"Bearer {TOKEN}"}).json()["data"][0]["id"]
+        == "bundle"
+    )
     assert httpx.get(f"{served.url}/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 404
     served.process.terminate()
     out, err = served.process.communicate(timeout=10)
@@ -284,7 +348,12 @@ def test_a_token_that_is_given_is_not_printed(start: Callable[..., Process]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--host", "0.0.0.0"], "this machine alone"), (["--token", "x"], "the token"), (["--use", "gamma"], "adapter merged"), (["--name", "a b"], "a model named")],
+    [
+        (["--host", "0.0.0.0"], "this machine alone"),
+        (["--token", "x"], "the token"),
+        (["--use", "gamma"], "adapter merged"),
+        (["--name", "a b"], "a model named"),
+    ],
 )
 def test_wrong_options_are_one_line(start: Callable[..., Process], options: list[str], says: str) -> None:
     served = start(*options)

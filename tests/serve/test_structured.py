@@ -1,4 +1,6 @@
-"""Answers that follow a schema, a pattern or a choice, and log-probabilities, through the server: as a session gives them."""
+"""Answers that follow a schema, a pattern or a choice, and log-probabilities, through the server: as a session gives
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from tests.runtime.texts import byte_level
 from tests.runtime.tiny_bundles import tiny_adapter
 from tests.serve.conftest import Running, user
 
-SCHEMA = {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}}, "required": ["kind", "old"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}},
+    "required": ["kind", "old"],
+    "additionalProperties": False,
+}
 PATTERN = "[a-f]{3}-[0-9]{2}"
 
 
@@ -29,7 +36,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a base that can write every byte."""
     folder = tmp_path_factory.mktemp("structured")
     PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<eos>").save_pretrained(folder / "base")
-    model = tiny_model("llama", vocab_size=257, max_position_embeddings=256, initializer_range=0.5, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    model = tiny_model(
+        "llama",
+        vocab_size=257,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     model.save_pretrained(folder / "base")
     adapter = tiny_adapter(folder / "adapter", folder / "base")
     export_bundle(folder / "base", adapter, folder / "bundle", "fp32", progress=lambda line: None)
@@ -49,7 +64,9 @@ def server(bundle: Path) -> Iterator[Running]:
 
 
 def ask(server: Running, **fields: Any) -> Any:
-    return server.client().chat.completions.create(**{"model": "base", "messages": user("say it"), "max_tokens": 60} | fields)
+    return server.client().chat.completions.create(
+        **{"model": "base", "messages": user("say it"), "max_tokens": 60} | fields
+    )
 
 
 def want(cold: Session, **options: Any) -> Completion:
@@ -61,7 +78,9 @@ def test_an_answer_follows_its_schema(server: Running, cold: Session) -> None:
     given = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
     for stream in (False, True):
         answer = ask(server, response_format=given, stream=stream)
-        text = "".join(chunk.choices[0].delta.content for chunk in answer) if stream else answer.choices[0].message.content
+        text = (
+            "".join(chunk.choices[0].delta.content for chunk in answer) if stream else answer.choices[0].message.content
+        )
         pet = json.loads(text)
         assert pet["kind"] in ("cat", "dog") and isinstance(pet["old"], bool) and len(pet) == 2
         assert text == want(cold, grammar=Grammar.json_schema(SCHEMA)).text
@@ -74,7 +93,14 @@ def test_any_object_a_pattern_or_a_choice(server: Running, cold: Session) -> Non
     assert said.lstrip().startswith("{") and said == want(cold, grammar=Grammar.json_object(), max_new_tokens=20).text
     said = ask(server, extra_body={"grammar": {"regex": PATTERN}}).choices[0].message.content
     assert re.fullmatch(PATTERN, said) and said == want(cold, grammar=Grammar.regex(PATTERN)).text
-    said = server.client().completions.create(model="base", prompt="say it", max_tokens=30, extra_body={"grammar": {"choice": ["yes, of course", "no"]}}).choices[0].text
+    said = (
+        server.client()
+        .completions.create(
+            model="base", prompt="say it", max_tokens=30, extra_body={"grammar": {"choice": ["yes, of course", "no"]}}
+        )
+        .choices[0]
+        .text
+    )
     assert said in ("yes, of course", "no")
     free = ask(server, response_format={"type": "text"}).choices[0].message.content
     assert free == want(cold).text
@@ -83,7 +109,10 @@ def test_any_object_a_pattern_or_a_choice(server: Running, cold: Session) -> Non
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
+            "response_format.json_schema.schema",
+        ),
         ({"extra_body": {"grammar": {"regex": "(a"}}}, "grammar.regex"),
         ({"extra_body": {"grammar": {"choice": []}}}, "grammar.choice"),
         ({"extra_body": {"grammar": {"choice": ["a"]}}, "response_format": {"type": "json_object"}}, "grammar"),
@@ -99,14 +128,24 @@ def test_log_probabilities_of_a_chat(server: Running, cold: Session) -> None:
     right = want(cold, max_new_tokens=12, logprobs=3)
     assert right.logprobs
     whole = ask(server, max_tokens=12, logprobs=True, top_logprobs=3).choices[0].logprobs.content
-    streamed = [entry for chunk in ask(server, max_tokens=12, logprobs=True, top_logprobs=3, stream=True) for entry in chunk.choices[0].logprobs.content]
+    streamed = [
+        entry
+        for chunk in ask(server, max_tokens=12, logprobs=True, top_logprobs=3, stream=True)
+        for entry in chunk.choices[0].logprobs.content
+    ]
     for found in (whole, streamed):
         assert len(found) == len(right.token_ids) == 12
         for entry, known in zip(found, right.logprobs, strict=True):
-            assert entry.token == cold.tokenizer.decode([known.token], skip_special_tokens=False) and math.isclose(entry.logprob, known.logprob, abs_tol=1e-4)
-            assert [top.logprob for top in entry.top_logprobs] == pytest.approx([value for _, value in known.top], abs=1e-4)
+            assert entry.token == cold.tokenizer.decode([known.token], skip_special_tokens=False) and math.isclose(
+                entry.logprob, known.logprob, abs_tol=1e-4
+            )
+            assert [top.logprob for top in entry.top_logprobs] == pytest.approx(
+                [value for _, value in known.top], abs=1e-4
+            )
             assert entry.bytes is None if "\ufffd" in entry.token else bytes(entry.bytes).decode() == entry.token
-    assert all(entry.top_logprobs == [] for entry in ask(server, max_tokens=4, logprobs=True).choices[0].logprobs.content)
+    assert all(
+        entry.top_logprobs == [] for entry in ask(server, max_tokens=4, logprobs=True).choices[0].logprobs.content
+    )
     assert ask(server, max_tokens=4).choices[0].logprobs is None
 
 
@@ -117,8 +156,15 @@ def test_log_probabilities_of_a_completion_in_the_old_form(server: Running, cold
     found = answer.choices[0].logprobs
     assert found and found.token_logprobs == pytest.approx([known.logprob for known in right.logprobs], abs=1e-4)
     assert found.tokens == [cold.tokenizer.decode([token], skip_special_tokens=False) for token in right.token_ids]
-    assert found.text_offset and found.text_offset[0] == 0 and found.top_logprobs and max(found.top_logprobs[0].values()) == pytest.approx(found.token_logprobs[0], abs=1e-4)
+    assert (
+        found.text_offset
+        and found.text_offset[0] == 0
+        and found.top_logprobs
+        and max(found.top_logprobs[0].values()) == pytest.approx(found.token_logprobs[0], abs=1e-4)
+    )
     offsets = []
-    for chunk in server.client().completions.create(model="base", prompt="say it", max_tokens=12, logprobs=2, stream=True):
+    for chunk in server.client().completions.create(
+        model="base", prompt="say it", max_tokens=12, logprobs=2, stream=True
+    ):
         offsets += chunk.choices[0].logprobs.text_offset
     assert offsets == found.text_offset

@@ -14,9 +14,11 @@ from streamspec.runtime.governor import DEPOSIT, FRESH_START, PAYBACK, Governor
 Text = Callable[[int, np.random.Generator], int]  # (tokens so far, dice) -> tokens a verification step commits there
 
 
-def clock(cost: float, text: Text, answers: int, length: int, seed: int = 0, believed: float | None = None, noise: float = 0.0) -> float:
-    """Time in plain steps, plain decoding's being answers * length. `believed`: what the calibration says, and steps are timed then,
-    with an error of `noise` and ten times that in one step of twenty."""
+def clock(
+    cost: float, text: Text, answers: int, length: int, seed: int = 0, believed: float | None = None, noise: float = 0.0
+) -> float:
+    """Time in plain steps, plain decoding's being answers * length. `believed`: what the calibration says, and steps
+    are timed then, with an error of `noise` and ten times that in one step of twenty."""
     governor, dice, time = Governor(), np.random.default_rng(seed), 0.0
 
     def timed(true: float) -> float | None:
@@ -40,12 +42,18 @@ def clock(cost: float, text: Text, answers: int, length: int, seed: int = 0, bel
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.floats(1.02, 6), st.lists(st.floats(0, 1), min_size=1, max_size=5), st.integers(1, 20), st.integers(1, 300), st.integers(0, 99)
+    st.floats(1.02, 6),
+    st.lists(st.floats(0, 1), min_size=1, max_size=5),
+    st.integers(1, 20),
+    st.integers(1, 300),
+    st.integers(0, 99),
 )
 def test_no_text_costs_more_than_the_account_allows(
     cost: float, skills: list[float], answers: int, length: int, seed: int
 ) -> None:
-    """Skill changes within a text at will; the last step of an answer may be cut short, which costs up to `cost` each."""
+    """Skill changes within a text at will; the last step of an answer may be cut short, which costs up to `cost`
+    each.
+    """
 
     def text(done: int, dice: np.random.Generator) -> int:
         return 1 + int(dice.binomial(6, skills[(done // 40) % len(skills)]))
@@ -85,14 +93,18 @@ def test_a_text_that_turns_good_is_noticed(cost: float, patience: int) -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize(("believed", "cost", "mean"), [(3.8, 2.0, 4.4), (6.0, 1.5, 3.0), (5.0, 2.0, 3.0)])
-def test_a_calibration_that_says_too_much_does_not_switch_good_drafts_off(believed: float, cost: float, mean: float, noise: float) -> None:
+def test_a_calibration_that_says_too_much_does_not_switch_good_drafts_off(
+    believed: float, cost: float, mean: float, noise: float
+) -> None:
     time = clock(cost, lambda done, dice: 1 + int(dice.binomial(8, (mean - 1) / 8)), 40, 200, 0, believed, noise)
     assert 40 * 200 / time > 0.9 * mean / cost
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize(("believed", "cost", "mean"), [(1.2, 3.0, 2.0), (1.1, 2.0, 1.5), (1.5, 4.0, 3.0)])
-def test_a_calibration_that_says_too_little_is_found_out(believed: float, cost: float, mean: float, noise: float) -> None:
+def test_a_calibration_that_says_too_little_is_found_out(
+    believed: float, cost: float, mean: float, noise: float
+) -> None:
     def text(done: int, dice: np.random.Generator) -> int:
         return 1 + int(dice.binomial(6, (mean - 1) / 6))
 
@@ -102,5 +114,8 @@ def test_a_calibration_that_says_too_little_is_found_out(believed: float, cost: 
 
 
 def test_a_right_calibration_stays_as_it_is() -> None:
-    time = [clock(2.0, lambda done, dice: 1 + int(dice.binomial(6, 0.4)), 40, 200, 0, believed, 0.1) for believed in (None, 2.0)]
+    time = [
+        clock(2.0, lambda done, dice: 1 + int(dice.binomial(6, 0.4)), 40, 200, 0, believed, 0.1)
+        for believed in (None, 2.0)
+    ]
     assert time[1] < 1.02 * time[0]

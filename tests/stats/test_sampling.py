@@ -26,15 +26,24 @@ TRUNCATED = [
     {"temperature": 2.0, "top_k": 6, "repetition_penalty": 1.8},
 ]
 DRAFTED: list[tuple[str, int, Pruning | None]] = [  # bundle, rows of the tree, pruning
-    ("fp32", 2, None), ("fp32", 16, None), ("fp32", 12, Pruning(4)), ("fp32", 12, Pruning(least=0.05)), ("full", 9, None), ("full", 16, Pruning(5)),
-]  # fmt: skip
+    ("fp32", 2, None),
+    ("fp32", 16, None),
+    ("fp32", 12, Pruning(4)),
+    ("fp32", 12, Pruning(least=0.05)),
+    ("full", 9, None),
+    ("full", 16, Pruning(5)),
+]
 CONSTRAINED: list[tuple[str, str, Pruning | None]] = [  # bundle, pattern, pruning
-    ("fp32", r"[a-g]{2}e?", None), ("fp32", r"(ab|a[c-e]|[fg]{2,3})", Pruning(4)), ("full", r"[a-z ]+", None),
-]  # fmt: skip
+    ("fp32", r"[a-g]{2}e?", None),
+    ("fp32", r"(ab|a[c-e]|[fg]{2,3})", Pruning(4)),
+    ("full", r"[a-z ]+", None),
+]
 P = 0.001 / (len(TRUNCATED) + len(DRAFTED) + len(CONSTRAINED) + 3)  # Bonferroni over the tests of this file
 
 
-def processed(logits: np.ndarray, context: list[int], given: dict[str, Any], allowed: np.ndarray | None = None) -> np.ndarray:
+def processed(
+    logits: np.ndarray, context: list[int], given: dict[str, Any], allowed: np.ndarray | None = None
+) -> np.ndarray:
     """Probabilities written from the definitions, in double precision."""
     scores = logits.astype(np.float64)
     used = sorted(set(context))
@@ -55,14 +64,23 @@ def processed(logits: np.ndarray, context: list[int], given: dict[str, Any], all
     return out
 
 
-def joint(session: Any, given: dict[str, Any], eos: set[int], length: int, pattern: str = "") -> dict[tuple[int, ...], float]:
-    """Probability of every answer of at most `length` tokens, by the text of its letters where a `pattern` says what may come."""
+def joint(
+    session: Any, given: dict[str, Any], eos: set[int], length: int, pattern: str = ""
+) -> dict[tuple[int, ...], float]:
+    """Probability of every answer of at most `length` tokens, by the text of its letters where a `pattern` says what
+    may come.
+    """
     open_, done = {(): 1.0}, {}
     for _ in range(length):
         following: dict[tuple[int, ...], float] = {}
         for text, probability in open_.items():
             context = [*PROMPT, *text]
-            chances = processed(session.score(context)[-1], context, given, following_letters(session, text, pattern) if pattern else None)
+            chances = processed(
+                session.score(context)[-1],
+                context,
+                given,
+                following_letters(session, text, pattern) if pattern else None,
+            )
             for token in np.flatnonzero(chances):
                 target = done if int(token) in eos else following
                 target[*text, int(token)] = probability * chances[token]
@@ -71,7 +89,9 @@ def joint(session: Any, given: dict[str, Any], eos: set[int], length: int, patte
 
 
 def following_letters(session: Any, text: tuple[int, ...], pattern: str) -> np.ndarray:
-    """Bool [vocabulary], from the pattern's language, all texts of up to three letters: what may follow, and whether the end may."""
+    """Bool [vocabulary], from the pattern's language, all texts of up to three letters: what may follow, and whether
+    the end may.
+    """
     letters = {i: session.tokenizer.decode([i]) for i in range(3, session.tokenizer.get_vocab_size())}
     said = "".join(letters[i] for i in text)
     begun = {"".join(x) for n in range(4) for x in product("abcdefg", repeat=n)} if "a-z" not in pattern else None
@@ -89,9 +109,14 @@ def check_joint(session: Any, given: dict[str, Any], runs: int = 3000, length: i
     wanted = joint(session, given, set(session.manifest.model.eos_token_ids), length, pattern)
     assert abs(sum(wanted.values()) - 1) < 1e-9
     grammar = Grammar.regex(pattern) if pattern else None
-    answers = [session.generate(PROMPT, max_new_tokens=length, sampling=Sampling(**given, seed=seed), grammar=grammar) for seed in range(runs)]
+    answers = [
+        session.generate(PROMPT, max_new_tokens=length, sampling=Sampling(**given, seed=seed), grammar=grammar)
+        for seed in range(runs)
+    ]
     seen = Counter(tuple(answer.token_ids) for answer in answers)
-    assert set(seen) <= set(wanted) and sum(answer.stats.steps for answer in answers) > (runs / 20 if pattern else runs / 2)
+    assert set(seen) <= set(wanted) and sum(answer.stats.steps for answer in answers) > (
+        runs / 20 if pattern else runs / 2
+    )
     assert p_value(seen, wanted, runs) > P
 
 
@@ -101,13 +126,21 @@ def test_answers_follow_the_true_joint_distribution(bundles: Bundles, given: dic
 
 
 @pytest.mark.parametrize(("bundle", "rows", "pruning"), DRAFTED, ids=str)
-def test_no_tree_pruning_or_drafter_changes_the_distribution(bundles: Bundles, bundle: str, rows: int, pruning: Pruning | None) -> None:
+def test_no_tree_pruning_or_drafter_changes_the_distribution(
+    bundles: Bundles, bundle: str, rows: int, pruning: Pruning | None
+) -> None:
     check_joint(load(bundles(bundle), tree=rows, threads=1, pruning=pruning), TRUNCATED[0])
 
 
 @pytest.mark.parametrize(("bundle", "pattern", "pruning"), CONSTRAINED, ids=str)
-def test_under_a_grammar_each_token_follows_the_renormalised_distribution(bundles: Bundles, bundle: str, pattern: str, pruning: Pruning | None) -> None:
-    given = {"temperature": 2.0, "top_k": 4} if "a-z" in pattern else {"temperature": 2.0, "top_p": 0.95, "repetition_penalty": 1.3}
+def test_under_a_grammar_each_token_follows_the_renormalised_distribution(
+    bundles: Bundles, bundle: str, pattern: str, pruning: Pruning | None
+) -> None:
+    given = (
+        {"temperature": 2.0, "top_k": 4}
+        if "a-z" in pattern
+        else {"temperature": 2.0, "top_p": 0.95, "repetition_penalty": 1.3}
+    )
     check_joint(load(bundles(bundle), tree=8, threads=1, pruning=pruning), given, runs=1500, pattern=pattern)
 
 
