@@ -15,17 +15,17 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from streamspec.adapter import RESTORE, STREAM_WEIGHTS, check_task_lora
-from streamspec.adapters import folder
-from streamspec.adapters.data import Collator, TokenRow, draft_vocabulary
-from streamspec.adapters.families import Decoder
-from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
-from streamspec.adapters.jakiro import fit_start as fit_layer
-from streamspec.adapters.medusa import MedusaModel
-from streamspec.adapters.streams import StreamConfig, StreamingModel, fit_start, measure_scale
-from streamspec.adapters.target import DraftingModel
-from streamspec.adapters.trainer import clock_of
-from streamspec.bundle import DRAFT_LAYERS
+from streamspec.adapters import adapter_writer as folder
+from streamspec.adapters.base_models.hf_decoder import Decoder
+from streamspec.adapters.drafters.base import DraftingModel
+from streamspec.adapters.drafters.draft_layer import JakiroConfig, JakiroModel
+from streamspec.adapters.drafters.draft_layer import fit_start as fit_layer
+from streamspec.adapters.drafters.medusa import MedusaModel
+from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel, fit_start, measure_scale
+from streamspec.adapters.training.data import Collator, TokenRow, draft_vocabulary
+from streamspec.adapters.training.stage import clock_of
+from streamspec.bundle.adapter_folder import RESTORE, STREAM_WEIGHTS, check_task_lora
+from streamspec.bundle.manifest import DRAFT_LAYERS
 from streamspec.errors import AdapterError
 
 if TYPE_CHECKING:

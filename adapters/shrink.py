@@ -13,7 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from streamspec.adapter import (
+from streamspec.adapters.adapter_writer import read_tensors, save_tensors, write_json
+from streamspec.atomic import new_folder
+from streamspec.bundle.adapter_folder import (
     PROVENANCE,
     RESTORE,
     STREAM_CONFIG,
@@ -23,8 +25,6 @@ from streamspec.adapter import (
     read_adapter,
     read_json,
 )
-from streamspec.adapters.folder import read_tensors, save_tensors, write_json
-from streamspec.atomic import new_folder
 from streamspec.errors import AdapterError, ConfigError
 
 PLAIN_LORA = {

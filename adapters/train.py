@@ -22,16 +22,18 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, set_seed
 
-from streamspec.acceptance import node_order, per_stream_accuracy, simulated_tau
-from streamspec.adapter import PROVENANCE, STREAM_CONFIG, STREAM_WEIGHTS, TASK_CONFIG, TASK_WEIGHTS, read_adapter
-from streamspec.adapters import folder
-from streamspec.adapters.base import Base, resolve_base
-from streamspec.adapters.config import TrainConfig
-from streamspec.adapters.data import Formatter, TokenRow, joined
-from streamspec.adapters.evaluate import layer_statistics, record_ranks, validation_loss
-from streamspec.adapters.jakiro import JakiroConfig, JakiroModel
-from streamspec.adapters.journal import Journal
-from streamspec.adapters.losses import (
+from streamspec.acceptance_stats import node_order, per_stream_accuracy, simulated_tau
+from streamspec.adapters import adapter_writer as folder
+from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.drafters.base import DraftingModel, Target
+from streamspec.adapters.drafters.draft_layer import JakiroConfig, JakiroModel
+from streamspec.adapters.drafters.streams import StreamingModel
+from streamspec.adapters.models import choose_vocabulary, inject_stream_lora, load_target, new_drafter, with_task_lora
+from streamspec.adapters.training.acceptance_eval import layer_statistics, record_ranks, validation_loss
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.data import Formatter, TokenRow, joined
+from streamspec.adapters.training.hidden_state_cache import RememberedPass
+from streamspec.adapters.training.losses import (
     draft_losses,
     exit_loss,
     jakiro_losses,
@@ -40,19 +42,24 @@ from streamspec.adapters.losses import (
     pick_passes,
     pick_rows,
 )
-from streamspec.adapters.models import choose_vocabulary, inject_stream_lora, load_target, new_drafter, with_task_lora
-from streamspec.adapters.regenerate import AnswerFile, regenerate
-from streamspec.adapters.remembered import RememberedPass
-from streamspec.adapters.streams import StreamingModel
-from streamspec.adapters.target import DraftingModel, Target
-from streamspec.adapters.trainer import Stage, clock_of, has_bf16, run_stage, spare_allocator
+from streamspec.adapters.training.run_state import Journal
+from streamspec.adapters.training.self_distillation import AnswerFile, regenerate
+from streamspec.adapters.training.stage import Stage, clock_of, has_bf16, run_stage, spare_allocator
 from streamspec.atomic import sha256_file, write_text
-from streamspec.bundle import DRAFT_LAYERS
+from streamspec.bundle.adapter_folder import (
+    PROVENANCE,
+    STREAM_CONFIG,
+    STREAM_WEIGHTS,
+    TASK_CONFIG,
+    TASK_WEIGHTS,
+    read_adapter,
+)
+from streamspec.bundle.manifest import DRAFT_LAYERS
+from streamspec.data import Example, read_examples
+from streamspec.draft_tree import DraftTree
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
-from streamspec.examples import Example, read_examples
-from streamspec.families import FAMILIES
-from streamspec.prompt_format import PromptFormat
-from streamspec.trees import DraftTree
+from streamspec.model_families import FAMILIES
+from streamspec.prompt.prompt_format import PromptFormat
 
 JOURNAL = "journal.json"
 WORK = "run"  # folder of a run that is not over, inside --out

@@ -60,8 +60,8 @@ def variants() -> dict[str, type]:
     import torch
     from torch import Tensor, nn
 
-    from streamspec.adapters.streams import AppendCache, StreamingModel
-    from streamspec.adapters.target import MainPass
+    from streamspec.adapters.drafters.base import MainPass
+    from streamspec.adapters.drafters.streams import AppendCache, StreamingModel
 
     class Rotating(AppendCache):
         """Values of stream j turn by the angle eps * j, in pairs of channels."""
@@ -105,13 +105,13 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     """Trains and judges one variant in this process; the basis also with smaller k."""
     import torch
 
-    from streamspec.acceptance import MISSED, node_order, per_stream_accuracy, simulated_tau
+    from streamspec.acceptance_stats import MISSED, node_order, per_stream_accuracy, simulated_tau
     from streamspec.adapters import models
     from streamspec.adapters import train as stages
-    from streamspec.adapters.config import TrainConfig
-    from streamspec.adapters.evaluate import record_ranks
-    from streamspec.adapters.trainer import spare_allocator
-    from streamspec.trees import DraftTree
+    from streamspec.adapters.training.acceptance_eval import record_ranks
+    from streamspec.adapters.training.config import TrainConfig
+    from streamspec.adapters.training.stage import spare_allocator
+    from streamspec.draft_tree import DraftTree
 
     spare_allocator()
     shared = TrainConfig(

@@ -88,7 +88,7 @@ def answer(config: dict[str, object]) -> None:
     """The target's answers, before anybody's time begins to count."""
     from streamspec.adapters import models
     from streamspec.adapters import train as stages
-    from streamspec.adapters.config import TrainConfig
+    from streamspec.adapters.training.config import TrainConfig
 
     prepared = stages.prepare(TrainConfig.from_dict(config))
     model = models.load_target(prepared, prepared.config.target_adapter)

@@ -217,7 +217,7 @@ def make(name: str, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from streamspec.adapters.base import resolve_base
+    from streamspec.adapters.base_models.resolve import resolve_base
 
     family, sizes = BASES[name]
     torch.manual_seed(0)
@@ -244,10 +244,10 @@ def export(folder: Path, bundle: Path, precision: str) -> None:
 
 def curve(bundle: Path, threads: int | None) -> dict[int, float]:
     """Rows -> ms of a step, medians in turns; a chain of drafts behind `CONTEXT` tokens."""
-    from streamspec.bundle import read_manifest
-    from streamspec.runtime.calibrate import CONTEXT, TUNING_ROUNDS, measure
-    from streamspec.runtime.engine import OrtEngine
-    from streamspec.runtime.graph import Graph
+    from streamspec.bundle.manifest import read_manifest
+    from streamspec.runtime.engine.loaded_model import Graph
+    from streamspec.runtime.engine.runner import OrtEngine
+    from streamspec.runtime.tuning.calibration import CONTEXT, TUNING_ROUNDS, measure
 
     engine = OrtEngine(Graph(bundle / "model.onnx", read_manifest(bundle), threads=threads))
     chain = [(max(0, node - 1), 0, 1.0) for node in range(32)]

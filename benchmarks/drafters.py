@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from streamspec.bench.contender import Contender
+from streamspec.bench.arms import Contender
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import load
-from streamspec.runtime.sampling import Sampling
+from streamspec.runtime.decoding.sampling import Sampling
 
 
 def main() -> None:

@@ -48,8 +48,8 @@ def measure_memory(bundle: str, context: int) -> dict[str, Any]:
 
 
 def memory(bundles: list[Path]) -> None:
-    from streamspec.bundle import read_manifest
-    from streamspec.runtime.memory import estimate
+    from streamspec.bundle.manifest import read_manifest
+    from streamspec.runtime.engine.memory_estimate import estimate
 
     print(
         "| bundle | context | expected, MB | weights, packed, cache, work | after load | after an answer | most | "
@@ -110,10 +110,10 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
     """
     import numpy as np
 
-    from streamspec.bundle import read_manifest
-    from streamspec.runtime.engine import OrtEngine
-    from streamspec.runtime.graph import Graph
-    from streamspec.trees import chain
+    from streamspec.bundle.manifest import read_manifest
+    from streamspec.draft_tree import chain
+    from streamspec.runtime.engine.loaded_model import Graph
+    from streamspec.runtime.engine.runner import OrtEngine
 
     model, written = Path(bundle) / "model.onnx", Path(folder) / "model.onnx"
 

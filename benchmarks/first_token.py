@@ -14,7 +14,8 @@ from statistics import median
 
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
-from streamspec.runtime import load, loop, stream
+from streamspec.runtime import load, stream
+from streamspec.runtime.decoding.verify import loop
 
 PARTS = {
     "first token": ("prefill_seconds",),

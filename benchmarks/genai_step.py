@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai as genai
 
-from streamspec.bundle import read_manifest
-from streamspec.runtime.engine import OrtEngine
-from streamspec.runtime.graph import Graph
-from streamspec.runtime.interface import ROOT_ONLY
-from streamspec.runtime.machine import physical_cores
+from streamspec.bundle.manifest import read_manifest
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.engine.loaded_model import Graph
+from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.hardware.cpu import physical_cores
 
 WARM = 4  # tokens that do not count
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """What huge pages are worth: `python benchmarks/huge_pages.py BUNDLE [--loads 5] [--rows 8] [--threads N]`.
 
-Fresh processes open the bundle alternately with and without (`streamspec.runtime.pages`). Prints seconds of opening the
-graph, medians of a plain step and of a step of `--rows` rows, resident memory; then the medians over the loads and
-their ratio.
+Fresh processes open the bundle alternately with and without (`streamspec.runtime.hardware.huge_pages`). Prints seconds
+of opening the graph, medians of a plain step and of a step of `--rows` rows, resident memory; then the medians over the
+loads and their ratio.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 from step_profile import prepare, step
 
-from streamspec.bundle import read_manifest
-from streamspec.runtime import pages
-from streamspec.runtime.engine import OrtEngine
-from streamspec.runtime.graph import Graph
-from streamspec.runtime.interface import ROOT_ONLY
-from streamspec.trees import DraftTree
+from streamspec.bundle.manifest import read_manifest
+from streamspec.draft_tree import DraftTree
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.engine.loaded_model import Graph
+from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.hardware import huge_pages as pages
 
 CONTEXT, ROUNDS, BLOCK = 64, 10, 14
 

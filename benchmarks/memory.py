@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from streamspec.examples import read_examples
+from streamspec.data import read_examples
 
 
 def heading() -> None:
@@ -35,9 +35,12 @@ def parts(bundle: Path) -> None:
     import onnxruntime  # noqa: F401
     import tokenizers  # noqa: F401
 
-    from streamspec.bundle import verify_files
-    from streamspec.runtime import engine, graph, loading, probe
-    from streamspec.trees import chain
+    from streamspec.bundle.manifest import verify_files
+    from streamspec.draft_tree import chain
+    from streamspec.runtime import load as loading
+    from streamspec.runtime.engine import loaded_model as graph
+    from streamspec.runtime.engine import runner as engine
+    from streamspec.runtime.tuning import self_test as probe
 
     say("imports")
     manifest = verify_files(bundle)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from step_profile import prepare, step
 
-from streamspec.bundle import read_manifest
-from streamspec.runtime.engine import OrtEngine
-from streamspec.runtime.graph import Graph
-from streamspec.runtime.interface import ROOT_ONLY
+from streamspec.bundle.manifest import read_manifest
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.engine.loaded_model import Graph
+from streamspec.runtime.engine.runner import OrtEngine
 
 BLOCK = 12  # steps of a bundle before the next one's turn; the first two bring its weights back into the caches
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNTIME = ("streamspec", "streamspec.runtime")  # what `streamspec.runtime` needs of streamspec
+# What `streamspec.runtime` needs of streamspec: the files of the core, and these packages with all that is in them.
+CORE, RUNTIME = "streamspec", ("bundle", "prompt", "runtime")
 LEFT = ("__pycache__", ".venv", "build", "dist", "*.egg-info")
 
 
@@ -45,8 +46,8 @@ def build_wheel(folder: Path) -> Path:
         source.mkdir()
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
-        for place in packages().values():
-            shutil.copytree(ROOT / place, source / place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT))
+        for part in packages().values():
+            shutil.copytree(ROOT / part, source / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT))
         command = [
             sys.executable,
             "-m",
@@ -65,8 +66,13 @@ def build_wheel(folder: Path) -> Path:
 def packages() -> dict[str, Path]:
     """Package -> its folder in the checkout, for all that pyproject.toml lists."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    given = {name: Path(place) for name, place in setuptools["package-dir"].items()}
-    return {name: given.get(name, Path(*name.split("."))) for name in setuptools["packages"]}
+    given = {name: Path(folder) for name, folder in setuptools["package-dir"].items()}
+
+    def folder(name: str) -> Path:
+        above, _, last = name.rpartition(".")
+        return given[name] if name in given else folder(above) / last
+
+    return {name: folder(name) for name in setuptools["packages"]}
 
 
 def parts(wheel: Path) -> dict[str, Part]:
@@ -96,8 +102,15 @@ def frozen(folder: Path) -> dict[str, int]:
     return {name: length for name, (_, _, length) in modules.items() if name.split(".")[0] == "streamspec"}
 
 
-def total(found: dict[str, Part], names: tuple[str, ...]) -> Part:
-    picked = [found[name] for name in names]
+def runtime(found: dict[str, Part]) -> Part:
+    """What a program that generates text needs: core and runtime."""
+    picked = [
+        part for name, part in found.items() if name == CORE or name.split(".")[1:2] in [[one] for one in RUNTIME]
+    ]
+    return total(picked)
+
+
+def total(picked: list[Part]) -> Part:
     return Part(sum(p.files for p in picked), sum(p.size for p in picked), sum(p.stored for p in picked))
 
 
@@ -109,11 +122,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wheel = build_wheel(Path(folder))
         found, size = parts(wheel), wheel.stat().st_size
-    runtime = total(found, RUNTIME)
+    needed = runtime(found)
     print("| part | files | kB | kB in the wheel |\n|---|---|---|---|")
-    for name, part in [*found.items(), ("core and runtime together", runtime), ("all", total(found, tuple(found)))]:
+    for name, part in [*found.items(), ("core and runtime together", needed), ("all", total(list(found.values())))]:
         print(f"| {name} | {part.files} | {part.size / 1e3:,.1f} | {part.stored / 1e3:,.1f} |")
-    result = {"wheel": size, "runtime_source": runtime.size, "runtime_wheel": runtime.stored}
+    result = {"wheel": size, "runtime_source": needed.size, "runtime_wheel": needed.stored}
     if arguments.frozen:
         modules = frozen(arguments.frozen)
         files = [file for file in arguments.frozen.rglob("*") if file.is_file() and not file.is_symlink()]

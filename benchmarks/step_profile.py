@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from streamspec.bundle import read_manifest
-from streamspec.runtime.decoding import accept
-from streamspec.runtime.engine import OrtEngine
-from streamspec.runtime.graph import Graph
-from streamspec.runtime.interface import ROOT_ONLY
-from streamspec.trees import DraftTree
+from streamspec.bundle.manifest import read_manifest
+from streamspec.draft_tree import DraftTree
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.decoding.verify import accept
+from streamspec.runtime.engine.loaded_model import Graph
+from streamspec.runtime.engine.runner import OrtEngine
 
 PARTS = ("trunk", "attention", "main head", "streams", "stream head", "acceptance and rest")
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from streamspec.bench.contender import Answer, Contender
+from streamspec.bench.arms import Answer, Contender
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import Session, load

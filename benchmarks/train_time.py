@@ -15,9 +15,9 @@ import tempfile
 from itertools import islice
 from pathlib import Path
 
-from streamspec.adapter import PROVENANCE
-from streamspec.adapters.config import TrainConfig
 from streamspec.adapters.train import train
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.bundle.adapter_folder import PROVENANCE
 
 RECIPES = {"lora": {"method": "lora"}, "joint": {"method": "streaming", "recipe": "joint"}}
 LOGGED = 10  # steps between two entries of a run's log

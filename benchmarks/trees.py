@@ -2,11 +2,11 @@
 """What trees are worth: `python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16 16:8 16:0.05 16f 2x3 ...]
 [--limit 40]`.
 
-    16        the 16 likeliest nodes of each step (`runtime/drafting.py`); with a bigram, children depend on their
-    parent 16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`: those of at
-    least that chance 16f       one tree of 16 rows for all steps, the likeliest nodes of validation data (Medusa's
-    sparse tree); children depend, too 2x3       the papers' full tree: every combination of the 2 best guesses of 3
-    streams; `2x3c`: children depend on their parent
+    16        the 16 likeliest nodes of each step (`runtime/decoding/draft_tree_search.py`); with a bigram, children
+    depend on their parent 16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`:
+    those of at least that chance 16f       one tree of 16 rows for all steps, the likeliest nodes of validation data
+    (Medusa's sparse tree); children depend, too 2x3       the papers' full tree: every combination of the 2 best
+    guesses of 3 streams; `2x3c`: children depend on their parent
 
 Every prompt is answered plainly and with every tree in turn; all answers must be equal. Prints rows that went on,
 tokens per step, time of a step over a plain step's, and speed-up over plain decoding (decode time, medians over
@@ -25,14 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.bundle import TreesInfo
-from streamspec.examples import read_examples
+from streamspec.bundle.manifest import TreesInfo
+from streamspec.data import read_examples
+from streamspec.draft_tree import DraftTree, cartesian
 from streamspec.runtime import Session, load
-from streamspec.runtime.decoding import off_borders
-from streamspec.runtime.drafting import Draft
-from streamspec.runtime.interface import Pruning, Verified
-from streamspec.runtime.loop import Decoder, Plan
-from streamspec.trees import DraftTree, cartesian
+from streamspec.runtime.decoding.draft_tree_search import Draft
+from streamspec.runtime.decoding.loop import Decoder, Plan
+from streamspec.runtime.decoding.model_runner import Pruning, Verified
+from streamspec.runtime.decoding.verify import off_borders
 
 TREES = (
     "4",

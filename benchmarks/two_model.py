@@ -25,20 +25,20 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.examples import read_examples
+from streamspec.data import read_examples
+from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime import load
-from streamspec.runtime.decoding import accept
-from streamspec.runtime.drafting import PlaceGuesses
-from streamspec.runtime.engine import OrtEngine
-from streamspec.runtime.interface import Pruning, Verified
-from streamspec.runtime.loop import Decoder, Plan
-from streamspec.runtime.sampling import GREEDY, Sampling
-from streamspec.trees import DraftTree, chain
+from streamspec.runtime.decoding.draft_tree_search import PlaceGuesses
+from streamspec.runtime.decoding.loop import Decoder, Plan
+from streamspec.runtime.decoding.model_runner import Pruning, Verified
+from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.verify import accept
+from streamspec.runtime.engine.runner import OrtEngine
 
 
 class TwoModelEngine:
     """The target's engine with a second model that drafts `gamma` tokens, one call each
-    (`streamspec.runtime.interface.Engine`).
+    (`streamspec.runtime.decoding.model_runner.Engine`).
     """
 
     def __init__(self, target: OrtEngine, draft: OrtEngine, gamma: int) -> None:
@@ -184,14 +184,14 @@ def train(arguments: argparse.Namespace) -> None:
     import torch
     from transformers import AutoTokenizer
 
-    from streamspec.adapter import read_adapter
-    from streamspec.adapters.base import resolve_base
-    from streamspec.adapters.config import TrainConfig
-    from streamspec.adapters.data import joined
-    from streamspec.adapters.losses import next_token_loss
-    from streamspec.adapters.target import Target
-    from streamspec.adapters.trainer import Stage, run_stage, spare_allocator
-    from streamspec.export.source import load_model
+    from streamspec.adapters.base_models.resolve import resolve_base
+    from streamspec.adapters.drafters.base import Target
+    from streamspec.adapters.training.config import TrainConfig
+    from streamspec.adapters.training.data import joined
+    from streamspec.adapters.training.losses import next_token_loss
+    from streamspec.adapters.training.stage import Stage, run_stage, spare_allocator
+    from streamspec.bundle.adapter_folder import read_adapter
+    from streamspec.export.weights.load_weights import load_model
 
     spare_allocator()
     torch.manual_seed(0)

@@ -21,11 +21,11 @@ import numpy as np
 
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import mean_scores, score
+from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
-from streamspec.runtime.engine import OrtEngine
-from streamspec.runtime.interface import Pruning, Verified
-from streamspec.runtime.loop import Decoder, Plan
-from streamspec.trees import DraftTree
+from streamspec.runtime.decoding.loop import Decoder, Plan
+from streamspec.runtime.decoding.model_runner import Pruning, Verified
+from streamspec.runtime.engine.runner import OrtEngine
 
 
 class TypicalEngine:

@@ -16,9 +16,9 @@ import onnx
 from tokenizers import Tokenizer
 
 from streamspec import __version__
-from streamspec.adapter import Adapter, read_adapter
-from streamspec.adapters.base import Base, resolve_base
-from streamspec.bundle import (
+from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.bundle.adapter_folder import Adapter, read_adapter
+from streamspec.bundle.manifest import (
     CHOICE,
     COMPACT,
     DRAFT_LAYERS,
@@ -33,29 +33,29 @@ from streamspec.bundle import (
     bundle_folder,
     finish,
 )
+from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import ConfigError
-from streamspec.export import smooth
-from streamspec.export.builder import IR_VERSION, OPSET, WeightStore
-from streamspec.export.card import write_card
-from streamspec.export.compact import compact_graph
-from streamspec.export.decoder import Source
-from streamspec.export.drafting import DraftSpec, most_candidates
-from streamspec.export.families import DecoderSpec, describe
-from streamspec.export.graph import StepGraph
-from streamspec.export.jakiro import JakiroSpec
-from streamspec.export.parity import TREE_ROWS, check_parity, expect, make_probe, page, passage
-from streamspec.export.quality import HeldOut, answer_tokens, perplexity_of_graph, perplexity_of_model
-from streamspec.export.quantise import Precision
-from streamspec.export.sampling import choice_graph
-from streamspec.export.session import open_session
-from streamspec.export.source import ModelSource, load_model, read_drafter, read_nodes
-from streamspec.export.static import StaticGraph, fitting
-from streamspec.export.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
+from streamspec.export.bundle_card import write_card
+from streamspec.export.drafters.base import DraftSpec, most_candidates
+from streamspec.export.drafters.draft_layer import JakiroSpec
+from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
+from streamspec.export.graphs.cache_compaction import compact_graph
+from streamspec.export.graphs.static_step_graph import StaticGraph, fitting
+from streamspec.export.graphs.step_graph import StepGraph
+from streamspec.export.layers.decoder import Source
+from streamspec.export.layers.decoder_spec import DecoderSpec, describe
+from streamspec.export.layers.sampling import choice_graph
+from streamspec.export.ops.builder import IR_VERSION, OPSET, WeightStore
+from streamspec.export.quantization import smoothing as smooth
+from streamspec.export.quantization.precisions import Precision
+from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.target import PLAIN_CPU, ROWS, SLOTS, Target
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
-from streamspec.export.weight_only import StaticPrecision
-from streamspec.graph_file import check_graphs
-from streamspec.prompt_format import PromptFormat
+from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.validate.parity import TREE_ROWS, check_parity, expect, make_probe, page, passage
+from streamspec.export.validate.perplexity import HeldOut, answer_tokens, perplexity_of_graph, perplexity_of_model
+from streamspec.export.weights.load_weights import ModelSource, load_model, read_drafter, read_nodes
+from streamspec.prompt.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
 DATA = f"{MODEL}.data"

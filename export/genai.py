@@ -20,17 +20,17 @@ from onnx import TensorProto
 
 from streamspec.atomic import new_folder
 from streamspec.errors import BundleError
-from streamspec.export.arrays import Array
-from streamspec.export.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.bundle_writer import DATA, Progress, asked_for, to_stderr, weights
-from streamspec.export.decoder import Decoder, Source, Tables
-from streamspec.export.families import DecoderSpec, describe
-from streamspec.export.parity import check_rows, expect, passage
-from streamspec.export.quantise import Precision, Rows
-from streamspec.export.quantise import precision as precision_named
-from streamspec.export.session import open_session
-from streamspec.export.source import load_model
+from streamspec.export.layers.decoder import Decoder, Source, Tables
+from streamspec.export.layers.decoder_spec import DecoderSpec, describe
+from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
+from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.quantization.precisions import Precision, Rows
+from streamspec.export.quantization.precisions import precision as precision_named
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
+from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.validate.parity import check_rows, expect, passage
+from streamspec.export.weights.load_weights import load_model
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 CONFIG, SETTINGS, MODEL = "genai_config.json", "tokenizer_config.json", "model.onnx"

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamspec.bundle import MAX_STATIC_ROWS
+from streamspec.bundle.manifest import MAX_STATIC_ROWS
 from streamspec.errors import ConfigError
-from streamspec.export.quantise import Fp16, Fp32, Int4, Int8Blocks, Precision, chosen, precision
-from streamspec.export.weight_only import StaticPrecision, static_precision
+from streamspec.export.quantization.precisions import Fp16, Fp32, Int4, Int8Blocks, Precision, chosen, precision
+from streamspec.export.quantization.static_precisions import StaticPrecision, static_precision
 
 CPU, DEVICES, COMPILERS = "cpu", ("cuda",), ("openvino", "migraphx", "directml", "coreml")
 TARGETS = (CPU, *DEVICES, *COMPILERS)
 OLD_OPERATORS = (
     "migraphx",
     "directml",
-)  # know no opset 21, and so no blocks of 4 bits (tests/export/test_op_support.py)
+)  # know no opset 21, and so no blocks of 4 bits (tests/export/graphs/test_op_support.py)
 ROWS, SLOTS = 16, 2048  # by default: rows of a static graph's call, and the most tokens in its cache
 DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8Blocks, "int4": Int4}
 

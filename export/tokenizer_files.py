@@ -8,10 +8,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from streamspec.adapters.base import Base
-from streamspec.bundle import TEMPLATE, TOKENIZER
-from streamspec.checks import parse_object
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.bundle.manifest import TEMPLATE, TOKENIZER
 from streamspec.errors import BaseModelError
+from streamspec.json_fields import parse_object
 
 
 def copy_tokenizer(base: Base, folder: Path) -> Tokenizer:

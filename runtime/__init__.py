@@ -8,14 +8,14 @@ import os
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from streamspec.runtime.grammar import Grammar
-from streamspec.runtime.interface import Pruning
-from streamspec.runtime.loading import load
-from streamspec.runtime.logprobs import Logprob
-from streamspec.runtime.sampling import Sampling
+from streamspec.runtime.decoding.logprobs import Logprob
+from streamspec.runtime.decoding.model_runner import Pruning
+from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.loader import load
 from streamspec.runtime.session import Session
-from streamspec.runtime.stats import Stats
 from streamspec.runtime.stream import Chunk, Completion, Running, Stream
+from streamspec.runtime.text.grammar import Grammar
 
 __all__ = [
     "Chunk",

@@ -11,15 +11,16 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from streamspec import __version__, cache
-from streamspec.bundle import Manifest
+from streamspec import __version__
+from streamspec import paths as cache
+from streamspec.bundle.manifest import Manifest
 from streamspec.errors import StreamspecError
-from streamspec.runtime import pages
-from streamspec.runtime.calibrate import measure
-from streamspec.runtime.choice import open_on
-from streamspec.runtime.machine import cpu_model, instruction_sets, logical_cores, memory, physical_cores
-from streamspec.runtime.providers import PROVIDERS, find, import_onnxruntime
-from streamspec.runtime.saturation import products_saturate
+from streamspec.runtime.hardware import huge_pages as pages
+from streamspec.runtime.hardware.cpu import cpu_model, instruction_sets, logical_cores, memory, physical_cores
+from streamspec.runtime.hardware.int8_saturation import products_saturate
+from streamspec.runtime.hardware.providers import PROVIDERS, find, import_onnxruntime
+from streamspec.runtime.tuning.calibration import measure
+from streamspec.runtime.tuning.select_provider import open_on
 
 PLAIN = ((0, 0, 1.0),)  # the tree of one row
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from streamspec.errors import ConfigError
-from streamspec.runtime.grammar import Grammar
-from streamspec.runtime.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.text.grammar import Grammar
 
 MOST_LOGPROBS = 100
 Progress = Callable[[int, int], None]

@@ -14,23 +14,24 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from streamspec import swappable
-from streamspec.bundle import Manifest
+from streamspec.bundle import swappable
+from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConfigError, ContextOverflow, DataError
-from streamspec.runtime import conversation, saved
+from streamspec.runtime import conversation
+from streamspec.runtime import saved_session as saved
 from streamspec.runtime.conversation import Message
-from streamspec.runtime.grammar import Vocabulary
-from streamspec.runtime.interface import Engine, Pruning
-from streamspec.runtime.loop import Plan
+from streamspec.runtime.decoding.loop import Plan
+from streamspec.runtime.decoding.model_runner import Engine, Pruning
+from streamspec.runtime.decoding_policy import Learnt
+from streamspec.runtime.hardware.providers import CPU, Chosen
 from streamspec.runtime.options import Options, Wanted
-from streamspec.runtime.providers import CPU, Chosen
-from streamspec.runtime.setting import Learnt
 from streamspec.runtime.stream import Chunk, Completion, Control, Job, Stream
+from streamspec.runtime.text.grammar import Vocabulary
 
 if TYPE_CHECKING:
-    from streamspec.runtime.calibrate import Calibration
-    from streamspec.runtime.graph import Graph
-    from streamspec.runtime.swapping import Swapper
+    from streamspec.runtime.adapter_swap import Swapper
+    from streamspec.runtime.engine.loaded_model import Graph
+    from streamspec.runtime.tuning.calibration import Calibration
 
 Prompt = str | Sequence[Message] | Sequence[int]
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakSet
 
-from streamspec.runtime.detokenize import TextStream
-from streamspec.runtime.interface import Cancelled, Engine
-from streamspec.runtime.logprobs import Logprob
-from streamspec.runtime.loop import Decoder, Plan
-from streamspec.runtime.stats import Stats
+from streamspec.runtime.decoding.logprobs import Logprob
+from streamspec.runtime.decoding.loop import Decoder, Plan
+from streamspec.runtime.decoding.model_runner import Cancelled, Engine
+from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.text.detokenize import TextStream
 
 LAST = 10.0  # seconds that threads have to end in, when the interpreter does
 

@@ -12,7 +12,7 @@ import pytest
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("STREAMSPEC_TEST_BASE") == "1" or not any(item.get_closest_marker("base") for item in items):
         return
-    from streamspec.adapters.base import cached_reference
+    from streamspec.adapters.base_models.resolve import cached_reference
 
     if cached_reference() is not None:
         return
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.adapters.tiny import tiny_model, tiny_tokenizer
+    from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("base")
     tiny_model("llama").save_pretrained(folder)

@@ -1,6 +1,6 @@
 """Rows of a data file as conversations to run: one prompt, or the turns of a dialogue, with the accepted answers.
 
-Knows nothing about models; the reading itself is `streamspec.examples`.
+Knows nothing about models; the reading itself is `streamspec.data`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamspec.examples import Example, read_examples
+from streamspec.data import Example, read_examples
 
 Message = dict[str, str]
 Prompt = str | list[Message]

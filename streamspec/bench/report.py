@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.runtime.providers import Chosen
+from streamspec.runtime.hardware.providers import Chosen
 
 
 @dataclass(frozen=True)

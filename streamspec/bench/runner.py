@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamspec.atomic import write_text
-from streamspec.bench.contender import Contender
+from streamspec.bench.arms import Contender
 from streamspec.bench.prompts import Case, read_cases
-from streamspec.bench.record import PLAIN, SPECULATIVE, Recorder
+from streamspec.bench.records import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Report
 from streamspec.bench.summary import Summary, judge_all
 from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.progress import track
-from streamspec.runtime.interface import Pruning
-from streamspec.runtime.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.model_runner import Pruning
+from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session

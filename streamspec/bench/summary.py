@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamspec.bench.agreement import Agreement, judge
-from streamspec.bench.contender import SessionReferee
+from streamspec.bench.arms import SessionReferee
 from streamspec.bench.quality import mean_scores
-from streamspec.bench.record import PLAIN, SPECULATIVE, Recorder
+from streamspec.bench.records import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Figures, Pass, Report, Spread, figures, speed
+from streamspec.bench.tie_breaker import Agreement, judge
 
 
 @dataclass

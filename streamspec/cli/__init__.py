@@ -11,7 +11,7 @@ from collections.abc import Callable
 import typer
 
 from streamspec.cli import adapt, bench, demo, doctor, export, generate, inspect, serve, shrink, train, tune
-from streamspec.cli.guard import guarded
+from streamspec.cli.errors import guarded
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.command,

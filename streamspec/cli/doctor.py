@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from streamspec.bundle import verify_files
-from streamspec.cli.options import Threads
+from streamspec.bundle.manifest import verify_files
+from streamspec.cli.shared_options import Threads
 
 Rows = Sequence[Sequence[str]]
 
@@ -28,7 +28,7 @@ def command(
     """
     from streamspec.progress import track
     from streamspec.runtime import doctor
-    from streamspec.runtime.providers import fitting, flavour
+    from streamspec.runtime.hardware.providers import fitting, flavour
 
     machine = doctor.machine()
     found = doctor.providers() if machine["onnxruntime"] else []

@@ -85,7 +85,7 @@ def command(
 ) -> None:
     """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.export import Target, export_bundle, export_genai, export_swappable
-    from streamspec.export.quality import LIMIT, HeldOut
+    from streamspec.export.validate.perplexity import LIMIT, HeldOut
 
     adapters, shape = adapter or [], Target(target, static, rows, context)
     if len(adapters) > 1 and not swappable:

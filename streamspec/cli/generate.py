@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.options import (
+from streamspec.cli.shared_options import (
     MinP,
     NoNgram,
     Provider,

@@ -8,9 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from streamspec import swappable
-from streamspec.adapter import ACCEPTANCE, STREAM_CONFIG, TASK_CONFIG, TASK_WEIGHTS, read_adapter, read_json
-from streamspec.bundle import DRAFT_LAYERS, Manifest, StreamsInfo
+from streamspec.bundle import swappable
+from streamspec.bundle.adapter_folder import (
+    ACCEPTANCE,
+    STREAM_CONFIG,
+    TASK_CONFIG,
+    TASK_WEIGHTS,
+    read_adapter,
+    read_json,
+)
+from streamspec.bundle.manifest import DRAFT_LAYERS, Manifest, StreamsInfo
 from streamspec.errors import StreamspecError, one_line
 
 Rows = list[tuple[str, str]]
@@ -48,9 +55,9 @@ def describe(path: Path) -> tuple[str, Rows]:
 
 
 def _bundle(path: Path) -> Rows:
-    from streamspec.bundle import verify_files
-    from streamspec.runtime.memory import SURE, estimate
-    from streamspec.trees import DraftTree
+    from streamspec.bundle.manifest import verify_files
+    from streamspec.draft_tree import DraftTree
+    from streamspec.runtime.engine.memory_estimate import SURE, estimate
 
     manifest = verify_files(path)
     model = manifest.model
@@ -184,7 +191,7 @@ def _task_lora(path: Path) -> str:
 
 
 def _acceptance(file: Path) -> Rows:
-    from streamspec.acceptance import Acceptance, expected_tokens, node_order, per_stream_accuracy
+    from streamspec.acceptance_stats import Acceptance, expected_tokens, node_order, per_stream_accuracy
 
     acceptance = Acceptance.load(file)
     nodes = node_order(acceptance.ranks, acceptance.gamma)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamspec.cli.options import NoNgram, Provider, Threads
+from streamspec.cli.shared_options import NoNgram, Provider, Threads
 
 if TYPE_CHECKING:
     from streamspec.serve import Server

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 import typer
 
-from streamspec.adapters.config import TrainConfig
+from streamspec.adapters.training.config import TrainConfig
 from streamspec.errors import ConfigError
 
 MAX_YAML = 1 << 20  # bytes

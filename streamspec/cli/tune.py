@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamspec.cli.options import Provider, Threads, Use
+from streamspec.cli.shared_options import Provider, Threads, Use
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from streamspec.runtime.calibrate import Calibration
+    from streamspec.runtime.tuning.calibration import Calibration
 
 
 def command(
@@ -49,7 +49,7 @@ def command(
     from rich.console import Console
 
     from streamspec.runtime import load
-    from streamspec.runtime.calibrate import keep_least, tune
+    from streamspec.runtime.tuning.calibration import keep_least, tune
 
     session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use)
     if prompts is not None:

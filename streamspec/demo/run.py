@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from streamspec.atomic import sha256_file
-from streamspec.bench.contender import Answer, Contender
+from streamspec.bench.arms import Answer, Contender
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import score
-from streamspec.bench.record import PLAIN, SPECULATIVE
+from streamspec.bench.records import PLAIN, SPECULATIVE
 from streamspec.bench.report import Figures, figures, rounded
 from streamspec.demo.plot import draw
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION, sql_adapter
@@ -66,9 +66,9 @@ def demo(
 
 
 def _train(minutes: float, console: Console) -> Path:
-    from streamspec.adapters.base import cache_dir
-    from streamspec.adapters.config import TrainConfig
+    from streamspec.adapters.base_models.resolve import cache_dir
     from streamspec.adapters.train import train
+    from streamspec.adapters.training.config import TrainConfig
 
     out = cache_dir() / "demo" / "adapter"
     shutil.rmtree(out, ignore_errors=True)
@@ -92,8 +92,8 @@ def _train(minutes: float, console: Console) -> Path:
 def _bundle(adapter: Path, console: Console) -> Path:
     """The int8 bundle of this adapter, exported unless the cache has it."""
     from streamspec import __version__
-    from streamspec.adapters.base import cache_dir
-    from streamspec.bundle import verify_files
+    from streamspec.adapters.base_models.resolve import cache_dir
+    from streamspec.bundle.manifest import verify_files
 
     parts = [
         __version__,
@@ -157,7 +157,7 @@ def _show(console: Console, prompt: str, answers: dict[str, Answer], tokenizer: 
 
 def pieces(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     """Text of every token; special ones have none."""
-    from streamspec.runtime.detokenize import Detokenizer
+    from streamspec.runtime.text.detokenize import Detokenizer
 
     detokenizer = Detokenizer(tokenizer)
     return [detokenizer.push(token) for token in token_ids]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamspec.adapter import STREAM_CONFIG
+from streamspec.bundle.adapter_folder import STREAM_CONFIG
 from streamspec.errors import AdapterError
 
 HERE = Path(__file__).resolve().parent

@@ -24,8 +24,8 @@ from starlette.routing import Route
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, Session
 from streamspec.serve import metrics
+from streamspec.serve.auth import App, Gate, Receive, Scope, Send
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime
-from streamspec.serve.gate import App, Gate, Receive, Scope, Send
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Job, Pool
 from streamspec.serve.requests import Wish, read_chat, read_completion

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from streamspec.checks import parse_json
 from streamspec.errors import ConfigError, DataError
+from streamspec.json_fields import parse_json
 from streamspec.runtime import Grammar, Sampling
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits

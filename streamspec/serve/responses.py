@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from streamspec.runtime import Chunk, Logprob
-from streamspec.serve.pieces import Piece, Pieces
+from streamspec.serve.text_deltas import Piece, Pieces
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
 

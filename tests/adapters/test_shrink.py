@@ -17,7 +17,7 @@ from streamspec.adapters.shrink import cut, shrink
 from streamspec.adapters.train import train
 from streamspec.cli import app
 from streamspec.errors import AdapterError, ConfigError
-from tests.adapters.tiny import options
+from tests.support.tiny_models import options
 
 
 @pytest.fixture(scope="module")

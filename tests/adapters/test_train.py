@@ -19,11 +19,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from streamspec.adapters import regenerate
 from streamspec.adapters import train as train_module
 from streamspec.adapters.train import train
+from streamspec.adapters.training import self_distillation as regenerate
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
-from tests.adapters.tiny import options, tiny_model, tiny_tokenizer
+from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")

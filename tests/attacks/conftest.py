@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.runtime.tiny_bundles import tiny_bundle
+    from tests.support.tiny_bundles import tiny_bundle
 
     return tiny_bundle(tmp_path_factory.mktemp("attacked"))
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from streamspec.errors import AdapterError, StreamspecError
 from streamspec.export import export_bundle
-from streamspec.runtime.swapping import read_tensors
+from streamspec.runtime.adapter_swap import read_tensors
 
 MARK = "streamspec-was-here"
 
@@ -35,7 +35,7 @@ class Touch:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.runtime.tiny_bundles import tiny_base
+    from tests.support.tiny_bundles import tiny_base
 
     return tiny_base(tmp_path_factory.mktemp("attacked-base") / "base")
 
@@ -47,7 +47,7 @@ def tuned(base: Path, tmp_path: Path) -> Path:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    from tests.runtime.tiny_bundles import tiny_adapter
+    from tests.support.tiny_bundles import tiny_adapter
 
     folder = tiny_adapter(tmp_path / "adapter", base)
     torch.manual_seed(0)
@@ -250,7 +250,7 @@ class Input:
 
 
 def unread(file: Path) -> None:
-    from tests.core.manifests import manifest
+    from tests.support.manifests import manifest
 
     with pytest.raises(AdapterError) as caught:
         read_tensors(file, manifest(streams=None, trees=None), {"a": Input})
@@ -273,7 +273,7 @@ def test_an_adapter_file_that_points_outside_itself(native: bytes, tmp_path: Pat
     """Each number of the file in turn is made huge: it is refused, or was one that nobody reads or of the tensor
     itself.
     """
-    from tests.core.manifests import manifest
+    from tests.support.manifests import manifest
 
     refusals = 0
     for offset in range(0, len(native) - 4, 4):

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle import FORMAT_VERSION, Manifest, StaticInfo, read_manifest, verify_files, write_bundle
+from streamspec.bundle.manifest import FORMAT_VERSION, Manifest, StaticInfo, read_manifest, verify_files, write_bundle
 from streamspec.errors import BundleError
-from tests.core.manifests import FILES, manifest
+from tests.support.manifests import FILES, manifest
 
 GONE = object()
 GOOD = json.loads(manifest().to_json()) | {
@@ -227,7 +227,7 @@ def test_one_changed_byte_is_noticed(bundle: Path) -> None:
 
 def test_sizes_are_checked_before_hashes(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bundle / "tokenizer.json").write_text("{} ")
-    monkeypatch.setattr("streamspec.bundle.sha256_file", lambda path: pytest.fail("hashed too early"))
+    monkeypatch.setattr("streamspec.bundle.manifest.sha256_file", lambda path: pytest.fail("hashed too early"))
     with pytest.raises(BundleError, match="tokenizer.json has 3 bytes; expected 2"):
         verify_files(bundle)
 

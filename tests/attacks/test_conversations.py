@@ -13,12 +13,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from streamspec.bundle import BaseInfo
+from streamspec.bundle.manifest import BaseInfo
 from streamspec.errors import ConversationError
-from streamspec.prompt_format import PromptFormat
-from streamspec.runtime import saved
+from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.runtime import saved_session as saved
 from tests.attacks.test_adapters import FILES
-from tests.core.manifests import manifest
+from tests.support.manifests import manifest
 
 LAYERS, CONTEXT = 2, 16
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamspec.errors import ConfigError
-from streamspec.runtime.grammar import Grammar
+from streamspec.runtime.text.grammar import Grammar
 
 
 @pytest.mark.parametrize(

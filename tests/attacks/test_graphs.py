@@ -14,10 +14,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from streamspec.bundle import read_manifest
+from streamspec.bundle.manifest import read_manifest
+from streamspec.bundle.onnx_check import check_graph, check_graphs
 from streamspec.errors import BundleError
-from streamspec.graph_file import check_graph, check_graphs
-from tests.attacks.forging import edit, forge, refused
+from tests.support.forging import edit, forge, refused
 
 Change = Callable[[onnx.ModelProto], object]
 
@@ -244,7 +244,7 @@ def test_a_data_file_that_is_a_link_out(bundle: Path) -> None:
 
 def test_a_choice_with_a_custom_domain(tmp_path: Path) -> None:
     from streamspec.export import Target
-    from tests.runtime.tiny_bundles import tiny_bundle
+    from tests.support.tiny_bundles import tiny_bundle
 
     bundle = tiny_bundle(tmp_path, target=Target(static=True, rows=8))
     model = onnx.load(bundle / "choose.onnx")

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from streamspec.adapters.base import resolve_base, weights_hash
-from streamspec.adapters.config import TrainConfig
-from streamspec.bundle import read_manifest, read_small, verify_files, write_bundle
+from streamspec.adapters.base_models.resolve import resolve_base, weights_hash
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.bundle.manifest import read_manifest, read_small, verify_files, write_bundle
 from streamspec.cli.train import read_yaml
+from streamspec.data import MAX_LINE, read_examples
 from streamspec.errors import BaseModelError, BundleError, ConfigError, DataError, StreamspecError
-from streamspec.examples import MAX_LINE, read_examples
 from tests.attacks.test_adapters import FILES
-from tests.core.manifests import FILES as PARTS
-from tests.core.manifests import manifest
+from tests.support.manifests import FILES as PARTS
+from tests.support.manifests import manifest
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n"

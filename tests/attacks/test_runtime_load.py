@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from streamspec.errors import BundleError
 from streamspec.runtime import Sampling, load
-from tests.attacks.forging import edit, forge, refused
+from tests.support.forging import edit, forge, refused
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a" * 500])
@@ -52,7 +52,7 @@ def test_sizes_that_are_not_the_graphs(bundle: Path, field: str, value: int) -> 
 
 
 def test_streams_the_graph_does_not_have(bundle: Path, tmp_path: Path) -> None:
-    from tests.runtime.tiny_bundles import tiny_bundle
+    from tests.support.tiny_bundles import tiny_bundle
 
     plain = tiny_bundle(tmp_path / "plain", streams=False)
     streams = json.loads((bundle / "manifest.json").read_text())
@@ -79,7 +79,7 @@ def test_a_bigram_the_graph_does_not_have(bundle: Path) -> None:
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from streamspec.export import Target
-    from tests.runtime.tiny_bundles import tiny_bundle
+    from tests.support.tiny_bundles import tiny_bundle
 
     return tiny_bundle(tmp_path_factory.mktemp("fixed"), target=Target(static=True, rows=8))
 

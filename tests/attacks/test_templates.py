@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from streamspec.errors import ConfigError, DataError
-from streamspec.prompt_format import MAX_TEMPLATE, PromptFormat
+from streamspec.prompt.prompt_format import MAX_TEMPLATE, PromptFormat
 
 SECONDS, BYTES = 60, 1 << 29  # on a slow and busy machine; all stay below 1 s on a quiet one
 DOUBLED = (

@@ -13,8 +13,8 @@ import pytest
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import load
-from streamspec.runtime.tokenizer import read_tokenizer
-from tests.attacks.forging import forge, refused
+from streamspec.runtime.text.tokenizer import read_tokenizer
+from tests.support.forging import forge, refused
 
 SECONDS = 20
 

@@ -17,9 +17,9 @@ from typing import Any
 import onnx
 import pytest
 
-from tests.attacks import traced
-from tests.attacks.forging import edit, forge
 from tests.attacks.test_graphs import place
+from tests.support import traced
+from tests.support.forging import edit, forge
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="folders and calls are those of Linux")
 STRACE = shutil.which("strace")
@@ -31,7 +31,7 @@ CALLS = (
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    from tests.runtime.tiny_bundles import tiny_bundle
+    from tests.support.tiny_bundles import tiny_bundle
 
     return {kind: tiny_bundle(tmp_path_factory.mktemp(f"traced-{kind}"), kind=kind) for kind in ("raw", "chat")}
 

@@ -12,21 +12,21 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from streamspec.adapters.base import Base
-from streamspec.bundle import read_manifest, verify_files
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.bundle.manifest import read_manifest, verify_files
 from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError
 from streamspec.export import export, export_bundle
-from streamspec.export import smooth as smoothing
-from streamspec.export.arrays import Simulation
-from streamspec.export.builder import WeightStore
-from streamspec.export.families import describe
-from streamspec.export.graph import StepGraph
-from streamspec.export.parity import check_parity, expect
-from streamspec.export.quantise import Int8, precision
-from streamspec.export.session import open_session
-from streamspec.export.smooth import smooth
-from streamspec.export.source import ModelSource
-from tests.export.tiny import FAMILIES, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
+from streamspec.export.graphs.step_graph import StepGraph
+from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.ops.builder import WeightStore
+from streamspec.export.quantization import smoothing
+from streamspec.export.quantization.arithmetic import Simulation
+from streamspec.export.quantization.precisions import Int8, precision
+from streamspec.export.quantization.smoothing import smooth
+from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.validate.parity import check_parity, expect
+from streamspec.export.weights.load_weights import ModelSource
+from tests.support.tiny_exports import FAMILIES, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
 
 
 @pytest.fixture(scope="module")

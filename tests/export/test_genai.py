@@ -11,7 +11,7 @@ import torch
 
 from streamspec.errors import BundleError
 from streamspec.export import export_genai
-from tests.export.tiny import FAMILIES, VOCAB, save_base, tiny_model
+from tests.support.tiny_exports import FAMILIES, VOCAB, save_base, tiny_model
 
 TOKENS = np.random.default_rng(0).integers(3, VOCAB, 13)
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from streamspec.errors import DataError, StreamspecError
-from tests.core.manifests import manifest
 from tests.fuzz.mutate import mutate_bytes, mutate_json, template
+from tests.support.manifests import manifest
 
 Run = Callable[[bytes, Path], object]
 
@@ -64,7 +64,7 @@ def _manifests() -> list[Any]:
 
 
 def run_manifest(data: bytes, folder: Path) -> object:
-    from streamspec.bundle import Manifest
+    from streamspec.bundle.manifest import Manifest
 
     made = Manifest.from_json(data)
     return Manifest.from_json(made.to_json()).to_json() == made.to_json() or _fail(
@@ -75,8 +75,8 @@ def run_manifest(data: bytes, folder: Path) -> object:
 def _swappable() -> list[Any]:
     from dataclasses import replace
 
-    from streamspec.bundle import FileInfo
-    from streamspec.swappable import SwappableAdapter, fingerprint
+    from streamspec.bundle.manifest import FileInfo
+    from streamspec.bundle.swappable import SwappableAdapter, fingerprint
 
     bundle = _room()
     streams = manifest().streams
@@ -98,14 +98,14 @@ def _swappable() -> list[Any]:
 
 
 def _room() -> Any:
-    from streamspec.bundle import Room
+    from streamspec.bundle.manifest import Room
 
     return manifest(method="lora", streams=None, trees=None, swappable=Room((1,), 5, True, True, True, True))
 
 
 def run_swappable(data: bytes, folder: Path) -> object:
-    from streamspec.bundle import Manifest
-    from streamspec.swappable import SwappableAdapter
+    from streamspec.bundle.manifest import Manifest
+    from streamspec.bundle.swappable import SwappableAdapter
 
     return SwappableAdapter.from_json(data, _room()).on(_room()).to_json() and Manifest
 
@@ -134,7 +134,7 @@ def _adapters() -> list[Any]:
 
 
 def run_adapter(data: bytes, folder: Path) -> object:
-    from streamspec.adapter import STREAM_CONFIG, read_adapter
+    from streamspec.bundle.adapter_folder import STREAM_CONFIG, read_adapter
 
     (folder / STREAM_CONFIG).write_bytes(data)
     return read_adapter(folder)
@@ -163,7 +163,7 @@ def _loras() -> list[Any]:
 
 
 def run_lora(data: bytes, folder: Path) -> object:
-    from streamspec.adapter import TASK_CONFIG, TASK_WEIGHTS, check_task_lora
+    from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, check_task_lora
 
     (folder / TASK_CONFIG).write_bytes(data)
     (folder / TASK_WEIGHTS).write_bytes(b"")
@@ -175,7 +175,7 @@ def _acceptances() -> list[Any]:
 
 
 def run_acceptance(data: bytes, folder: Path) -> object:
-    from streamspec.acceptance import Acceptance, node_order
+    from streamspec.acceptance_stats import Acceptance, node_order
 
     (folder / "acceptance.json").write_bytes(data)
     found = Acceptance.load(folder / "acceptance.json")
@@ -193,8 +193,8 @@ def _safetensors() -> list[bytes]:
 
 
 def run_safetensors(data: bytes, folder: Path) -> object:
-    from streamspec.adapters.base import weights_hash
-    from streamspec.export.source import _tensors
+    from streamspec.adapters.base_models.resolve import weights_hash
+    from streamspec.export.weights.load_weights import _tensors
 
     (folder / "model.safetensors").write_bytes(data)
     with contextlib.suppress(StreamspecError):
@@ -204,7 +204,7 @@ def run_safetensors(data: bytes, folder: Path) -> object:
 
 @cache
 def _conversation(folder: Path) -> tuple[Any, list[bytes]]:
-    from streamspec.runtime import saved
+    from streamspec.runtime import saved_session as saved
 
     about = manifest()
     rows = np.zeros((2, 2, 1, 1, 3, 8), np.float32)
@@ -229,7 +229,7 @@ def make_conversation(random: Random) -> bytes:
 
 
 def run_conversation(data: bytes, folder: Path) -> object:
-    from streamspec.runtime import saved
+    from streamspec.runtime import saved_session as saved
 
     (folder / "talk").write_bytes(data)
     return saved.read(folder / "talk", manifest(), 128, np.dtype(np.float32), 2)
@@ -285,7 +285,7 @@ def run_graph(data: bytes, folder: Path) -> object:
     import onnx
     from google.protobuf.message import DecodeError
 
-    from streamspec.graph_file import OPERATORS, check_graph
+    from streamspec.bundle.onnx_check import OPERATORS, check_graph
 
     (folder / "model.onnx").write_bytes(data)
     check_graph(folder / "model.onnx", 4096)
@@ -329,7 +329,7 @@ def _tokenizers() -> list[Any]:
 
 
 def run_tokenizer(data: bytes, folder: Path) -> object:
-    from streamspec.runtime.tokenizer import read_tokenizer
+    from streamspec.runtime.text.tokenizer import read_tokenizer
 
     (folder / "tokenizer.json").write_bytes(data)
     tokenizer = read_tokenizer(folder)
@@ -346,7 +346,7 @@ def make_template(random: Random) -> bytes:
 
 
 def run_template(data: bytes, folder: Path) -> object:
-    from streamspec.prompt_format import PromptFormat
+    from streamspec.prompt.prompt_format import PromptFormat
 
     messages = [
         {"role": "user", "content": "hi %s <b>\n{0}", "tools": [{"a": [1, 2.5, None]}]},
@@ -369,7 +369,7 @@ def _examples() -> list[Any]:
 
 
 def run_examples(data: bytes, folder: Path) -> object:
-    from streamspec.examples import read_examples
+    from streamspec.data import read_examples
 
     (folder / "d.jsonl").write_bytes(data.replace(b"\r", b"") + b"\n")
     return [(one.opening, one.prompt, one.completion) for one in read_examples(folder / "d.jsonl")]
@@ -385,7 +385,7 @@ def make_yaml(random: Random) -> bytes:
 
 
 def run_yaml(data: bytes, folder: Path) -> object:
-    from streamspec.adapters.config import TrainConfig
+    from streamspec.adapters.training.config import TrainConfig
     from streamspec.cli.train import read_yaml
 
     (folder / "c.yaml").write_bytes(data)
@@ -413,7 +413,7 @@ def _schemas() -> list[Any]:
 
 
 def run_schema(data: bytes, folder: Path) -> object:
-    from streamspec.runtime.grammar import Grammar
+    from streamspec.runtime.text.grammar import Grammar
 
     return Grammar.json_schema(data.decode("utf-8", "replace"))
 
@@ -430,7 +430,7 @@ def make_pattern(random: Random) -> bytes:
 
 
 def run_pattern(data: bytes, folder: Path) -> object:
-    from streamspec.runtime.grammar import Grammar
+    from streamspec.runtime.text.grammar import Grammar
 
     return Grammar.regex(data.decode("utf-8", "replace"))
 

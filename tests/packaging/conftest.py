@@ -29,7 +29,7 @@ def module(path: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.runtime.tiny_bundles import tiny_bundle
+    from tests.support.tiny_bundles import tiny_bundle
 
     return tiny_bundle(tmp_path_factory.mktemp("chat"), kind="chat")
 

@@ -51,7 +51,7 @@ def folder(site: Path, chat_bundle: Path, tmp_path_factory: pytest.TempPathFacto
         "--add-data",
         f"{chat_bundle}:bundle",
         "--runtime-hook",
-        str(Path(__file__).with_name("witness.py")),
+        str(ROOT / "tests" / "support" / "witness.py"),
         str(APP),
     ]
     done = subprocess.run(command, cwd=made, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
@@ -195,8 +195,9 @@ def test_nothing_heavy_was_dragged_in(folder: Path) -> None:
 
 
 def test_of_streamspec_it_holds_core_and_runtime_alone(folder: Path) -> None:
-    modules = module(ROOT / "benchmarks" / "shipped.py").frozen(folder)
+    shipped = module(ROOT / "benchmarks" / "shipped.py")
+    modules = shipped.frozen(folder)
     parts = {name.split(".")[1] for name in modules if name.count(".") > 1}
-    assert "streamspec.runtime.session" in modules and parts == {"runtime"}
+    assert "streamspec.runtime.session" in modules and parts == set(shipped.RUNTIME)
     assert not (folder / "_internal" / "streamspec").exists()  # no data of the page or the demo
     assert sum(modules.values()) < 300_000  # bytecode, with its docstrings

@@ -20,7 +20,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def make(name: str) -> Path:
         if name not in made:
             from streamspec.export import Target
-            from tests.runtime.tiny_bundles import lettered_base, tiny_bundle
+            from tests.support.tiny_bundles import lettered_base, tiny_bundle
 
             *shape, kept = name.split()
             folder, base = tmp_path_factory.mktemp(name.replace(" ", "-")), None
@@ -40,7 +40,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A provider `device` that keeps the cache in memory of its own: the CPU in a device's place."""
-    from streamspec.runtime.providers import CPU, DEVICE, PROVIDERS, Provider
+    from streamspec.runtime.hardware.providers import CPU, DEVICE, PROVIDERS, Provider
 
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(PROVIDERS, "device", Provider("device", CPU.ort, "-", (DEVICE,), memory="cpu"))

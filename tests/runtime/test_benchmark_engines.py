@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from streamspec.adapters.losses import draft_losses, pick_rows
-from streamspec.adapters.streams import StreamConfig
-from streamspec.adapters.target import DraftRows
+from streamspec.adapters.drafters.base import DraftRows
+from streamspec.adapters.drafters.streams import StreamConfig
+from streamspec.adapters.training.losses import draft_losses, pick_rows
+from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
-from streamspec.runtime.interface import Verified
-from streamspec.runtime.loop import Decoder, Plan
-from streamspec.trees import DraftTree
-from tests.adapters.tiny import tiny_model
+from streamspec.runtime.decoding.loop import Decoder, Plan
+from streamspec.runtime.decoding.model_runner import Verified
+from tests.support.tiny_models import tiny_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROMPTS = ["hello", "abc", "The lighthouse", "a b c d e f"]

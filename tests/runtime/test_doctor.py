@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from streamspec.bundle import read_manifest
+from streamspec.bundle.manifest import read_manifest
 from streamspec.cli import app
 from streamspec.cli.doctor import about
-from streamspec.runtime import doctor, machine, pages
-from streamspec.runtime.kv import KeyValueCache
-from streamspec.runtime.providers import PROVIDERS, fitting, flavour
+from streamspec.runtime import doctor
+from streamspec.runtime.engine.kv_cache import KeyValueCache
+from streamspec.runtime.hardware import cpu as machine
+from streamspec.runtime.hardware import huge_pages as pages
+from streamspec.runtime.hardware.providers import PROVIDERS, fitting, flavour
 
 Bundles = Callable[[str], Path]
 

@@ -23,8 +23,8 @@ def run(code: str) -> str:
 
 def test_runtime_imports_without_torch_transformers_peft_onnx() -> None:
     run(
-        "import streamspec.runtime, streamspec.runtime.engine, streamspec.runtime.calibrate, "
-        "streamspec.runtime.swapping\nfrom streamspec import load"
+        "import streamspec.runtime, streamspec.runtime.engine.runner, streamspec.runtime.tuning.calibration, "
+        "streamspec.runtime.adapter_swap\nfrom streamspec import load"
     )
 
 
@@ -39,7 +39,8 @@ def test_a_bundle_loads_and_answers_without_them(bundles: Callable[[str], Path],
 def test_the_core_needs_numpy_only() -> None:
     run(
         "for name in ('jinja2', 'onnxruntime', 'tokenizers', 'platformdirs', 'typer'): sys.modules[name] = None\n"
-        "import streamspec, streamspec.bundle, streamspec.acceptance, streamspec.prompt_format, streamspec.trees"
+        "import streamspec, streamspec.bundle.manifest, streamspec.prompt.prompt_format\n"
+        "import streamspec.acceptance_stats, streamspec.draft_tree"
     )
 
 
@@ -49,6 +50,6 @@ def test_telemetry_is_off_before_onnxruntime_starts() -> None:
 
 
 def test_a_missing_onnxruntime_is_one_line() -> None:
-    code = "sys.modules['onnxruntime'] = None\nfrom streamspec.runtime.providers import import_onnxruntime\n"
+    code = "sys.modules['onnxruntime'] = None\nfrom streamspec.runtime.hardware.providers import import_onnxruntime\n"
     code += "from streamspec.errors import ConfigError\ntry: import_onnxruntime()\nexcept ConfigError as e: print(e)"
     assert 'pip install "streamspec[cpu]"' in run(code)

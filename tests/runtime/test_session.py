@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle import BaseInfo, Manifest, ModelInfo, StreamsInfo, TreesInfo
+from streamspec.bundle.manifest import BaseInfo, Manifest, ModelInfo, StreamsInfo, TreesInfo
 from streamspec.errors import ConfigError, ContextOverflow, DataError
-from streamspec.prompt_format import PromptFormat
+from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Chunk, Session
-from streamspec.runtime.calibrate import Calibration
-from tests.runtime.texts import EOS, byte_level
-from tests.runtime.toy import ToyEngine, hashed, scripted
+from streamspec.runtime.tuning.calibration import Calibration
+from tests.support.byte_tokenizers import EOS, byte_level
+from tests.support.toy_runner import ToyEngine, hashed, scripted
 
 TOKENIZER = byte_level()
 MANIFEST = Manifest(

@@ -12,7 +12,7 @@ import pytest
 from streamspec.errors import ConfigError
 from streamspec.runtime import Session
 from tests.runtime.test_session import saying
-from tests.runtime.toy import ToyEngine
+from tests.support.toy_runner import ToyEngine
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 

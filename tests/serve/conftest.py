@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from streamspec.serve import Limits, Server
-from tests.serve.fake import FakeSession, Shared
+from tests.support.fake_serve_session import FakeSession, Shared
 
 TOKEN = "a-token-of-the-tests"
 

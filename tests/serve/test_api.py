@@ -20,8 +20,8 @@ import pytest
 from streamspec.errors import AdapterError, ConfigError, ResourceError
 from streamspec.serve import Server
 from tests.serve.conftest import TOKEN, Running, until, user
-from tests.serve.fake import FakeSession, Shared
-from tests.serve.test_gate import head
+from tests.serve.test_auth import head
+from tests.support.fake_serve_session import FakeSession, Shared
 
 Make = Callable[..., Running]
 

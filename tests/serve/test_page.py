@@ -17,8 +17,8 @@ from streamspec.export import export_swappable
 from streamspec.runtime import load
 from streamspec.serve import Limits
 from streamspec.serve.responses import Answer
-from tests.runtime.tiny_bundles import tiny_adapter, tiny_base
 from tests.serve.conftest import TOKEN, Running, until, user
+from tests.support.tiny_bundles import tiny_adapter, tiny_base
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

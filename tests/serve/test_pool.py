@@ -8,7 +8,7 @@ import pytest
 
 from streamspec.serve.limits import Limits
 from streamspec.serve.pool import Job, Pool, Slot
-from tests.serve.fake import FakeSession, Shared
+from tests.support.fake_serve_session import FakeSession, Shared
 
 SHARED = Shared()
 

@@ -26,9 +26,9 @@ import pytest
 from streamspec.export import export_swappable
 from streamspec.runtime import Sampling, load
 from streamspec.serve import Limits, serve
-from tests.adapters.tiny import tiny_tokenizer
-from tests.runtime.tiny_bundles import tiny_adapter, tiny_base, tiny_bundle
 from tests.serve.conftest import TOKEN, Running, until, user
+from tests.support.tiny_bundles import tiny_adapter, tiny_base, tiny_bundle
+from tests.support.tiny_models import tiny_tokenizer
 
 PROMPTS = ["abcabd", "Hello, hello.", "what is it?", "A B C A B C A B"]
 

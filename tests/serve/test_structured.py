@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerFast
 
 from streamspec.export import export_bundle
 from streamspec.runtime import Completion, Grammar, Session, load
-from tests.adapters.tiny import tiny_model
-from tests.runtime.texts import byte_level
-from tests.runtime.tiny_bundles import tiny_adapter
 from tests.serve.conftest import Running, user
+from tests.support.byte_tokenizers import byte_level
+from tests.support.tiny_bundles import tiny_adapter
+from tests.support.tiny_models import tiny_model
 
 SCHEMA = {
     "type": "object",

@@ -14,8 +14,8 @@ import pytest
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar, Pruning, Sampling, load
-from streamspec.runtime.sampling import STEPS
-from tests.stats.chi_square import p_value
+from streamspec.runtime.decoding.sampling import STEPS
+from tests.support.chi_square import p_value
 
 Bundles = Callable[[str], Path]
 PROMPT = [5, 9, 11, 3]

@@ -1,0 +1,197 @@
+"""The adapter folder on disk (docs/architecture.md): PEFT's two files for the task LoRA, ours beside them.
+
+Everything is written to a temporary name first, `training.json` last. Knows nothing about training.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from streamspec.acceptance_stats import Acceptance
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.drafters.base import DraftingModel
+from streamspec.adapters.training.acceptance_eval import MAX_RANK
+from streamspec.adapters.training.stage import load_trainable, trainable_state
+from streamspec.atomic import sha256_file, write_bytes, write_text
+from streamspec.bundle.adapter_folder import (
+    ACCEPTANCE,
+    FORMAT_VERSION,
+    PROVENANCE,
+    RESTORE,
+    STREAM_CONFIG,
+    STREAM_WEIGHTS,
+    TASK_CONFIG,
+    TASK_WEIGHTS,
+    read_adapter,
+)
+from streamspec.errors import AdapterError
+
+if TYPE_CHECKING:
+    from streamspec.adapters.train import Run
+
+
+def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
+    """The task LoRA in PEFT's format, fp16."""
+    out.mkdir(parents=True, exist_ok=True)
+    state = {k: v.half().contiguous() for k, v in get_peft_model_state_dict(peft).items()}
+    save_tensors(state, out / TASK_WEIGHTS)
+    config = peft.peft_config["default"].to_dict()
+    config.update(base_model_name_or_path=base.id, inference_mode=True)
+    config = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
+    write_text(out / TASK_CONFIG, json.dumps(config, indent=1, default=str))
+
+
+def copy_task_lora(source: Path, out: Path) -> None:
+    """Puts the task LoRA of `source` beside the streams trained over it."""
+    for name in (TASK_CONFIG, TASK_WEIGHTS):
+        write_bytes(out / name, (source / name).read_bytes())
+
+
+def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None:
+    """Raises AdapterError if `adapter` has no file `needed` or was trained on other weights. A plain PEFT folder names
+    none.
+    """
+    if not (adapter / needed).exists():
+        raise AdapterError(f"{adapter} has no {needed}", "an adapter folder with it", f"check {option}")
+    if (adapter / STREAM_CONFIG).exists():
+        read_adapter(adapter).check_base(base.id, base.sha256)
+
+
+def streams_of(adapter: Path) -> dict[str, Any]:
+    """The `streams` section of an adapter's configuration. Raises AdapterError where there is none."""
+    streams = read_adapter(adapter).streams
+    if streams is None or not isinstance(streams.get("scale"), float):
+        raise AdapterError(f"{adapter / STREAM_CONFIG}: no streams", "an adapter with streams", RESTORE)
+    return streams
+
+
+def save_stage(path: Path, drafter: DraftingModel) -> None:
+    """Keeps a finished stage's tensors so that an interrupted run does not repeat it."""
+    save_tensors(trainable_state(drafter), path)
+
+
+def load_stage(path: Path, drafter: DraftingModel) -> None:
+    """Takes a finished stage's tensors back."""
+    load_trainable(drafter, read_tensors(path))
+
+
+def drafter_tensors(drafter: DraftingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
+    """What `streamspec.safetensors` holds: parameters as fp16, and the draft vocabulary."""
+    out = {k: v.detach().half().contiguous() for k, v in drafter.drafter_tensors().items()}
+    if vocabulary is not None:
+        out["draft_vocab"] = vocabulary.long().contiguous()
+    return out
+
+
+def load_drafter(adapter: Path, drafter: DraftingModel) -> None:
+    """Puts the drafter's tensors of `adapter` into `drafter`; names every tensor that does not fit in one error.
+
+    A bigram, an early exit and shares may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts
+    without effect. Layers that `drafter` does not have are left out.
+    """
+    saved, current = read_tensors(adapter / STREAM_WEIGHTS), drafter.drafter_tensors()
+    new = tuple(
+        part
+        for part, sign in (("bigram_", "bigram_in"), ("prune_", "prune_up"), ("shares", "shares"))
+        if sign not in saved
+    )
+    current = {n: p for n, p in current.items() if not n.startswith(new)}
+    wrong = sorted(n for n, p in current.items() if n not in saved or not _fits(n, saved[n], p))
+    if wrong:
+        raise AdapterError(
+            f"{adapter}: {', '.join(wrong[:4])} missing or of another shape",
+            "streams of the same gamma and ns, and of no higher rank",
+            "check --warm-start",
+        )
+    with torch.no_grad():
+        for name, parameter in current.items():
+            value = saved[name]
+            if value.shape != parameter.shape and name.endswith("lora_B"):
+                parameter.zero_()
+            parameter[tuple(map(slice, value.shape))] = value
+
+
+def _fits(name: str, value: Tensor, parameter: Tensor) -> bool:
+    """Equal shapes, but for the rank: rows of `lora_A`, columns of `lora_B`."""
+    if name.endswith("lora_A"):
+        return value.shape[0] <= parameter.shape[0] and value.shape[1:] == parameter.shape[1:]
+    if name.endswith("lora_B"):
+        return value.shape[1] <= parameter.shape[1] and value.shape[:1] == parameter.shape[:1]
+    return value.shape == parameter.shape
+
+
+def finish_plain(run: Run, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Completes the folder of a plain fine-tune."""
+    return _finish(run, None, metrics)
+
+
+def finish_drafting(
+    run: Run, drafter: DraftingModel, vocabulary: Tensor | None, ranks: list[list[list[int]]], metrics: dict[str, Any]
+) -> dict[str, Any]:
+    """Completes the folder of an adapter with a drafter."""
+    config = run.config
+    save_tensors(drafter_tensors(drafter, vocabulary), config.out / STREAM_WEIGHTS)
+    Acceptance(drafter.gamma, MAX_RANK, ranks).save(config.out / ACCEPTANCE)
+    described = drafter.described() | {"draft_vocab": None if vocabulary is None else len(vocabulary)}
+    return _finish(run, described, metrics)
+
+
+def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -> dict[str, Any]:
+    config, base = run.config, run.base
+    description = {
+        "format_version": FORMAT_VERSION,
+        "method": config.method,
+        "recipe": config.recipe if drafter else None,
+        "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
+        "prompt_format": {"kind": config.format, "separator": config.separator},
+        "streams": drafter,
+    }
+    write_json(config.out / STREAM_CONFIG, description)
+    minutes = round(sum(run.journal.minutes.values()), 1)
+    provenance = {
+        "config": config.to_json(),
+        "metrics": metrics,
+        "minutes": minutes,
+        "data": {str(p.name): sha256_file(p) for p in (config.data, config.val) if p},
+        "log": run.journal.log,
+        "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
+        "device": run.device.type,
+        "threads": torch.get_num_threads(),
+    }
+    write_json(config.out / PROVENANCE, provenance)
+    return {
+        "out": str(config.out),
+        "method": config.method,
+        "recipe": description["recipe"],
+        "minutes": minutes,
+        **metrics,
+    }
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a file of the adapter folder. Raises AdapterError where it is missing or damaged."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise AdapterError(f"{path}: {error}", "a safetensors file", RESTORE) from None
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a configuration file of the adapter folder atomically."""
+    write_text(path, json.dumps(value, indent=1))
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, save(tensors))

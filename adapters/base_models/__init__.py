@@ -1,0 +1,1 @@
+"""Base models: resolve, download, convert, read."""

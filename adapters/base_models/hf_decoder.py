@@ -1,0 +1,121 @@
+"""A Hugging Face causal LM's decoder layers, rotary embedding, final norm and head, found by its family's description.
+
+The layers themselves are called as they are. Knows nothing about streams or training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from streamspec.errors import BaseModelError
+from streamspec.model_families import FAMILIES, switched
+
+
+class Decoder:
+    """Uniform view of a causal LM's decoder: `layers`, `call_layer`, `head`. Holds no parameters of its own."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        model_type = model.config.model_type
+        if model_type not in FAMILIES:
+            raise BaseModelError(
+                f"model family `{model_type}`", ", ".join(FAMILIES), "choose a base of one of these families"
+            )
+        self.family = family = FAMILIES[model_type]
+        stack = attrgetter(family.stack)(model)
+        self.model = model
+        self.layers: nn.ModuleList = getattr(stack, family.layers)
+        self.norm: nn.Module | None = getattr(stack, family.final_norm)
+        self.rotary: nn.Module | None = getattr(stack, family.rotary) if family.rotary else None
+        self.positions: nn.Module | None = getattr(stack, family.position_table) if family.position_table else None
+        self.project_out: nn.Module | None = getattr(stack, "project_out", None)
+        self.lm_head: nn.Module = model.get_output_embeddings()
+        self.embedding: nn.Embedding = model.get_input_embeddings()
+        self.hidden_size: int = model.config.hidden_size  # of the residual stream; OPT-350m embeds narrower
+
+    def window(self, index: int) -> int | None:
+        """Sliding attention window of layer `index` in tokens, or None."""
+        config = self.model.config
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        if window is None or (kinds is not None and kinds[index] != "sliding_attention"):
+            return None
+        if self.family.window_switch and not switched(config, self.family.window_switch):
+            return None
+        return int(window)
+
+    def rotary_embeddings(self, hidden: Tensor, positions: Tensor) -> Any:
+        """cos and sin for `positions` [B, R], those of each kind of layer where they differ, or None where positions
+        enter at the embedding only.
+        """
+        if self.rotary is None:
+            return None
+        if isinstance(self.rotary.rope_type, dict):
+            return {kind: self.rotary(hidden, positions, kind) for kind in self.rotary.rope_type}
+        return self.rotary(hidden, position_ids=positions)
+
+    def layer(self, index: int) -> nn.Module:
+        """Decoder layer `index`."""
+        return self.layers[index]
+
+    def call_layer(
+        self, index: int, hidden: Tensor, mask: Tensor, positions: Tensor, rotary: Any, cache: Any
+    ) -> Tensor:
+        """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]."""
+        own = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
+        extra = {self.family.cache_argument: cache} | ({} if rotary is None else {"position_embeddings": own})
+        out = self.layer(index)(hidden, attention_mask=mask, position_ids=positions, use_cache=True, **extra)
+        return out[0] if isinstance(out, tuple) else out
+
+    @contextmanager
+    def watched(self, index: int) -> Iterator[list[Tensor]]:
+        """The hidden states [B, T, H] that enter layer `index` while the block runs, one for each pass."""
+        entered: list[Tensor] = []
+        hook = self.layers[index].register_forward_pre_hook(
+            lambda _, args, kwargs: entered.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+        )
+        try:
+            yield entered
+        finally:
+            hook.remove()
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """Final norm (and OPT's output projection): what the head is applied to."""
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+        return hidden if self.project_out is None else self.project_out(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head over finished states."""
+        return self.capped(self.lm_head(hidden))
+
+    def capped(self, logits: Tensor) -> Tensor:
+        """With the family's soft cap."""
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def begin(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """What enters the first layer: [B, R, H] of tokens at `positions` [B, R]."""
+        embedded = self.embed(tokens) * getattr(self.embedding, "scalar_embed_scale", 1.0)
+        if self.positions is None:
+            return embedded
+        return embedded + nn.functional.embedding(positions + self.family.position_offset, self.positions.weight)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token embeddings as they are in the table, without positions: [.., E]."""
+        return torch.nn.functional.embedding(tokens, self.embedding.weight)
+
+    def linear_names(self, first: int) -> list[str]:
+        """Full names of the linear maps in layers `first..N-1`: what the streams' own LoRA attaches to."""
+        return [f"{i}.{name}" for i in range(first, len(self.layers)) for name in self.linear_modules(i)]
+
+    def linear_modules(self, index: int) -> list[str]:
+        """Names of the linear maps inside layer `index` (`self_attn.q_proj`, ...)."""
+        return [n for n, m in self.layers[index].named_modules() if isinstance(m, (nn.Linear, Conv1D))]

@@ -1,0 +1,251 @@
+"""Finds a base model and hands back a Hugging Face folder with the identity of its weights.
+
+A base is named by the word `smollm2-135m` (the reference base), a Hugging Face folder, a GGUF file or a hub id.
+Whatever has to be fetched or converted lives in the cache (`STREAMSPEC_CACHE`, else the user's cache folder) and
+appears there by a rename, so a run that was cut off leaves nothing half-made and the next one goes on from the last
+finished step. A user's own folder is only read. Knows nothing about training: it never loads a model, except to convert
+a GGUF file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from streamspec.atomic import new_folder, sha256_file, write_text
+from streamspec.errors import BaseModelError
+from streamspec.json_fields import MAX_JSON, parse_object
+from streamspec.paths import cache_dir
+
+REFERENCE = "smollm2-135m"
+IDENTITY_FILE = "streamspec_base.json"
+KINDS = f"`{REFERENCE}`, a Hugging Face folder, a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base that is ready to load with `from_pretrained(base.path)`."""
+
+    path: Path  # Hugging Face folder
+    id: str  # what to call it: the reference word, the folder's or file's name, the hub id
+    sha256: str  # of the weights, see `weights_hash`
+    model_type: str  # as in config.json
+    revision: str | None = None  # commit on the hub, where it came from there
+
+
+def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
+    """Returns the base called `name`, fetching and converting what is missing.
+
+    `progress` gets one line per step (default: stderr). Raises BaseModelError on anything that is not a usable base.
+    """
+    say = progress or _to_stderr
+    text = str(name)
+    path = Path(text).expanduser()
+    if text == REFERENCE:
+        return _reference(say)
+    if path.is_dir():
+        return _from_folder(path.resolve(), path.resolve().name)
+    if path.is_file() and path.suffix == ".gguf":
+        return _from_gguf(path, path.stem, say)
+    if path.exists() or path.suffix == ".gguf" or text.startswith(("/", ".", "~")):
+        found = "is no folder and no .gguf file" if path.exists() else "does not exist"
+        raise BaseModelError(f"{text} {found}", KINDS, "check --base")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return _from_hub(text, say)
+    raise BaseModelError(f"no base called {text}", KINDS, "check --base")
+
+
+def cached_reference() -> Base | None:
+    """The reference base where it has been fetched before, else None. Never downloads."""
+    return _read_identity(_reference_folder())
+
+
+def weights_hash(folder: Path) -> str:
+    """sha256 (hex) over all tensors of the folder's `*.safetensors` files: name, dtype, shape and bytes, in name order.
+
+    Tensors rather than files, so that sharding and the writer's version do not change a base's identity.
+    """
+    entries = []
+    for file in _weight_files(folder):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            try:
+                header = parse_object(
+                    stream.read(min(size, MAX_JSON + 1)), str(file), BaseModelError, "fetch the base again"
+                )
+                header.pop("__metadata__", None)
+                ends = [_end_of(described) for described in header.values()]
+                whole = file.stat().st_size == 8 + size + max(ends)
+            except (BaseModelError, ValueError, TypeError, LookupError):
+                whole = False
+        if not whole:
+            raise BaseModelError(f"{file} is cut off or damaged", "a whole safetensors file", "fetch the base again")
+        entries += [(name, file, 8 + size, described) for name, described in header.items()]
+    digest = hashlib.sha256()
+    for name, file, start, described in sorted(entries, key=lambda entry: entry[0]):
+        digest.update(json.dumps([name, described["dtype"], described["shape"]]).encode())
+        first, last = described["data_offsets"]
+        with file.open("rb") as stream:
+            stream.seek(start + first)
+            digest.update(stream.read(last - first))
+    return digest.hexdigest()
+
+
+def _end_of(described: dict[str, Any]) -> int:
+    """Where a tensor's bytes end. Raises ValueError, TypeError or LookupError where its description makes no sense."""
+    first, last = described["data_offsets"]
+    if not (
+        type(first) is int
+        and type(last) is int
+        and 0 <= first <= last
+        and isinstance(described["dtype"], str)
+        and isinstance(described["shape"], list)
+    ):
+        raise ValueError(described)
+    return int(last)
+
+
+# ---- the reference base and GGUF files
+
+
+def _reference_folder() -> Path:
+    return cache_dir() / "bases" / REFERENCE
+
+
+def _reference(say: Progress) -> Base:
+    base = cached_reference()
+    if base is not None:
+        return base
+    from streamspec.adapters.base_models.download import fetch_reference_gguf
+
+    gguf = fetch_reference_gguf(cache_dir() / "downloads", say)
+    return _convert(gguf, _reference_folder(), REFERENCE, say)
+
+
+def _from_gguf(file: Path, label: str, say: Progress) -> Base:
+    say(f"hashing {file.name}")
+    digest = sha256_file(file)
+    target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
+    return _read_identity(target) or _convert(file, target, label, say)
+
+
+def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
+    from streamspec.adapters.base_models.gguf import convert
+
+    say(f"converting {gguf.name} to a Hugging Face folder (once, about 20 s for 135 M parameters)")
+    with new_folder(target) as folder:
+        convert(gguf, folder)
+        base = Base(target, label, weights_hash(folder), _model_type(folder))
+        identity = {k: v for k, v in asdict(base).items() if k != "path"}
+        (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
+    say(f"base ready: {target}")
+    return base
+
+
+def _read_identity(folder: Path) -> Base | None:
+    """A folder of ours is complete once it has its final name; the file inside says what it is. Elsewhere it says
+    nothing: weights may have changed.
+    """
+    if folder.resolve().parent != (cache_dir() / "bases").resolve():
+        return None
+    try:
+        values = json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))
+        return Base(folder, values["id"], values["sha256"], values["model_type"], values["revision"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# ---- folders and the hub
+
+
+def _from_folder(folder: Path, label: str, revision: str | None = None) -> Base:
+    identity = _read_identity(folder)  # a cached base named by its path keeps its name
+    if identity is not None:
+        return identity
+    model_type = _model_type(folder)
+    return Base(folder, label, _remembered_hash(folder), model_type, revision)
+
+
+def _from_hub(name: str, say: Progress) -> Base:
+    from huggingface_hub import snapshot_download
+
+    say(f"fetching {name} from the hub")
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub's client raises a dozen unrelated types for "cannot be reached"
+        reason = str(error).strip().splitlines()[:1] or [""]
+        raise BaseModelError(
+            f"the hub gave no {name} ({type(error).__name__}: {reason[0]})",
+            "a reachable hub and a model of that name",
+            f"check name and network, or use a local folder, a .gguf file or `{REFERENCE}`",
+        ) from None
+    return _from_folder(folder, name, revision=folder.name)
+
+
+def _model_type(folder: Path) -> str:
+    from streamspec.model_families import FAMILIES
+
+    config = _read_json(folder / "config.json")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise BaseModelError(
+            f"{folder} is of the family `{model_type}`",
+            f"one of {', '.join(FAMILIES)}",
+            "choose a base of one of these families",
+        )
+    return str(model_type)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BaseModelError(
+            f"{file.parent} holds no {file.name}", "a Hugging Face model folder", "check --base"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BaseModelError(f"{file} cannot be read ({error})", "a JSON object", "fetch the base again") from None
+    if not isinstance(value, dict):
+        raise BaseModelError(f"{file} holds a {type(value).__name__}", "a JSON object", "fetch the base again")
+    return value
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise BaseModelError(
+            f"{folder} holds no *.safetensors",
+            "weights in safetensors files",
+            "save the model with save_pretrained of transformers",
+        )
+    return files
+
+
+def _remembered_hash(folder: Path) -> str:
+    """`weights_hash` of a folder that is not ours, remembered in the cache by its files' names, sizes and times."""
+    files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in _weight_files(folder)]
+    key = hashlib.sha256(str(folder).encode()).hexdigest()[:24]
+    note = cache_dir() / "hashes" / key / IDENTITY_FILE
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["files"] == files:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError):
+        pass  # not seen before, or a note that was cut off: the hash is simply computed again
+    digest = weights_hash(folder)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_text(note, json.dumps({"path": str(folder), "files": files, "sha256": digest}))
+    return digest
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Drafters in training: networks and how they draft."""

@@ -1,0 +1,182 @@
+"""The target while something is trained on or beside it: a Hugging Face causal LM whose main pass leaves behind what
+drafters need.
+
+The drafter's base class stands here too: what every drafter shares, whatever it computes. Knows nothing about data,
+optimisers or files, nor about any one drafter.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from streamspec.adapters.base_models.hf_decoder import Decoder
+
+IGNORE = -100
+
+
+@dataclass
+class MainPass:
+    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first`, or at those of
+    all `tapped` layers side by side, the finished hidden states [B, T, E] and K/V of the layers from `first` on."""
+
+    tokens: Tensor
+    entry: Tensor
+    final: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def of(self, i: int) -> MainPass:
+        """Of one row of the batch."""
+        one = slice(i, i + 1)
+        keys, values = ([x[one] for x in side] for side in (self.keys, self.values))
+        return MainPass(self.tokens[one], self.entry[one], self.final[one], keys, values)
+
+
+@dataclass(frozen=True)
+class DraftRows:
+    """Main rows that the drafter stands beside, and what follows them. -100 marks a token that does not count."""
+
+    rows: Tensor  # int64 [B, P]
+    roots: Tensor  # int64 [B, P], token t+1
+    labels: Tensor  # int64 [B, P, gamma], tokens t+2 .. t+1+gamma
+
+
+class Target(nn.Module):
+    """A causal LM. `frozen`: nothing that is trained may change it, and LoRA layers inside it belong to the drafter
+    alone: they are switched off in the main pass."""
+
+    def __init__(
+        self, model: PreTrainedModel, first: int | None = None, frozen: bool = False, tapped: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__()
+        self.model, self.frozen = model, frozen
+        self.decoder = Decoder(model)
+        self.first = len(self.decoder.layers) - 1 if first is None else first
+        self.tapped = tapped or (self.first,)
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.embedding.weight.device
+
+    def train(self, mode: bool = True) -> Target:
+        """A target that nothing must change is never in training mode: its dropout would blur what drafters learn from
+        it.
+        """
+        super().train(mode)
+        if self.frozen:
+            self.model.eval()
+        return self
+
+    def main_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
+        """The plain model over right-padded rows [B, T]; bit for bit what the model gives without a drafter."""
+        cache = DynamicCache()
+        with self.drafter_lora(False):
+            inner = self.model.base_model
+            with ExitStack() as stack:
+                entered = [stack.enter_context(self.decoder.watched(layer)) for layer in self.tapped]
+                out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
+        layers = cache.layers[self.first :]
+        return MainPass(
+            tokens=input_ids,
+            entry=torch.cat([states for (states,) in entered], dim=-1),
+            final=out.last_hidden_state,
+            keys=[layer.keys for layer in layers],
+            values=[layer.values for layer in layers],
+        )
+
+    @contextmanager
+    def drafter_lora(self, enabled: bool) -> Iterator[None]:
+        """Switches the drafter's own LoRA; does nothing where the LoRA belongs to every row (joint recipe)."""
+        if self.frozen:
+            for layer in self._lora_layers():
+                layer.enable_adapters(enabled)
+        try:
+            yield
+        finally:
+            if self.frozen:
+                for layer in self._lora_layers():
+                    layer.enable_adapters(True)
+
+    def _lora_layers(self) -> list[BaseTunerLayer]:
+        return [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+
+    def head(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+        """LM head over all tokens, or over the rows `vocabulary` [D] of it only."""
+        if vocabulary is None:
+            return self.decoder.logits(hidden)
+        bias = self.decoder.lm_head.bias
+        logits = nn.functional.linear(
+            hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
+        )
+        return self.decoder.capped(logits)
+
+
+class DraftingModel(Target, ABC):
+    """A target with a drafter of `gamma` places beside every main row: place j guesses the token j behind the row's
+    next.
+
+    A low-rank bigram may make a guess depend on the token before it:
+
+        logits_j(v | u) = head(state_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        gamma: int,
+        first: int | None,
+        frozen: bool,
+        bigram: tuple[int, int] | None = None,
+        tapped: tuple[int, ...] = (),
+    ) -> None:
+        """`bigram`: (tokens that the drafter may propose, rank)."""
+        super().__init__(model, first, frozen, tapped)
+        self.gamma = gamma
+        # One side starts at zero: the drafter begins as if there were no bigram.
+        self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
+        self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
+
+    @abstractmethod
+    def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
+        """States [B, P, gamma, E] beside the rows `picked`, ready for `guess`. A place may look at tokens before its
+        own.
+        """
+
+    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
+        """Logits [n, D] of states [n, E] of the places `places` int64 [n], 0 .. gamma-1; the bigram's share is not in
+        them.
+        """
+        return self.head(states, vocabulary)
+
+    def with_bigram(self, logits: Tensor, before: Tensor) -> Tensor:
+        """Float logits [.., D] given the token before each, as its number `before` [..] among the D, negative for
+        others.
+        """
+        if self.bigram_in is None or self.bigram_out is None:
+            return logits.float()
+        known = self.bigram_in[before.clamp(min=0)] * (before >= 0)[..., None]
+        return logits.float() + nn.functional.linear(known, self.bigram_out)
+
+    def drafter_tensors(self) -> dict[str, Tensor]:
+        """The drafter's parameters under the names of docs/architecture.md."""
+        if self.bigram_in is None or self.bigram_out is None:
+            return {}
+        return {"bigram_in": self.bigram_in, "bigram_out": self.bigram_out}
+
+    def described(self) -> dict[str, Any]:
+        """The drafter's shape as the adapter folder states it."""
+        return {
+            "gamma": self.gamma,
+            "lora": None,
+            "bigram": None if self.bigram_in is None else self.bigram_in.shape[1],
+        }

@@ -1,0 +1,67 @@
+"""Medusa heads over an unmodified Hugging Face causal LM (Medusa, arXiv 2401.10774, section 3.1).
+
+    state_j = h_t + SiLU(W_j h_t + b_j)             j = 1..gamma
+
+h_t is the finished hidden state of row t, W and b start at zero. The guess of place j is a head over state_j: one of
+its own, which starts as the rows of the LM head, or the LM head itself. Medusa knows neither the row's next token nor
+its other places' guesses.
+
+Knows nothing about data, optimisers or files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass
+
+
+class MedusaModel(DraftingModel):
+    """A causal LM with `gamma` Medusa heads of one residual block each.
+
+    `vocabulary` [D]: the tokens that heads may propose, None for all; `own_heads`: each has a matrix [D, H] of its own.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        gamma: int,
+        frozen: bool,
+        vocabulary: Tensor | None,
+        own_heads: bool,
+        bigram: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(model, gamma, None, frozen, bigram)
+        width = self.decoder.lm_head.weight.shape[1]
+        self.block_weights = nn.Parameter(torch.zeros(gamma, width, width))
+        self.block_biases = nn.Parameter(torch.zeros(gamma, width))
+        start = self.decoder.lm_head.weight if vocabulary is None else self.decoder.lm_head.weight[vocabulary]
+        self.heads = nn.Parameter(start.detach().float().repeat(gamma, 1, 1)) if own_heads else None
+
+    def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
+        """States [B, P, gamma, E], from the rows alone."""
+        hidden = torch.gather(main.final, 1, picked.rows[:, :, None].expand(-1, -1, main.final.shape[2]))
+        moved = torch.einsum("bph,jeh->bpje", hidden, self.block_weights.to(hidden.dtype)) + self.block_biases.to(
+            hidden.dtype
+        )
+        return hidden[:, :, None] + nn.functional.silu(moved)
+
+    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
+        if self.heads is None:
+            return self.head(states, vocabulary)
+        logits = states.new_zeros(len(states), self.heads.shape[1])
+        for place, head in enumerate(self.heads):
+            mine = places == place
+            logits[mine] = nn.functional.linear(states[mine], head.to(states.dtype)).to(logits.dtype)
+        return logits
+
+    def drafter_tensors(self) -> dict[str, Tensor]:
+        tensors = {"block_weights": self.block_weights, "block_biases": self.block_biases}
+        return tensors | ({} if self.heads is None else {"heads": self.heads}) | super().drafter_tensors()
+
+    def described(self) -> dict[str, Any]:
+        return super().described() | {"own_heads": self.heads is not None}

@@ -1,0 +1,264 @@
+"""Speculative streams over an unmodified Hugging Face causal LM (Speculative Streaming, arXiv 2402.11131, section 3.2).
+
+Two passes, the same in training and in the exported graph. Pass 1 is the plain model over the main rows; its K/V is
+kept. Pass 2 runs stream rows only, through the family's own last `Ns` decoder layers:
+
+    S_(t,j) = c_j M_t + scale * (P_j + a_j W e(y_(t+1)))          j = 1..gamma
+
+M_t is the hidden state of row t at the input of layer N-Ns (equation 4 with a factor for f), e(y) the embedding of the
+token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known. All
+of them start as what least squares make of M_(t+j), the state that row t+j will have there (`fit_start`). For pruning
+(section 3.2.3) a map of low rank foretells the next token from M_t alone, through the model's own norm and head:
+
+    early(M_t) = head(norm(u + B A u))                    u = M_t over its rms
+
+Row (t, j) attends to main rows <= t and to streams <= j of the same t (equations 2 and 3); main rows never see streams.
+
+Knows nothing about data, optimisers or files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass, Target
+from streamspec.errors import ConfigError
+
+RIDGE = 1e-2  # of the mean square, added to the diagonal
+MASSIVE = 3.0
+FIT_TOKENS = 8192
+
+
+@dataclass
+class StreamConfig:
+    """Shape of the streams. `scale` is the median rms of M; it is measured before training and then fixed."""
+
+    gamma: int
+    ns: int
+    scale: float = 1.0
+    positions: str = "shifted"
+    root_token: bool = True
+
+
+class AppendCache:
+    """The cache HF layers see in pass 2: main K/V (read-only) followed by the stream rows' own."""
+
+    def __init__(self, keys: list[Tensor], values: list[Tensor], first: int) -> None:
+        self.keys, self.values, self.first = keys, values, first
+        self.is_updated: dict[int, bool] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        i = layer - self.first
+        return torch.cat([self.keys[i], key], dim=2), torch.cat([self.values[i], value], dim=2)
+
+    def get_seq_length(self, *_: Any) -> int:
+        return int(self.keys[0].shape[2])
+
+
+class StreamingModel(DraftingModel):
+    """A causal LM with `gamma` speculative streams. Trainable: P, W and whatever LoRA layers the caller attached.
+
+    `frozen`: the LoRA layers inside `model` belong to the streams alone and are switched off in pass 1 (staged recipe).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: StreamConfig,
+        frozen: bool,
+        embedding_rms: float = 0.5,
+        bigram: tuple[int, int] | None = None,
+        prune_rank: int = 0,
+    ) -> None:
+        """`bigram`: (tokens that streams may propose, rank); `prune_rank`: of the early exit's map, 0 for none."""
+        layers = model.config.num_hidden_layers
+        if not 1 <= config.ns <= layers:
+            raise ConfigError(f"ns = {config.ns}", f"1..{layers}, the layers of this base", "change --ns")
+        super().__init__(model, config.gamma, layers - config.ns, frozen, bigram)
+        self.config = config
+        hidden = self.decoder.hidden_size
+        self.stream_embeddings = nn.Parameter(torch.randn(config.gamma, hidden) * embedding_rms)
+        # The map starts as a scaled identity: a token's embedding already points where lower layers would carry it.
+        width = self.decoder.embedding.weight.shape[1]
+        self.root_map = nn.Parameter(torch.eye(hidden, width) * embedding_rms) if config.root_token else None
+        self.shares = nn.Parameter(torch.ones(config.gamma, 2))  # c_j, a_j
+        self.prune_down = nn.Parameter(torch.randn(prune_rank, hidden) * hidden**-0.5) if prune_rank else None
+        self.prune_up = nn.Parameter(torch.zeros(hidden, prune_rank)) if prune_rank else None
+
+    def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
+        """Pass 2: finished hidden states [B, P, gamma, E] of the streams."""
+        rows = picked.rows
+        batch, count = rows.shape
+        gamma = self.config.gamma
+        hidden = self.entry_states(main.entry, rows, picked.roots).reshape(batch, count * gamma, -1)
+        offsets = torch.arange(1, gamma + 1, device=rows.device) if self.config.positions == "shifted" else 0
+        positions = (rows[:, :, None] + offsets + torch.zeros(gamma, dtype=rows.dtype, device=rows.device)).reshape(
+            batch, -1
+        )
+        limit = getattr(self.decoder.model.config, "max_position_embeddings", None)
+        if limit and self.decoder.rotary is None:
+            positions = positions.clamp(max=limit - 1)
+        rotary = self.decoder.rotary_embeddings(hidden, positions)
+        cache = self.cache(main)
+        length = main.entry.shape[1]
+        masks: dict[int | None, Tensor] = {}
+        for index in range(self.first, len(self.decoder.layers)):
+            window = self.decoder.window(index)
+            if window not in masks:
+                masks[window] = stream_mask(rows, length, gamma, positions, window, hidden.dtype)
+            hidden = self.decoder.call_layer(index, hidden, masks[window], positions, rotary, cache)
+        return self.decoder.finish(hidden).reshape(batch, count, gamma, -1)
+
+    def cache(self, main: MainPass) -> AppendCache:
+        """What stream rows find behind and among themselves."""
+        return AppendCache(main.keys, main.values, self.first)
+
+    def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
+        """S [B, P, gamma, H] at the input of layer N-Ns."""
+        hidden = torch.gather(entry, 1, rows[:, :, None].expand(-1, -1, entry.shape[2]))[:, :, None, :]
+        shift = self.stream_embeddings[None, None]
+        if self.root_map is not None:
+            told = nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
+            shift = shift + self.shares[:, 1:] * told
+        return (self.shares[:, :1] * hidden + self.config.scale * shift).to(hidden.dtype)
+
+    def exit_states(self, entry: Tensor) -> Tensor:
+        """Of rows M [.., H], ready for the head; learning stops here and leaves what made M alone."""
+        assert self.prune_down is not None and self.prune_up is not None
+        unit = unit_rms(entry.detach().float())
+        moved = nn.functional.linear(nn.functional.linear(unit, self.prune_down), self.prune_up)
+        return self.decoder.finish((unit + moved).to(entry.dtype))
+
+    def drafter_tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {"stream_embeddings": self.stream_embeddings, "shares": self.shares}
+        if self.root_map is not None:
+            tensors["root_map"] = self.root_map
+        if self.prune_down is not None and self.prune_up is not None:
+            tensors |= {"prune_down": self.prune_down, "prune_up": self.prune_up}
+        for name, module in self._own_lora():
+            tensors |= {f"{name}.lora_{side}": getattr(module, f"lora_{side}")["streams"].weight for side in "AB"}
+        return tensors | super().drafter_tensors()
+
+    def _own_lora(self) -> Iterator[tuple[str, LoraLayer]]:
+        """The streams' own LoRA: `layers.I.MODULE`, layer."""
+        for index in range(self.first, len(self.decoder.layers)) if self.frozen else ():
+            for name, module in self.decoder.layers[index].named_modules():
+                if isinstance(module, LoraLayer):
+                    yield f"layers.{index}.{name}", module
+
+    def described(self) -> dict[str, Any]:
+        shape = self.config
+        rank = next((module.r["streams"] for _, module in self._own_lora()), 0)
+        return super().described() | {
+            "ns": shape.ns,
+            "scale": shape.scale,
+            "positions": shape.positions,
+            "root_token": shape.root_token,
+            "shares": True,
+            "lora": {"rank": rank, "alpha": float(rank)} if rank else None,
+            "pruning": None if self.prune_down is None else self.prune_down.shape[0],
+        }
+
+
+def unit_rms(x: Tensor) -> Tensor:
+    """x over the root mean square of its last dimension."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-12)
+
+
+def stream_mask(
+    rows: Tensor, length: int, gamma: int, positions: Tensor, window: int | None, dtype: torch.dtype
+) -> Tensor:
+    """Additive mask [B, 1, P*gamma, length + P*gamma] of pass 2 for main rows `rows` [B, P].
+
+    `positions` [B, P*gamma] matter only where the layer has a sliding `window`.
+    """
+    batch, count = rows.shape
+    own_row = rows.repeat_interleave(gamma, dim=1)  # [B, R]
+    columns = torch.arange(length, device=rows.device)
+    see_main = columns[None, None, :] <= own_row[:, :, None]
+    group = torch.arange(count, device=rows.device).repeat_interleave(gamma)
+    stream = torch.arange(gamma, device=rows.device).repeat(count)
+    see_stream = (group[:, None] == group[None, :]) & (stream[None, :] <= stream[:, None])
+    see_stream = see_stream[None].expand(batch, -1, -1)
+    if window is not None:
+        see_main = see_main & (positions[:, :, None] - columns[None, None, :] < window)
+        see_stream = see_stream & (positions[:, :, None] - positions[:, None, :] < window)
+    see = torch.cat([see_main, see_stream], dim=2)
+    mask = torch.zeros(see.shape, dtype=dtype, device=rows.device)
+    return mask.masked_fill_(~see, torch.finfo(dtype).min)[:, None]
+
+
+@torch.no_grad()
+def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Median rms of the hidden state at the input of layer N-Ns over all real tokens: P_j must live at this scale."""
+    probe = Target(model, model.config.num_hidden_layers - ns)
+    values = []
+    for input_ids, attention_mask in batches:
+        entry = probe.main_pass(input_ids, attention_mask).entry.float()
+        values.append(entry.pow(2).mean(-1).sqrt()[attention_mask.bool()])
+    scale = float(torch.cat(values).median())
+    if not math.isfinite(scale) or scale <= 0:
+        raise ConfigError(f"hidden states with rms {scale}", "finite activations", "check the base's weights")
+    return scale
+
+
+@torch.no_grad()
+def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Sets c, a, W and P to the least-squares fit of M_(t+j) by M_t and e(y_(t+1)) over the rows of `batches` (ids and
+    attention mask [B, T] each): W for the first stream, two factors and a mean for each. Returns the share of the first
+    stream's variance that is left. Rows with massive activations (rms above `MASSIVE` times the scale) are left out:
+    they would rule the fit. No more batches are read once `FIT_TOKENS` rows are there.
+    """
+    seen, count = [], 0
+    for ids, mask in batches:
+        states = streams.main_pass(ids, mask).entry.float() / streams.config.scale
+        usable = mask.bool() & (states.pow(2).mean(-1) < MASSIVE**2)
+        seen.append((unit_rms(streams.decoder.embed(ids).float()), states, usable))
+        count += int(usable.sum())
+        if count >= FIT_TOKENS:
+            break
+    left = 1.0
+    for j in range(streams.config.gamma):
+        token, state, wanted = (
+            torch.cat(side) for side in zip(*(pairs_ahead(*one, ahead=j + 1) for one in seen), strict=True)
+        )
+        if not len(token):  # texts shorter than a draft
+            break
+        means = token.mean(0), state.mean(0), wanted.mean(0)
+        token, state, wanted = token - means[0], state - means[1], wanted - means[2]
+        parts, pull = [state], means[1][:, None]
+        if streams.root_map is not None:
+            if j == 0:
+                streams.root_map.copy_(ridge(token, wanted - state).T)
+            parts.append(token @ streams.root_map.T)
+            pull = torch.stack([means[1], streams.root_map @ means[0]], dim=1)
+        columns = torch.stack([part.flatten() for part in parts], dim=1)
+        shares = ridge(columns, wanted.flatten()[:, None])[:, 0]
+        streams.shares[j, : len(shares)] = shares
+        streams.stream_embeddings[j] = means[2] - pull @ shares
+        if j == 0:
+            left = float((wanted.flatten() - columns @ shares).pow(2).sum() / wanted.pow(2).sum())
+    return left
+
+
+def pairs_ahead(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
+    """e(y_(t+1)), M_t and M_(t+ahead) [n, ..] of all t in [B, T] where both rows are usable."""
+    both = usable[:, :-ahead] & usable[:, ahead:]
+    last = max(usable.shape[1] - ahead, 0)
+    return tokens[:, 1 : last + 1][both], states[:, :-ahead][both], states[:, ahead:][both]
+
+
+def ridge(x: Tensor, y: Tensor) -> Tensor:
+    """The matrix [columns of x, columns of y] by which x [n, ..] best makes y [n, ..]."""
+    square = x.T @ x
+    return torch.linalg.solve(
+        square + RIDGE * square.diagonal().mean() * torch.eye(len(square), device=x.device), x.T @ y
+    )

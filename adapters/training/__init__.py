@@ -1,0 +1,1 @@
+"""One training run: options, data, losses, stages, evaluation."""

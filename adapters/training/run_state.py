@@ -1,0 +1,69 @@
+"""What an interrupted run has behind it: its options, its finished parts, their logs and the minutes they took.
+
+One small file, replaced whole each time a part ends. Knows nothing about what the parts do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.atomic import write_text
+from streamspec.errors import AdapterError, ConfigError
+
+MAY_CHANGE = ("out", "resume", "threads", "save_steps", "tensorboard")  # options that a resumed run need not repeat
+
+
+class Journal:
+    """`log[part]`: what a finished part reports; `minutes[part]`: what it took of `--max-minutes`, all attempts
+    together (of regeneration the last alone: what the others wrote is a gift)."""
+
+    def __init__(self, file: Path, config: TrainConfig, contents: Mapping[str, str] | None = None) -> None:
+        """Reads `file` where the run is resumed. `contents`: hashes of what lies behind an option. Raises ConfigError
+        for options that differ, AdapterError for a damaged file.
+        """
+        self.file = file
+        self.options = {k: v for k, v in config.to_json().items() if k not in MAY_CHANGE}
+        self.options |= {k: f"{self.options[k]} ({digest[:12]})" for k, digest in (contents or {}).items()}
+        self.log: dict[str, Any] = {}
+        self.minutes: dict[str, float] = {}
+        if config.resume and file.exists():
+            self._read()
+        else:
+            self._write()
+
+    def finished(self, part: str) -> bool:
+        return part in self.log
+
+    def finish(self, part: str, minutes: float, log: Any) -> None:
+        """Notes that `part` is done and everything it made is on disk."""
+        self.log[part], self.minutes[part] = log, minutes
+        self._write()
+
+    def left(self, total: float | None) -> float | None:
+        """Minutes of `total` that the finished parts left over."""
+        return None if total is None else max(total - sum(self.minutes.values()), 0.1)
+
+    def _read(self) -> None:
+        try:
+            saved = json.loads(self.file.read_text(encoding="utf-8"))
+            options, self.log, self.minutes = saved["options"], saved["log"], saved["minutes"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise AdapterError(
+                f"{self.file}: {error}", "the journal of a run", "start anew with another --out"
+            ) from None
+        changed = sorted(k for k in self.options | options if self.options.get(k) != options.get(k))
+        if changed:
+            name = changed[0]
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {self.options.get(name)}",
+                f"{options.get(name)} as when the run began",
+                "resume with the same options, or start anew with another --out",
+            )
+
+    def _write(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.file, json.dumps({"options": self.options, "log": self.log, "minutes": self.minutes}))

@@ -1,0 +1,272 @@
+"""One training stage: transformers' Trainer over a target, with or without a drafter, with a wall-clock budget.
+
+A stage saves only what it trains, resumes exactly, and can be cut at any moment: a checkpoint counts once its marker
+file is there. Knows nothing about recipes or the adapter folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.data import Collator, LengthGroupedOrder, TokenRow
+from streamspec.progress import EVERY
+
+COMPLETE = "complete"  # marker: everything of this checkpoint is on disk
+Losses = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage trains and how: `loss(batch)` gives named losses, `total` among them."""
+
+    name: str
+    model: nn.Module
+    loss: Callable[[dict[str, Tensor]], Losses]
+    rows: list[TokenRow]
+    lr: float
+    batch_size: int
+    minutes: float | None
+
+
+def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dict[str, float]], float]:
+    """Trains until the epochs or the minutes are over; returns the log and the minutes used.
+
+    With `config.resume`, goes on from the last complete checkpoint.
+    """
+    last = last_checkpoint(folder) if config.resume else None
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=stage.batch_size,
+        num_train_epochs=config.epochs,
+        learning_rate=stage.lr,
+        adam_beta2=0.98,
+        max_grad_norm=1.0,
+        bf16=has_bf16(),
+        use_cpu=not torch.cuda.is_available(),
+        remove_unused_columns=False,
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        logging_steps=10,
+        save_steps=config.save_steps,
+        save_total_limit=2,
+        report_to=[],
+        seed=config.seed,
+        disable_tqdm=True,
+    )
+    clock = Clock(stage.minutes, config.warmup, clock_of(config))
+    trainer = _StageTrainer(
+        stage,
+        clock,
+        model=stage.model,
+        args=arguments,
+        train_dataset=stage.rows,
+        data_collator=Collator(),
+        callbacks=[clock, _Completeness(), _Lines(stage), *_tensorboard(config, stage)],
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout, which belongs to the result
+    if last is not None:
+        clock.load(last)
+    with _autocast_only(stage.model):
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+    return [entry for entry in trainer.state.log_history if "loss" in entry], clock.elapsed() / 60
+
+
+@contextmanager
+def _autocast_only(model: nn.Module) -> Iterator[None]:
+    """LoRA layers cast their input to fp32 and autocast casts it back: leave it to autocast, a tenth of a step
+    cheaper.
+    """
+    layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)] if has_bf16() else []
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.cast_input_dtype_enabled = True
+
+
+def clock_of(config: TrainConfig) -> Callable[[], float]:
+    """Seconds, as the run counts its minutes."""
+    return processor_time if config.clock == "cpu" else time.monotonic
+
+
+def processor_time() -> float:
+    """Seconds that this process has computed, per thread: what a run takes where nothing else runs."""
+    return time.process_time() / torch.get_num_threads()
+
+
+class Clock(TrainerCallback, ExportableState):
+    """Budget of a stage. Progress is the larger of steps done and minutes used, so the learning rate ends at 0 either
+    way.
+    """
+
+    def __init__(self, minutes: float | None, warmup: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.minutes, self.warmup, self.now = minutes, warmup, now
+        self.before, self.started = 0.0, now()  # seconds used before a resume
+
+    def elapsed(self) -> float:
+        return self.before + self.now() - self.started
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"minutes": self.minutes, "warmup": self.warmup}, "attributes": {"before": self.elapsed()}}
+
+    def load(self, checkpoint: Path) -> None:
+        from transformers import TrainerState
+
+        saved = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).stateful_callbacks.get("Clock", {})
+        saved = saved[0] if isinstance(saved, list) else saved
+        self.before = float(saved.get("attributes", {}).get("before", 0.0))
+
+    def factor(self, step: int, steps: int) -> float:
+        """Linear warm-up, then linear decay to 0."""
+        done = step / max(steps, 1)
+        if self.minutes is not None:
+            done = max(done, self.elapsed() / (60 * self.minutes))
+        if done < self.warmup:
+            return min(1.0, max(done, 1 / max(steps, 1)) / self.warmup)
+        return max(0.0, (1 - done) / (1 - self.warmup))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.started = self.now()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.minutes is not None and self.elapsed() >= 60 * self.minutes:
+            control.should_training_stop = True
+
+
+class _Completeness(TrainerCallback):
+    """Writes the marker after everything else of a checkpoint."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+class _Lines(TrainerCallback):
+    """How far a stage is, on stderr: at its first entry of the log, at its last, and every ten seconds between."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.last = stage, 0.0
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        logs = logs or {}
+        if "loss" not in logs or (time.monotonic() - self.last < EVERY and state.global_step < state.max_steps):
+            return
+        self.last = time.monotonic()
+        budget = f" of {self.stage.minutes:.1f}" if self.stage.minutes else ""
+        parts = [f"{name} {value:.3f}" for name, value in logs.items() if name.startswith(("loss", "next", "stream"))]
+        print(
+            f"{self.stage.name}: step {state.global_step}/{state.max_steps}, {logs['minutes']:.1f}{budget} min, "
+            f"{', '.join(parts)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _tensorboard(config: TrainConfig, stage: Stage) -> list[TrainerCallback]:
+    """TensorBoard's writer where it is asked for, in a folder of the adapter that outlives the run."""
+    if not config.tensorboard:
+        return []
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    return [TensorBoardCallback(SummaryWriter(log_dir=str(config.out / "tensorboard" / stage.name)))]
+
+
+class _StageTrainer(Trainer):
+    """Trainer that computes a stage's losses, logs each by name and stores trainable tensors only."""
+
+    def __init__(self, stage: Stage, clock: Clock, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stage, self.clock = stage, clock
+        self.parts: dict[str, list[float]] = {}
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        with torch.autocast(self.args.device.type, dtype=torch.bfloat16, enabled=self.args.bf16):
+            losses = self.stage.loss(inputs)
+        for name, value in losses.items():
+            self.parts.setdefault(name, []).append(float(value.detach()))
+        return (losses["total"], losses) if return_outputs else losses["total"]
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedOrder:
+        return LengthGroupedOrder(self.stage.rows, self.args.per_device_train_batch_size, self.args.seed)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        logs |= {name: round(sum(v) / len(v), 4) for name, v in self.parts.items() if name != "total" and v}
+        logs["minutes"] = round(self.clock.elapsed() / 60, 2)
+        self.parts.clear()
+        super().log(logs, *args, **kwargs)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda step: self.clock.factor(step, num_training_steps)
+        )
+        return self.lr_scheduler
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(trainable_state(self.stage.model), folder / "trainable.safetensors")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        load_trainable(self.stage.model, load_file(Path(resume_from_checkpoint) / "trainable.safetensors"))
+
+
+def trainable_state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the parameters that require a gradient, by name."""
+    return {n: p.detach().clone().contiguous() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def load_trainable(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Puts tensors of `trainable_state` back in place."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in state.items():
+            parameters[name].copy_(value)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose save was finished."""
+    complete = [p.parent for p in folder.glob(f"checkpoint-*/{COMPLETE}")]
+    return max(complete, key=lambda p: int(p.name.split("-")[1]), default=None)
+
+
+def has_bf16() -> bool:
+    """True where bf16 matrix products are fast: CUDA, or a CPU with AVX512-BF16 or AMX."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    features = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return bool(check and check()) and ("avx512_bf16" in features or "amx_bf16" in features)
+
+
+def spare_allocator() -> None:
+    """Makes glibc keep freed memory: large activations otherwise go back to the kernel, and their page faults cost more
+    than the products.
+
+    mmap is switched off rather than its threshold raised, because glibc refuses thresholds above 32 MiB.
+    """
+    if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # malloc.h
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
+        libc.mallopt(m_top_pad, 64 << 20)

@@ -1,0 +1,64 @@
+"""The bundle's card: a README.md a person can read without tools. Knows only the manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from streamspec.bundle.manifest import Manifest
+
+
+def write_card(folder: Path, manifest: Manifest) -> None:
+    """Writes `README.md` into the bundle."""
+    (folder / "README.md").write_text(card(manifest), encoding="utf-8")
+
+
+def card(manifest: Manifest) -> str:
+    """Markdown: what the bundle is, how to run it, how close it is to PyTorch."""
+    streams, model = manifest.streams, manifest.model
+    drafter = "none"
+    if streams:
+        over = (
+            f"speculative streams over the last {streams.ns} of {model.layers} layers"
+            if streams.ns
+            else f"{manifest.drafter} heads"
+        )
+        over = f"places by a {manifest.drafter} layer" if streams.levels else over
+        drafter = f"{streams.gamma} {over}"
+    facts = [
+        ("base", f"{manifest.base.id} ({manifest.base.model_type}, weights {manifest.base.sha256[:12]})"),
+        ("method", manifest.method + (f", {manifest.recipe} recipe" if manifest.recipe else "")),
+        ("drafter", drafter),
+        ("precision", f"{manifest.rounding}, {manifest.weights_bytes / 1e6:.0f} MB of weights"),
+        *([("adapters", f"none in the weights; room for {manifest.swappable}")] if manifest.swappable else []),
+        ("prompt format", manifest.prompt_format.kind),
+        ("context", f"{model.context_length} tokens"),
+    ]
+    if manifest.static:
+        facts.append(("shapes", f"fixed: {manifest.static.rows} rows in every call"))
+    rows = "\n".join(f"| {name} | {value} |" for name, value in facts)
+    return (
+        f"# {manifest.base.id}, {manifest.precision}\n\n"
+        "A streamspec bundle: one ONNX graph that verifies a draft tree and drafts the next one.\n\n"
+        f"| | |\n|---|---|\n{rows}\n\n"
+        '```python\nfrom streamspec.runtime import load\n\nsession = load("path/to/this/folder")\n```\n\n'
+        f"## Compared with PyTorch in float32\n\n{_parity_table(manifest.parity)}\n"
+        "The licence of the base applies to these weights.\n"
+    )
+
+
+def _parity_table(parity: dict[str, Any]) -> str:
+    lines = ["| rows | count | largest difference | relative | same best token |", "|---|---|---|---|---|"]
+    for part in ("plain", "tree", "streams"):
+        if part in parity:
+            p = parity[part]
+            lines.append(
+                f"| {part} | {p['rows']} | {p['max_abs']:.3g} | {p['relative']:.2g} | {100 * p['argmax']:.0f} % |"
+            )
+    text = "\n".join(lines) + "\n"
+    if perplexity := parity.get("perplexity"):
+        text += (
+            f"\nPerplexity of {perplexity['tokens']} tokens of held-out answers: {perplexity['bundle']:.3f}, "
+            f"PyTorch's {perplexity['pytorch']:.3f}.\n"
+        )
+    return text

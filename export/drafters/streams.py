@@ -1,0 +1,261 @@
+"""Deferred speculative streams as nodes: gamma rows beside the accepted node, once more through the last Ns layers.
+
+    S_j = c_j M + scale * (P_j + a_j W e(root))           (docs/architecture.md)
+
+Attention is written in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the
+streams' own, whose scores meet in one softmax: nothing is concatenated or repeated per query head. Knows nothing about
+how nodes are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streamspec.draft_tree import MASKED
+from streamspec.export.drafters.base import Accepted, DraftSpec, PlacePass
+from streamspec.export.layers.attention import attend, by_head
+from streamspec.export.layers.decoder import Decoder, Linear, Residual, Source, Tables
+from streamspec.export.ops.builder import Array, Scope
+from streamspec.export.quantization.precisions import Rows
+from streamspec.export.weights.lazy_weights import LazyRows
+
+STREAM_WEIGHTS = ("merged", "delta")
+DEFAULT_STREAM_WEIGHTS = "merged"
+
+Lora = Mapping[
+    tuple[int, str], tuple[Array, Array]
+]  # by layer and module: A [r, in], B [out, r] with alpha/r folded in
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSpec(DraftSpec):
+    """Streams of one adapter."""
+
+    ns: int
+    scale: float
+    shifted: bool
+    embeddings: Array  # P [gamma, hidden]
+    root_map: Array | None = None  # W [hidden, hidden]
+    shares: Array | None = None  # c, a [gamma, 2]; None: ones
+    lora: Lora = field(default_factory=dict)
+
+    @property
+    def uses_root(self) -> bool:
+        return self.root_map is not None or super().uses_root
+
+    def first_layer(self, layers: int) -> int:
+        return layers - self.ns
+
+    def tapped(self, layers: int) -> tuple[int, ...]:
+        return tuple(range(self.first_layer(layers), layers))
+
+
+class MergedSource:
+    """The base's weights plus the streams' LoRA."""
+
+    def __init__(self, source: Source, lora: Lora, decoder: Decoder) -> None:
+        self.source = source
+        self.updates = {f"{decoder.spec.weight_name(i, m)}.weight": pair for (i, m), pair in lora.items()}
+
+    def weight(self, name: str) -> Array:
+        weight = self.source.weight(name)
+        if name not in self.updates:
+            return weight
+        a, b = self.updates[name]
+        return weight + b @ a
+
+    def rows_of(self, name: str) -> LazyRows:
+        return self.source.rows_of(name)
+
+    def bias(self, name: str) -> Array | None:
+        return self.source.bias(name)
+
+
+def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
+    """How stream rows apply a layer's maps: the base's own, plus a low-rank `delta`, or a second `merged` copy."""
+    if not spec.lora:
+        return decoder.linear
+    merged = MergedSource(decoder.source, spec.lora, decoder)
+
+    def apply(g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+        if not any((layer, module) in spec.lora for module in modules):
+            return decoder.linear(g, x, rows, layer, modules)
+        if mode == "merged":
+            weight = decoder.fused(layer, modules, merged, suffix=".streams")
+            return decoder.add_bias(g, decoder.precision.linear(g, x, rows, weight), layer, modules)
+        plain = decoder.linear(g, x, rows, layer, modules)
+        return g.op("Add", plain, _delta(decoder, spec, g, x, layer, modules))
+
+    return apply
+
+
+def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
+    """x A^T B^T of the fused modules: the A stacked, the B on the diagonal of one matrix."""
+    label = decoder.spec.fused_name(layer, modules) + ".streams"
+    if f"{label}.A" not in g.store:
+        pairs = [spec.lora.get((layer, module)) for module in modules]
+        rank = sum(pair[0].shape[0] for pair in pairs if pair)
+        down = np.zeros((rank, decoder.spec.in_width(modules[0])), np.float32)
+        up = np.zeros((rank, sum(decoder.spec.out_width(m) for m in modules)), np.float32)
+        row = column = 0
+        for module, pair in zip(modules, pairs, strict=True):
+            width = decoder.spec.out_width(module)
+            if pair:
+                size = pair[0].shape[0]
+                down[row : row + size] = pair[0]
+                up[row : row + size, column : column + width] = pair[1].T
+                row += size
+            column += width
+        g.store.add(f"{label}.A", down.T)
+        g.store.add(f"{label}.B", up)
+    return g.op("MatMul", g.op("MatMul", x, f"{label}.A"), f"{label}.B")
+
+
+class StreamPass(PlacePass):
+    """Streams as a branch."""
+
+    spec: StreamSpec
+
+    def __init__(self, decoder: Decoder, spec: StreamSpec, candidates: int, mode: str) -> None:
+        super().__init__(decoder, spec, candidates)
+        self.linear = stream_linear(decoder, spec, mode)
+        self.first = spec.first_layer(decoder.spec.layers)
+
+    def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        rows = Rows(g.op("Shape", stream_ids))
+        residual = self._through(
+            g,
+            Residual(self._start(g, accepted, stream_ids)),
+            rows,
+            range(self.first, self.decoder.spec.layers),
+            accepted,
+            presents,
+            stream_ids,
+        )
+        return self._states_to_logits(g, residual, rows)
+
+    def _through(
+        self,
+        g: Scope,
+        residual: Residual,
+        rows: Rows,
+        layers: range,
+        accepted: Accepted,
+        presents: list[tuple[str, ...]],
+        stream_ids: str,
+    ) -> Residual:
+        positions = self._positions(g, accepted, stream_ids)
+        rotary = self.decoder.rotary(g, positions)
+        masks = _StreamMasks(self.decoder.spec.group, accepted, stream_ids, positions, rows)
+        for layer in layers:
+            with g.named(f"layers.{layer}"):
+                residual = self._layer(g, residual, rows, layer, rotary, presents[layer - self.first], masks, accepted)
+        return residual
+
+    def _states_to_logits(self, g: Scope, residual: Residual, rows: Rows) -> str:
+        with g.named("head"):
+            return self.head(g, g.op("Squeeze", self.decoder.finish(g, residual), g.ints(0)), rows)
+
+    def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
+        """S [1, m, H]"""
+        spec, store = self.spec, g.store
+        table = store.add("streams.embeddings", (spec.embeddings * spec.scale).astype(np.float32)[None])
+        shift, state = g.op("Gather", table, stream_ids, axis=1), self._state(g, accepted)
+        start = g.op("Add", self._share(g, state, stream_ids, 0), shift)
+        if spec.root_map is None:
+            return start
+        root = self.decoder.embed(g, g.op("Unsqueeze", accepted.root, g.ints(0)))
+        unit = self.decoder.unit_rms(g, root)
+        mapping = store.add("streams.root_map", (spec.root_map * spec.scale).astype(np.float32).T)
+        return g.op("Add", start, self._share(g, g.op("MatMul", unit, mapping), stream_ids, 1))
+
+    def _state(self, g: Scope, accepted: Accepted) -> str:
+        """M of the accepted node [1, 1, H]"""
+        return g.op("Gather", accepted.entries[self.first], accepted.node, axis=1)
+
+    def _share(self, g: Scope, x: str, stream_ids: str, which: int) -> str:
+        """x [1, 1, H] times c (0) or a (1) of each stream: [1, m, H], or x itself where all are 1."""
+        if self.spec.shares is None:
+            return x
+        column = g.store.add(f"streams.shares.{which}", self.spec.shares[None, :, which : which + 1].astype(np.float32))
+        return g.op("Mul", x, g.op("Gather", column, stream_ids, axis=1))
+
+    def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
+        """int64 [m]"""
+        own = g.op("Gather", accepted.positions, accepted.node, axis=0)
+        if not self.spec.shifted:
+            return g.op("Expand", own, g.op("Shape", stream_ids))
+        return g.op("Add", g.op("Add", own, stream_ids), g.ints(1))
+
+    def _layer(
+        self,
+        g: Scope,
+        residual: Residual,
+        rows: Rows,
+        layer: int,
+        rotary: Tables,
+        present: tuple[str, ...],
+        masks: _StreamMasks,
+        accepted: Accepted,
+    ) -> Residual:
+        decoder = self.decoder
+        normed, residual = decoder.enter(g, residual, layer)
+        q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
+        mask = masks.of(g, decoder.spec.windows[layer])
+        own = by_head(g, decoder.spec, k), by_head(g, decoder.spec, v)
+        mixed = attend(g, decoder.spec, q, [*accepted.seen(g, present), own], mask)
+        return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
+
+
+class _StreamMasks:
+    """Additive masks [group * m, visible + m] of stream rows, one per distinct window, shared by all layers."""
+
+    def __init__(self, group: int, accepted: Accepted, stream_ids: str, positions: str, rows: Rows) -> None:
+        self.group, self.accepted, self.stream_ids, self.positions, self.rows = (
+            group,
+            accepted,
+            stream_ids,
+            positions,
+            rows,
+        )
+        self._plain = ""
+        self._made: dict[int | None, str] = {}
+
+    def of(self, g: Scope, window: int | None) -> str:
+        if window not in self._made:
+            with g.named(f"mask.{window or 'full'}"):
+                mask = self._full(g) if window is None else self._windowed(g, window)
+                self._made[window] = g.op("Tile", mask, g.ints(self.group, 1))
+        return self._made[window]
+
+    def _full(self, g: Scope) -> str:
+        """[m, visible + m]: 0 over the past, the accepted node's row of the tree, causal among streams."""
+        if self._plain:
+            return self._plain
+        store, accepted = g.store, self.accepted
+        masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
+        shape = g.op("Concat", self.rows.count, accepted.visible, axis=0)
+        later = g.op(
+            "Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0))
+        )
+        own = g.op("Where", later, masked, zero)
+        self._plain = g.op("Concat", g.op("Expand", accepted.past_mask(g), shape), own, axis=1)
+        return self._plain
+
+    def _windowed(self, g: Scope, window: int) -> str:
+        accepted, store = self.accepted, g.store
+        past = g.op("Sub", accepted.visible, g.op("Shape", accepted.tree_mask, start=1))
+        zero, one = store.constant(0, np.int64), store.constant(1, np.int64)
+        slots = g.op("Range", zero, g.op("Squeeze", past), one)
+        seen = g.op("Unsqueeze", g.op("Concat", slots, accepted.positions, self.positions, axis=0), g.ints(0))
+        return window_out(g, self._full(g), self.positions, seen, window)
+
+
+def window_out(g: Scope, mask: str, positions: str, seen: str, window: int) -> str:
+    """Masks what lies `window` or more positions back: `positions` int64 [rows], `seen` int64 [1, columns]."""
+    distance = g.op("Sub", g.op("Unsqueeze", positions, g.ints(1)), seen)
+    near = g.op("Less", distance, g.store.constant(window, np.int64))
+    return g.op("Where", near, mask, g.store.constant(MASKED, np.float32))

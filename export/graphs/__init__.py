@@ -1,0 +1,1 @@
+"""Whole graphs: dynamic, static, swappable, cache compaction."""

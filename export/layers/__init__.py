@@ -1,0 +1,1 @@
+"""The decoder layer, attention, sampling and acceptance as ONNX nodes."""

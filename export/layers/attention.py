@@ -1,0 +1,125 @@
+"""Attention: of main rows in place, and of any rows over K/V in several parts (`attend`).
+
+Main rows attend so that a row's result does not depend on how it was batched or where its keys lie. GroupQueryAttention
+would be one node, but it takes another kernel for one row than for several, and its softmax sums in vector lanes: an
+ancestor in a gapped slot of a draft tree changes the last bit. With int8 activations one such bit moves a rounding now
+and then, the next layers carry it on, and two of five long answers differ from plain decoding. Here
+
+- scores are products of at least two rows, so the same kernel computes them for any number of rows;
+- the softmax's denominator is a product with a block of ones: like the values' product it adds slot after slot, and a
+slot
+  that is masked adds an exact zero, wherever it stands.
+
+Both products add in blocks of slots (the runtime keeps trees off their borders, see
+`streamspec.runtime.decoding.verify`). New rows go into the cache in place (TensorScatter, past and present bound to one
+buffer). Knows nothing about layers or masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.ops.builder import Scope
+
+ONES_WIDTH = 16  # narrower products take another kernel, whose order of summation depends on the length
+
+
+def capped(g: Scope, x: str, cap: float, out: str | None = None) -> str:
+    """cap * tanh(x / cap)"""
+    inner = g.op("Tanh", g.op("Mul", x, g.store.constant(1 / cap, np.float32)))
+    return g.op("Mul", inner, g.store.constant(cap, np.float32), out=out)
+
+
+class RowExactAttention:
+    """Nodes of one graph. `visible`: int64 [1], slots in use after this call, L + n."""
+
+    def __init__(self, g: Scope, spec: DecoderSpec, visible: str) -> None:
+        self.g, self.spec, self.visible = g, spec, visible
+        self._ones = ""
+        self._tiled: dict[str, str] = {}
+
+    def append(self, rows: str, layer: int, kind: str) -> str:
+        """Writes K or V rows [1, n, Hkv*D] behind the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
+        g = self.g
+        new = by_head(g, self.spec, rows)
+        past, present = f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}"
+        return g.op("TensorScatter", past, new, "past_length", out=present, axis=2)
+
+    def mix(self, q: str, key: str, value: str, bias: str) -> str:
+        """[1, n, Hq*D] of rotated q [1, n, Hq*D] over caches, under an additive bias [1, 1, n, visible]."""
+        g, spec = self.g, self.spec
+        kv, group, width = spec.kv_heads, spec.group, spec.head_dim
+        keys, values = (g.op("Slice", cache, g.ints(0), self.visible, g.ints(2)) for cache in (key, value))
+        # Query heads that share a key head become further rows of it: [1, Hkv, group * n, D].
+        split = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
+        rows = self._at_least_two(g.op("Reshape", split, g.ints(1, kv, -1, width)))
+        products = g.contrib("FusedMatMul", rows, keys, transB=1, alpha=spec.attention_scale)
+        products = capped(g, products, spec.attention_cap) if spec.attention_cap else products
+        scores = g.op("Add", products, self._per_query_head(bias))
+        weights = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.ints(-1), keepdims=1)))
+        total = g.op("Slice", g.op("MatMul", weights, self._block_of_ones()), g.ints(0), g.ints(1), g.ints(3))
+        mixed = self._without_spare(g.op("Div", g.op("MatMul", weights, values), total))
+        merged = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
+        return g.op("Reshape", merged, g.ints(1, -1, kv * group * width))
+
+    def _block_of_ones(self) -> str:
+        if not self._ones:
+            g = self.g
+            shape = g.op("Concat", self.visible, g.ints(ONES_WIDTH), axis=0)
+            self._ones = g.op("Expand", g.store.constant(1, np.float32), shape)
+        return self._ones
+
+    def _per_query_head(self, bias: str) -> str:
+        """The bias for the rows of `mix`, made once per distinct bias."""
+        if bias not in self._tiled:
+            g = self.g
+            tiled = bias if self.spec.group == 1 else g.op("Tile", bias, g.ints(1, 1, self.spec.group, 1))
+            self._tiled[bias] = self._at_least_two(tiled)
+        return self._tiled[bias]
+
+    def _at_least_two(self, rows: str) -> str:
+        """A spare copy of the first row where a single row would be alone (no grouped heads)."""
+        g = self.g
+        if self.spec.group > 1:
+            return rows
+        return g.op("Concat", rows, g.op("Slice", rows, g.ints(0), g.ints(1), g.ints(2)), axis=2)
+
+    def _without_spare(self, rows: str) -> str:
+        g = self.g
+        return rows if self.spec.group > 1 else g.op("Slice", rows, g.ints(0), g.ints(-1), g.ints(2))
+
+
+def attend(g: Scope, spec: DecoderSpec, q: str, parts: Sequence[tuple[str, str]], mask: str) -> str:
+    """[1, m, Hq*D] of q [1, m, Hq*D] over the K/V `parts` [1, Hkv, slots, D], under an additive mask [group * m, slots
+    of all].
+    """
+    kv, group, width = spec.kv_heads, spec.group, spec.head_dim
+    # Query heads that share a key head become further rows of it: [Hkv, group * m, D].
+    folded = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
+    folded = g.op("Reshape", folded, g.ints(1, kv, -1, width))
+    scores = []
+    for keys, _ in parts:
+        products = g.contrib("FusedMatMul", folded, keys, transB=1, alpha=spec.attention_scale)
+        scores.append(capped(g, products, spec.attention_cap) if spec.attention_cap else products)
+    together = scores[0] if len(parts) == 1 else g.op("Concat", *scores, axis=-1)
+    weights = g.op("Softmax", g.op("Add", together, mask), axis=-1)
+    if len(parts) == 1:
+        mixed = g.op("MatMul", weights, parts[0][1])
+    else:
+        slots = g.op("Concat", *(g.op("Shape", keys, start=2, end=3) for keys, _ in parts), axis=0)
+        shares = g.ops("Split", weights, slots, out=(None,) * len(parts), axis=-1)
+        mixed, *others = (g.op("MatMul", share, values) for share, (_, values) in zip(shares, parts, strict=True))
+        for other in others:
+            mixed = g.op("Add", mixed, other)
+    unfolded = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
+    return g.op("Reshape", unfolded, g.ints(1, -1, kv * group * width))
+
+
+def by_head(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> str:
+    """K or V rows [1, m, Hkv*D] as the cache holds them, [1, Hkv, m, D]."""
+    return g.op(
+        "Transpose", g.op("Reshape", rows, g.ints(1, -1, spec.kv_heads, spec.head_dim)), out=out, perm=[0, 2, 1, 3]
+    )

@@ -1,0 +1,300 @@
+"""The decoder's rows as nodes: norms, projections, rotary embedding, MLP; one template for all families, shared by main
+and stream rows.
+
+A row group runs a layer as `enter` -> `queries_keys_values` -> attention of the caller's choice -> `leave`. Residual
+sums and norms are fused (SkipLayerNormalization and its simplified form): between parts travel the residual stream and
+the pending update. Knows nothing about masks, caches or acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from streamspec.export.layers.attention import capped
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.ops.builder import Scope
+from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.quantization.precisions import Precision, Rows, Weight
+from streamspec.export.weights.lazy_weights import LazyRows
+
+UNIT_RMS_EPS = 1e-12
+
+Tables = tuple[tuple[str, str], ...]  # cos and sin [rows, rotated / 2] for each kind of rotary embedding
+
+
+class Source(Protocol):
+    """Where weights come from: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
+    order (`DecoderSpec.row_order`), None for a bias that does not exist."""
+
+    def weight(self, name: str) -> Array: ...
+    def rows_of(self, name: str) -> LazyRows: ...  # a table, such as the embedding, part by part
+    def bias(self, name: str) -> Array | None: ...
+
+
+class Linear(Protocol):
+    """Applies the linear maps `modules` of a layer, fused to one, to x [1, rows, in]."""
+
+    def __call__(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str: ...
+
+
+@dataclass
+class Residual:
+    """The residual stream [1, rows, H] and the update to be added before the next norm ('' before the first layer)."""
+
+    stream: str
+    update: str = ""
+
+
+class Decoder:
+    """Nodes of one decoder in one precision. `linear` may be replaced for row groups with other weights."""
+
+    def __init__(self, spec: DecoderSpec, source: Source, precision: Precision) -> None:
+        self.spec, self.source, self.precision = spec, source, precision
+
+    # ---- tables
+
+    def table(self) -> Weight:
+        """The token embedding [V, H]."""
+        name = f"{self.spec.stacked(self.spec.family.embedding)}.weight"
+        return Weight(name, self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of(name))
+
+    def head_weight(self) -> Weight:
+        """The LM head [V, H]; the embedding itself where they are tied."""
+        if self.spec.tied:
+            return self.table()
+        return Weight(
+            "lm_head.weight", self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of("lm_head.weight")
+        )
+
+    def embed(self, g: Scope, ids: str) -> str:
+        """[1, n] -> [1, n, H], as in the table."""
+        return self.precision.embedding(g, ids, self.table())
+
+    def begin(self, g: Scope, ids: str, positions: str) -> Residual:
+        """What enters the first layer for ids [1, n] at int64 positions [n]."""
+        embedded, family = self.embed(g, ids), self.spec.family
+        if self.spec.embedding_scale != 1.0:
+            embedded = g.op("Mul", embedded, g.store.constant(self.spec.embedding_scale, np.float32))
+        if family.position_table is not None:
+            name = f"{self.spec.stacked(family.position_table)}.weight"
+            table = g.store.add(name, self.source.weight(name)[family.position_offset :])
+            embedded = g.op("Add", embedded, g.op("Unsqueeze", g.op("Gather", table, positions, axis=0), g.ints(0)))
+        return Residual(embedded)
+
+    def logits(
+        self, g: Scope, flat: str, rows: Rows, head: Weight, chosen: Array | None = None, out: str | None = None
+    ) -> tuple[str, str]:
+        """Of finished states [r, H] by a `head` [D, H], the LM head or its rows `chosen`: [r, D] and the factor of each
+        row [r, 1], '' for 1.
+        """
+        bias = self.head_bias(g) if chosen is None else self.head_bias(g, "streams.head.bias", chosen)
+        if not bias and self.spec.logit_cap is None:
+            return self.precision.head(g, flat, rows, head, out=out)
+        raw, scale = self.precision.head(g, flat, rows, head)
+        return self.said(g, g.op("Mul", raw, scale) if scale else raw, bias, out), ""
+
+    def head_bias(self, g: Scope, label: str = "lm_head.bias", chosen: Array | None = None) -> str:
+        """The LM head's bias [V], or the part `chosen` of it; '' where there is none."""
+        bias = self.source.bias("lm_head.bias")
+        if bias is not None and label not in g.store:
+            g.store.add(label, bias if chosen is None else bias[chosen])
+        return "" if bias is None else label
+
+    def said(self, g: Scope, products: str, bias: str, out: str | None = None) -> str:
+        """Logits of the head's products: with its bias, if any, and under the cap, if any."""
+        cap = self.spec.logit_cap
+        logits = g.op("Add", products, bias, out=None if cap else out) if bias else products
+        return capped(g, logits, cap, out) if cap else logits
+
+    # ---- rows
+
+    def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+        """The base's own maps."""
+        return self.add_bias(g, self.precision.linear(g, x, rows, self.fused(layer, modules)), layer, modules)
+
+    def fused(self, layer: int, modules: tuple[str, ...], source: Source | None = None, suffix: str = "") -> Weight:
+        """Weight of `modules` stacked along the output."""
+        chosen = source or self.source
+        names = [self.spec.weight_name(layer, module) for module in modules]
+        out = sum(self.spec.out_width(module) for module in modules)
+        return Weight(
+            self.spec.fused_name(layer, modules) + suffix,
+            out,
+            self.spec.in_width(modules[0]),
+            lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
+            sensitive=modules == self.spec.family.out,
+        )
+
+    def add_bias(self, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
+        """Adds the stacked biases of `modules`, if any of them has one."""
+        names = [self.spec.weight_name(layer, module) for module in modules]
+        biases = [self.source.bias(f"{name}.bias") for name in names]
+        if all(b is None for b in biases):
+            return x
+        label = "+".join(names) + ".bias"
+        if label not in g.store:
+            parts = [
+                np.zeros(self.spec.out_width(m), np.float32) if b is None else b
+                for b, m in zip(biases, modules, strict=True)
+            ]
+            g.store.add(label, np.concatenate(parts))
+        return g.op("Add", x, label)
+
+    def norm(self, g: Scope, residual: Residual, name: str) -> tuple[str, Residual]:
+        """Adds the pending update and normalises: (normed rows, residual with nothing pending)."""
+        weights, plain = self._norm_weights(g, name), "" if self.spec.family.layernorm else "Simplified"
+        if not residual.update:
+            normed = g.op(
+                f"{plain}LayerNormalization", residual.stream, *weights, axis=-1, epsilon=self.spec.eps, stash_type=1
+            )
+            return normed, residual
+        normed, _, _, total = g.ops(
+            f"Skip{plain}LayerNormalization",
+            residual.stream,
+            residual.update,
+            *weights,
+            out=(None, "", "", None),
+            domain="com.microsoft",
+            epsilon=self.spec.eps,
+        )
+        return normed, Residual(total)
+
+    def finish(self, g: Scope, residual: Residual) -> str:
+        """The last norm: what the head is applied to."""
+        return self.norm(g, residual, self.spec.stacked(self.spec.family.final_norm))[0]
+
+    def enter(self, g: Scope, residual: Residual, layer: int) -> tuple[str, Residual]:
+        """What attention reads, and the residual stream with nothing pending."""
+        return self.norm(g, residual, self.spec.weight_name(layer, self.spec.family.attention_norm))
+
+    def leave(
+        self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear
+    ) -> Residual:
+        """The layer behind the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter`
+        gave.
+        """
+        spec, family = self.spec, self.spec.family
+        update = self._out_norm(g, linear(g, mixed, rows, layer, family.out), layer, family.attention_out_norm)
+        if spec.parallel:
+            if spec.mlp_norm:
+                normed, _ = self.norm(g, residual, spec.weight_name(layer, spec.mlp_norm))
+            return Residual(residual.stream, g.op("Add", update, self.mlp(g, normed, rows, layer, linear)))
+        assert spec.mlp_norm
+        normed, residual = self.norm(g, Residual(residual.stream, update), spec.weight_name(layer, spec.mlp_norm))
+        return Residual(
+            residual.stream, self._out_norm(g, self.mlp(g, normed, rows, layer, linear), layer, family.mlp_out_norm)
+        )
+
+    def _out_norm(self, g: Scope, update: str, layer: int, name: str | None) -> str:
+        return self.norm(g, Residual(update), self.spec.weight_name(layer, name))[0] if name else update
+
+    def unit_rms(self, g: Scope, x: str) -> str:
+        """x [.., H] over its root mean square."""
+        ones = (
+            "unit_rms.ones"
+            if "unit_rms.ones" in g.store
+            else g.store.add("unit_rms.ones", np.ones(self.spec.hidden, np.float32))
+        )
+        return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
+
+    def _norm_weights(self, g: Scope, name: str) -> list[str]:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        if weight not in g.store:
+            g.store.add(weight, self.source.weight(weight))
+        if bias not in g.store and (values := self.source.bias(bias)) is not None:
+            g.store.add(bias, values)
+        return [weight, bias] if bias in g.store else [weight]
+
+    def queries_keys_values(
+        self, g: Scope, x: str, rows: Rows, layer: int, rotary: Tables, linear: Linear
+    ) -> tuple[str, str, str]:
+        """Rotated q [1, rows, Hq*D], rotated k and v [1, rows, Hkv*D] of normed rows x."""
+        spec = self.spec
+        sizes = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
+        widths = g.ints(*(heads * spec.head_dim for heads in sizes.values()))
+        q, k, v = g.ops("Split", linear(g, x, rows, layer, spec.family.qkv), widths, out=(None, None, None), axis=-1)
+        if spec.head_norms:
+            q, k = (
+                self._head_norm(g, x, sizes[kind], layer, name)
+                for kind, x, name in zip("qk", (q, k), spec.head_norms, strict=True)
+            )
+        if not rotary:
+            return q, k, v
+        tables = rotary[spec.rotary_of[min(layer, spec.layers - 1)]]  # a draft layer behind the last is like it
+        return self._rotate(g, q, spec.heads, tables), self._rotate(g, k, spec.kv_heads, tables), v
+
+    def _head_norm(self, g: Scope, x: str, heads: int, layer: int, module: str) -> str:
+        split = g.op("Reshape", x, g.ints(0, 0, heads, self.spec.head_dim))
+        name, spec = self.spec.weight_name(layer, module), self.spec
+        if not spec.family.layernorm:
+            normed = g.op(
+                "SimplifiedLayerNormalization",
+                split,
+                *self._norm_weights(g, name),
+                axis=-1,
+                epsilon=spec.eps,
+                stash_type=1,
+            )
+        elif self.source.bias(f"{name}.bias") is not None:
+            normed = g.op("LayerNormalization", split, *self._norm_weights(g, name), axis=-1, epsilon=spec.eps)
+        else:  # StableLM: weights of its own for every head
+            ones = (
+                "head_norm.ones"
+                if "head_norm.ones" in g.store
+                else g.store.add("head_norm.ones", np.ones(spec.head_dim, np.float32))
+            )
+            if name not in g.store:
+                g.store.add(
+                    name, np.stack([self.source.weight(f"{name}.norms.{head}.weight") for head in range(heads)])
+                )
+            normed = g.op("Mul", g.op("LayerNormalization", split, ones, axis=-1, epsilon=spec.eps), name)
+        return g.op("Reshape", normed, g.ints(0, 0, heads * spec.head_dim))
+
+    def _rotate(self, g: Scope, x: str, heads: int, tables: tuple[str, str]) -> str:
+        # The tables hold one row per row of x, so the position of the first row is 0.
+        partial: dict[str, Any] = (
+            {}
+            if self.spec.rotated == self.spec.head_dim
+            else {"num_heads": heads, "rotary_embedding_dim": self.spec.rotated}
+        )
+        return g.contrib("RotaryEmbedding", x, g.ints(0), *tables, **partial)
+
+    def rotary(self, g: Scope, positions: str) -> Tables:
+        """For int64 positions [rows], computed as HF does: no table as long as the context."""
+        if not self.spec.rotaries:
+            return ()
+        column = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.ints(1))
+        tables = []
+        for number, kind in enumerate(self.spec.rotaries):
+            frequencies = f"rotary.{number}.inv_freq"
+            if frequencies not in g.store:
+                g.store.add(frequencies, kind.inv_freq.reshape(1, -1))
+            angles = g.op("Mul", column, frequencies)
+            cos, sin = g.op("Cos", angles), g.op("Sin", angles)
+            if kind.scale != 1.0:
+                scale = g.store.constant(kind.scale, np.float32)
+                cos, sin = g.op("Mul", cos, scale), g.op("Mul", sin, scale)
+            tables.append((cos, sin))
+        return tuple(tables)
+
+    def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
+        """What the MLP adds to rows."""
+        spec, family = self.spec, self.spec.family
+        inner = linear(g, normed, rows, layer, family.up)
+        if family.gated:
+            gate, up = g.ops("Split", inner, g.ints(spec.intermediate, spec.intermediate), out=(None, None), axis=-1)
+            product = g.op("Mul", self.activate(g, gate), up)
+        else:
+            product = self.activate(g, inner)
+        return linear(g, product, rows, layer, family.down)
+
+    def activate(self, g: Scope, x: str) -> str:
+        """The MLP's activation function."""
+        if self.spec.activation == "silu":
+            return g.contrib("QuickGelu", x, alpha=1.0)
+        if self.spec.activation == "relu":
+            return g.op("Relu", x)
+        return g.contrib("Gelu" if self.spec.activation == "gelu" else "FastGelu", x)

@@ -1,0 +1,297 @@
+"""What the graph needs to know of a decoder, read off a Hugging Face causal LM: sizes, rotary frequencies, which parts
+exist.
+
+The family's description (`streamspec/model_families.py`) says only what the modules themselves cannot tell. Knows
+nothing about ONNX or precisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+from streamspec.adapters.base_models.hf_decoder import Decoder
+from streamspec.errors import BaseModelError
+from streamspec.model_families import Family, switched
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond the length of pre-training
+UNDERSTOOD = frozenset(
+    {  # fields of configs that modules or this file read, and those of training alone
+        "attention_bias",
+        "attention_dropout",
+        "attn_logit_softcapping",
+        "bos_token_id",
+        "eos_token_id",
+        "final_logit_softcapping",
+        "head_dim",
+        "hidden_act",
+        "hidden_activation",
+        "activation_function",
+        "hidden_size",
+        "initializer_range",
+        "intermediate_size",
+        "layer_norm_eps",
+        "layer_types",
+        "max_position_embeddings",
+        "mlp_bias",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "pad_token_id",
+        "query_pre_attn_scalar",
+        "rms_norm_eps",
+        "rope_parameters",
+        "sliding_window",
+        "tie_word_embeddings",
+        "use_cache",
+        "vocab_size",
+    }
+)
+NOTES = frozenset(
+    {"auto_map", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version", "tokenizer_class"}
+)  # that files carry along
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """`inv_freq` [rotated / 2], from HF's own rotary embedding; cos and sin are multiplied by `scale` (HF's
+    attention_scaling).
+    """
+
+    inv_freq: NDArray[np.float32]
+    scale: float
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """One pre-norm decoder. Weight names are Hugging Face's (`weight_name`)."""
+
+    model_type: str
+    family: Family
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context_length: int
+    eps: float
+    activation: str  # silu, gelu, gelu_tanh or relu
+    parallel: bool
+    mlp_norm: str | None  # None: the MLP reads what attention reads
+    head_norms: tuple[str, ...]
+    tied: bool
+    windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all
+    rotaries: tuple[Rotary, ...]
+    rotary_of: tuple[int, ...]  # per layer: which of them; empty where positions enter at the embedding
+    embedding_scale: float
+    attention_scale: float
+    attention_cap: float | None  # scores and logits are cap * tanh(x / cap)
+    logit_cap: float | None
+    widths: Mapping[str, tuple[int, int]]  # (out, in) of a layer's linear maps
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Linear maps of a layer."""
+        return (*self.family.qkv, *self.family.out, *self.family.up, *self.family.down)
+
+    @property
+    def fused(self) -> tuple[tuple[str, ...], ...]:
+        """The same, in the groups that are computed as one map."""
+        return self.family.qkv, self.family.out, self.family.up, self.family.down
+
+    @property
+    def rotated(self) -> int:
+        """Leading numbers of each head that are rotated."""
+        return 2 * len(self.rotaries[0].inv_freq) if self.rotaries else 0
+
+    def weight_name(self, layer: int, module: str) -> str:
+        """`module` as in HF: `self_attn.q_proj`, `mlp.up_proj`, `input_layernorm`, ..."""
+        return f"{self.stacked(self.family.layers)}.{layer}.{module}"
+
+    def fused_name(self, layer: int, modules: tuple[str, ...]) -> str:
+        """Of linear maps of a layer fused to one."""
+        return self.weight_name(layer, "+".join([modules[0], *(module.split(".")[-1] for module in modules[1:])]))
+
+    def stacked(self, module: str) -> str:
+        """Name of a module beside the layers."""
+        return f"{self.family.stack}.{module}"
+
+    def out_width(self, module: str) -> int:
+        """Output size of a linear map of a layer."""
+        return self.widths[module][0]
+
+    def in_width(self, module: str) -> int:
+        """Input size of a linear map of a layer."""
+        return self.widths[module][1]
+
+    def row_order(self, module: str) -> NDArray[np.int64] | None:
+        """Of a linear map's outputs as HF has them, in the order of the graph (all queries, all keys, all values); None
+        where it is the same.
+        """
+        if not (self.family.interleaved and module in self.family.qkv):
+            return None
+        return np.arange(self.out_width(module)).reshape(self.heads, 3, self.head_dim).swapaxes(0, 1).reshape(-1)
+
+
+def describe(model: Any) -> DecoderSpec:
+    """DecoderSpec of a loaded HF causal LM. Raises BaseModelError for anything the graph would compute wrongly."""
+    config, decoder = model.config, Decoder(model)
+    family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
+    check_fields(config, family)
+    attention, norm = getattr(layers[0], family.attention), getattr(layers[0], family.attention_norm)
+    heads = config.num_attention_heads
+    widths = {
+        module: _widths(layers[0].get_submodule(module))
+        for module in (*family.qkv, *family.out, *family.up, *family.down)
+    }
+    rotaries, rotary_of, length = _rotaries(decoder.rotary, config, len(layers))
+    normed = not family.head_norm_switch or switched(config, family.head_norm_switch)
+    spec = DecoderSpec(
+        model_type=config.model_type,
+        family=family,
+        layers=len(layers),
+        hidden=config.hidden_size,
+        intermediate=widths[family.down[0]][1],
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=widths[family.out[0]][1] // heads,
+        vocab=embedding.weight.shape[0],
+        context_length=length,
+        eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon,
+        activation=ACTIVATIONS.get(_activation(config), _activation(config)),
+        parallel=switched(config, family.parallel),
+        mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
+        head_norms=family.head_norms if normed else (),
+        tied=decoder.lm_head.weight is embedding.weight,
+        windows=tuple(decoder.window(layer) for layer in range(len(layers))),
+        rotaries=rotaries,
+        rotary_of=rotary_of,
+        embedding_scale=float(getattr(embedding, "scalar_embed_scale", 1.0)),
+        attention_scale=float(attention.scaling),
+        attention_cap=getattr(config, "attn_logit_softcapping", None),
+        logit_cap=getattr(config, "final_logit_softcapping", None),
+        widths=widths,
+        eos_token_ids=_eos(model),
+        bos_token_id=config.bos_token_id,
+    )
+    _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in layers])
+    return spec
+
+
+def check_fields(config: Any, family: Family) -> None:
+    """Refuses by name what a config says and nobody here reads: a field of its class that is not as usual, or one that
+    the class does not know and that is not empty."""
+    if getattr(config, "quantization_config", None):
+        raise BaseModelError(
+            "a base that is quantised already", "weights in float16, bfloat16 or float32", "export the original"
+        )
+    usual, shared = type(config)().to_dict(), PreTrainedConfig().to_dict()
+    known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only, *shared, *NOTES}
+    for name, value in config.to_dict().items():
+        if name in known or (name.startswith("_") and name not in usual):  # of its own accord a tool's private note
+            continue
+        if value != usual[name] if name in usual else value:
+            raise BaseModelError(
+                f"`{name}` = {str(value)[:60]} in the config of this {config.model_type}",
+                "no field that export does not understand",
+                "export another base",
+            )
+    for name, only in family.only.items():
+        if (value := getattr(config, name, only)) != only:
+            raise BaseModelError(
+                f"`{name}` = {value} in the config of this {config.model_type}",
+                f"{name} = {only}",
+                "export another base",
+            )
+    if getattr(config, "word_embed_proj_dim", config.hidden_size) != config.hidden_size:
+        raise BaseModelError(
+            f"`word_embed_proj_dim` = {config.word_embed_proj_dim}",
+            f"{config.hidden_size}, the hidden size",
+            "export another base",
+        )
+
+
+def _activation(config: Any) -> str:
+    return next(
+        str(value)
+        for name in ("hidden_activation", "hidden_act", "activation_function")
+        if (value := getattr(config, name, None)) is not None
+    )
+
+
+def _widths(module: Any) -> tuple[int, int]:
+    out, into = module.weight.shape
+    base = module.get_base_layer() if hasattr(module, "get_base_layer") else module  # below a LoRA
+    return (into, out) if isinstance(base, Conv1D) else (out, into)
+
+
+def _rotaries(rotary: Any, config: Any, layers: int) -> tuple[tuple[Rotary, ...], tuple[int, ...], int]:
+    """The frequencies in use, which of them each layer has, and up to which length they hold."""
+    length = int(config.max_position_embeddings)
+    if rotary is None:
+        return (), (), length
+    kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else {"": rotary.rope_type}
+    found = []
+    for layer_kind, rope in kinds.items():
+        if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
+            raise BaseModelError(
+                f"rotary embedding of type `{rope}`", ", ".join((*FIXED_ROPE, *FIXED_WITHIN)), "export another base"
+            )
+        prefix = f"{layer_kind}_" if layer_kind else ""
+        if rope in FIXED_WITHIN:
+            parameters = config.rope_parameters[layer_kind] if layer_kind else config.rope_parameters
+            length = min(length, int(parameters.get("original_max_position_embeddings") or length))
+        found.append(
+            Rotary(
+                getattr(rotary, f"{prefix}original_inv_freq").detach().float().cpu().numpy(),
+                float(getattr(rotary, f"{prefix}attention_scaling")),
+            )
+        )
+    of = tuple(list(kinds).index(config.layer_types[layer]) if "" not in kinds else 0 for layer in range(layers))
+    return tuple(found), of, length
+
+
+def _eos(model: Any) -> tuple[int, ...]:
+    """End tokens: those of the generation config, which often names more than the model's own."""
+    generation = getattr(model, "generation_config", None)
+    value = getattr(generation, "eos_token_id", None)
+    if value is None:
+        value = model.config.eos_token_id
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+
+
+def _check(spec: DecoderSpec, scales: list[float | None]) -> None:
+    if spec.activation not in ACTIVATIONS.values():
+        raise BaseModelError(f"activation `{spec.activation}`", ", ".join(ACTIVATIONS), "export another base")
+    if spec.head_dim % 8 or spec.rotated > spec.head_dim:
+        raise BaseModelError(
+            f"heads of {spec.head_dim} with {spec.rotated} rotated", "a multiple of 8", "export another base"
+        )
+    if any(scale != scales[0] for scale in scales):
+        raise BaseModelError("attention that is scaled otherwise in each layer", "one scale", "export another base")

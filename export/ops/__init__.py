@@ -1,0 +1,1 @@
+"""ONNX nodes and weights: the scopes that graphs are written in."""

@@ -1,0 +1,1 @@
+"""Precisions of linear maps, and the arithmetic behind them."""

@@ -1,0 +1,137 @@
+"""The arithmetic of weight quantisation, on numpy arrays. Knows nothing about graphs.
+
+Weights are [out, in] as in Hugging Face. Rows are treated independently and in chunks, so the peak is one chunk of
+floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from streamspec.export.weights.lazy_weights import LazyRows
+
+Array = NDArray[Any]
+# codes of weights that are inputs: no x86 kernel's sum of two products with uint8 leaves 16 bits, and ONNX Runtime
+# mends constants only
+NO_SATURATION = 63
+CHUNK = 1 << 22  # weights handled at a time
+SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantise_blocks`
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a precision does to a weight and to rows, as float arrays; `powers` of a to try; `peaks`: SmoothQuant's form
+    of s.
+    """
+
+    weight: Callable[[Array], Array]
+    rows: Callable[[Array], Array]
+    powers: tuple[float, ...]
+    peaks: bool
+
+
+def quantise_rows(weight: Array | LazyRows, largest: int = 127) -> tuple[Array, Array]:
+    """int8 weights up to +-`largest` and float32 scales [out]: symmetric, plain absmax per output channel."""
+    out = np.empty(weight.shape, np.int8)
+    scales = np.empty(weight.shape[0], np.float32)
+    for rows in _chunks(weight):
+        part = np.asarray(weight[rows], np.float32)
+        scale = np.maximum(np.abs(part).max(axis=1) / np.float32(largest), np.finfo(np.float32).tiny)
+        out[rows] = np.clip(np.rint(part / scale[:, None]), -largest, largest)
+        scales[rows] = scale
+    return out, scales
+
+
+def dequantise_rows(codes: Array, scales: Array) -> Array:
+    """Float weights of `quantise_rows`; rows of activations are quantised the same way."""
+    return codes.astype(np.float32) * scales[:, None]
+
+
+def quantise_blocks(weight: Array | LazyRows, bits: int, block: int) -> tuple[Array, Array, Array | None]:
+    """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or
+    None.
+
+    4 bits: asymmetric; per block the best of a few shrunken ranges and both neighbouring zero points, then the scale
+    that minimises the squared error for those codes. 8 bits: symmetric around 128, the operator's default zero point.
+    """
+    count = -(-weight.shape[1] // block)
+    packed = np.empty((weight.shape[0], count, block * bits // 8), np.uint8)
+    scales = np.empty((weight.shape[0], count), np.float32)
+    zeros = np.empty((weight.shape[0], -(-count // 2)), np.uint8) if bits == 4 else None
+    for rows in _chunks(weight):
+        part = np.asarray(weight[rows], np.float32)
+        padded = np.pad(part, ((0, 0), (0, count * block - part.shape[1]))).reshape(len(part), count, block)
+        if zeros is None:
+            scale = np.maximum(np.abs(padded).max(axis=2) / np.float32(127), np.finfo(np.float32).tiny)
+            packed[rows] = np.clip(np.rint(padded / scale[:, :, None]), -127, 127) + 128
+        else:
+            codes, scale, zero = _best_blocks(padded)
+            packed[rows] = codes[:, :, 0::2] | codes[:, :, 1::2] << 4
+            even = np.pad(zero, ((0, 0), (0, count % 2)))
+            zeros[rows] = even[:, 0::2] | even[:, 1::2] << 4
+        scales[rows] = scale
+    return packed, scales, zeros
+
+
+def round_blocks(weight: Array, block: int) -> Array:
+    """Roughly what 4 bits leave of `weight`: one range and one zero point per block, no search. For comparing
+    scalings.
+    """
+    count = -(-weight.shape[1] // block)
+    padded = np.pad(weight, ((0, 0), (0, count * block - weight.shape[1]))).reshape(len(weight), count, block)
+    low = np.minimum(padded.min(axis=2, keepdims=True), 0)
+    step = np.maximum(np.maximum(padded.max(axis=2, keepdims=True), 0) - low, np.finfo(np.float32).tiny) / np.float32(
+        15
+    )
+    zero = np.rint(-low / step)
+    levels = np.clip(np.rint(padded / step) + zero, 0, 15) - zero
+    return (levels * step).reshape(len(weight), -1)[:, : weight.shape[1]]
+
+
+def dequantise_blocks(packed: Array, scales: Array, zeros: Array | None, columns: int) -> Array:
+    """Float weights [out, columns] of `quantise_blocks`."""
+    if zeros is None:
+        levels = packed.astype(np.float32) - 128
+    else:
+        codes, zero = unpack(packed), unpack(zeros)[:, : packed.shape[1]]
+        levels = codes.astype(np.float32) - zero[:, :, None]
+    return (levels * scales[:, :, None]).reshape(len(packed), -1)[:, :columns]
+
+
+def unpack(packed: Array) -> Array:
+    """The 4-bit codes in `packed` [.., n] uint8, as uint8 [.., 2 n]."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:
+    """4-bit codes, scales and zero points of blocks [rows, count, block], each block at its smallest squared error."""
+    low = np.minimum(blocks.min(axis=2), 0)
+    span = np.maximum(np.maximum(blocks.max(axis=2), 0) - low, np.finfo(np.float32).tiny)
+    shape = span.shape
+    best = np.full(shape, np.inf, np.float32)
+    codes = np.zeros(blocks.shape, np.uint8)
+    scales = np.ones(shape, np.float32)
+    zeros = np.zeros(shape, np.uint8)
+    for factor in SHRINK:
+        step = span * np.float32(factor / 15)
+        for rounding in (np.floor, np.ceil):
+            zero = np.clip(rounding(-low * np.float32(factor) / step), 0, 15)[:, :, None]
+            code = np.clip(np.rint(blocks / step[:, :, None]) + zero, 0, 15)
+            level = code - zero
+            fitted = (blocks * level).sum(axis=2) / np.maximum((level * level).sum(axis=2), 1)
+            error = np.square(blocks - fitted[:, :, None] * level).sum(axis=2)
+            better = error < best
+            best[better], scales[better] = error[better], fitted[better]
+            codes[better], zeros[better] = code[better].astype(np.uint8), zero[better][:, 0].astype(np.uint8)
+    return codes, scales, zeros
+
+
+def _chunks(weight: Array | LazyRows) -> list[slice]:
+    step = max(1, CHUNK // max(1, weight.shape[1]))
+    return [slice(start, start + step) for start in range(0, weight.shape[0], step)]

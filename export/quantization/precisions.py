@@ -1,0 +1,297 @@
+"""How each precision turns a linear map, the embedding and the LM head into nodes: fp32, fp16, int8 (W8A8 per row),
+int4.
+
+Every precision keeps rows independent: the result of a row never depends on its siblings, so a tree verifies exactly
+what plain decoding would compute. (But for int4 in blocks of 128, which ONNX Runtime adds up otherwise for odd numbers
+of rows: 1e-5.) Knows nothing about decoders.
+
+int8, node by node (x [1, n, K], one quantisation per linear map since q/k/v and gate/up are fused):
+
+    Abs, ReduceMax, Mul 1/127       row scale s [1, n, 1]
+    QuantizeLinear                  block_size = K: one scale per row (opset 21), uint8 around 128
+    MatMulIntegerToFloat            int8 weights [K, out], one scale per output channel
+    Mul s
+
+Six nodes. `Max(eps)` is left out: a row of zeros has s = 0, whatever its codes are the product is multiplied by 0. The
+LM head is QGemm(transB = 1) because its initializer then has the embedding's layout [V, H] and both read one tensor:
+the head packs its own copy, the embedding touches only the rows it gathers of the mapped file.
+
+Activations are uint8 because x86 has no packed signed x signed kernel. On AVX2 and AVX-512 without VNNI, uint8 x int8
+kernels add pairs in saturating 16 bits. ONNX Runtime's key `session.x64quantprecision` = 1 rewrites the int8 weights of
+MatMulInteger, MatMulIntegerToFloat and QGemm (both operators used here; `Avx2WeightS8ToU8Transformer`) to uint8 with
+zero point 128, whose kernels are exact. So weights keep all 8 bits; a runtime sets the key where the CPU has no VNNI,
+and only there: it takes effect on every x86 CPU with AVX2 and gives up the VNNI kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from onnx import TensorProto
+
+from streamspec.errors import ConfigError
+from streamspec.export.ops.builder import CONTRIB, Scope, WeightStore
+from streamspec.export.quantization.arithmetic import (
+    Array,
+    Simulation,
+    dequantise_rows,
+    quantise_blocks,
+    quantise_rows,
+    round_blocks,
+)
+from streamspec.export.weights.lazy_weights import LazyRows
+from streamspec.export.weights.lora_inputs import LowRank
+
+BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
+SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+ACCURACY_INT8 = 4  # MatMulNBits quantises activations to int8, per row and block
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A linear map's weight [out, in], made only when it is written. `sensitive`: int4 keeps 8 bits of it."""
+
+    name: str
+    rows: int
+    columns: int
+    load: Callable[[], Array | LazyRows]
+    sensitive: bool = False
+
+
+@dataclass
+class Rows:
+    """A group of rows within one scope. `count`: int64 [1] value holding their number."""
+
+    count: str
+    zero_points: dict[int, str] = field(default_factory=dict)
+
+
+class Precision(Protocol):
+    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V] and the factor of each row [r, 1], above 0 and
+    '' for 1, that makes logits of it: who only wants the largest need not wait for that; `embedding` gives [1, n,
+    H]."""
+
+    name: str
+    simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
+    coded: bool  # whether rows are quantised before they are multiplied
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str: ...
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
+
+
+class _Float:
+    """Plain products of `dtype`; what goes in and comes out is float32. The head shares the embedding's initializer
+    through Gemm(transB = 1).
+    """
+
+    dtype: Any
+    simulation: Simulation | None = None
+    coded = False
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        name = f"{weight.name}.transposed"
+        if name not in g.store:
+            g.store.add(name, np.asarray(weight.load()).T.astype(self.dtype, copy=False))
+        return updated(g, self._float(g, g.op("MatMul", self._own(g, x), name)), x, updates)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        half = self.dtype == np.float16
+        product = g.op("Gemm", self._own(g, x), self._plain(g.store, weight), out=None if half else out, transB=1)
+        return self._float(g, product, out), ""
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        return self._float(g, g.op("Gather", self._plain(g.store, weight), ids, axis=0))
+
+    def _plain(self, store: WeightStore, weight: Weight) -> str:
+        return weight.name if weight.name in store else store.add(weight.name, np.asarray(weight.load(), self.dtype))
+
+    def _own(self, g: Scope, x: str) -> str:
+        return g.op("Cast", x, to=HALF) if self.dtype == np.float16 else x
+
+    def _float(self, g: Scope, x: str, out: str | None = None) -> str:
+        return g.op("Cast", x, out=out, to=FLOAT) if self.dtype == np.float16 else x
+
+
+class Fp32(_Float):
+    name, dtype = "fp32", np.float32
+
+
+class Fp16(_Float):
+    """For GPUs; all that is added up, normed or kept (the residual stream, attention, the cache) stays float32."""
+
+    name, dtype = "fp16", np.float16
+
+
+class Int8:
+    """Per-row W8A8; see the module's header."""
+
+    name = "int8"
+    simulation: Simulation | None = Simulation(
+        weight=lambda weight: dequantise_rows(*quantise_rows(weight)),
+        rows=lambda x: dequantise_rows(*quantise_rows(x)),
+        powers=SMOOTH_INT8,
+        peaks=True,
+    )
+    coded = True
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        quantised, scales = self._columns(g.store, weight)
+        activations, row_scale = self._quantise(g, x, rows, rank=3, width=weight.columns)
+        one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
+        product = g.contrib("MatMulIntegerToFloat", activations, quantised, one, scales, middle)
+        for update in updates:
+            product = update.added(g, product, update.of_codes(g, activations))
+        return g.op("Mul", product, row_scale)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        quantised, scales = self._table(g.store, weight)
+        activations, row_scale = self._quantise(g, x, rows, rank=2, width=weight.columns)
+        one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
+        zeros = f"{weight.name}.zero"
+        if zeros not in g.store:
+            g.store.add(zeros, np.zeros(weight.rows, np.int8))
+        return g.contrib("QGemm", activations, one, middle, quantised, scales, zeros, out=out, transB=1), row_scale
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        quantised, scales = self._table(g.store, weight)
+        codes = g.op("Cast", g.op("Gather", quantised, ids, axis=0), to=FLOAT)
+        scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
+        return g.op("Mul", codes, scale)
+
+    def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
+        """int8 [out, in] and scales [out]."""
+        return self._quantised(store, weight, transposed=False)
+
+    def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
+        """int8 [in, out] and scales [out]."""
+        return self._quantised(store, weight, transposed=True)
+
+    def _quantised(self, store: WeightStore, weight: Weight, transposed: bool) -> tuple[str, str]:
+        quantised, scales = f"{weight.name}.int8", f"{weight.name}.scale"
+        if quantised not in store:
+            codes, scale = quantise_rows(weight.load())
+            store.add(quantised, codes.T if transposed else codes)
+            store.add(scales, scale)
+        return quantised, scales
+
+    def _quantise(self, g: Scope, x: str, rows: Rows, rank: int, width: int) -> tuple[str, str]:
+        largest = g.op("ReduceMax", g.op("Abs", x), g.ints(-1), keepdims=1)
+        scale = g.op("Mul", largest, g.store.constant(1 / 127, np.float32))
+        if rank not in rows.zero_points:
+            shape = [rows.count, g.ints(1)] if rank == 2 else [g.ints(1), rows.count, g.ints(1)]
+            middle = g.store.constant(128, np.uint8)
+            rows.zero_points[rank] = g.op("Expand", middle, g.op("Concat", *shape, axis=0))
+        codes = g.op("QuantizeLinear", x, scale, rows.zero_points[rank], axis=rank - 1, block_size=width)
+        return codes, scale
+
+
+class Int4:
+    """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/decisions.md), for the LM head and
+    for the embedding it may share.
+    """
+
+    name = "int4"
+    coded = False
+
+    def __init__(self, block: int = BLOCKS[0]) -> None:
+        self.block = block
+        self.simulation: Simulation | None = Simulation(
+            weight=lambda weight: round_blocks(weight, block), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False
+        )
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        return updated(g, self._product(g, x, weight, 8 if weight.sensitive else 4, self.block), x, updates)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        return self._product(g, x, weight, 8, BLOCKS[0], out), ""
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        block = BLOCKS[0]
+        if weight.columns % block:
+            raise ConfigError(
+                f"hidden size {weight.columns}", f"a multiple of {block} for int4", "use --precision int8"
+            )
+        codes, scales, _ = _blocks(g.store, weight, 8, block)
+        # The packed table is [V, blocks, block]; gathered as it is, so that no reshaped copy of it is ever made.
+        column = g.op("Reshape", scales, g.ints(weight.rows, weight.columns // block, 1))
+        rows = g.contrib(
+            "GatherBlockQuantized", codes, ids, column, gather_axis=0, quantize_axis=2, block_size=block, bits=8
+        )
+        return g.op("Reshape", rows, g.ints(1, -1, weight.columns))
+
+    def _product(self, g: Scope, x: str, weight: Weight, bits: int, block: int, out: str | None = None) -> str:
+        inputs = [name for name in _blocks(g.store, weight, bits, block) if name]
+        return g.op(
+            "MatMulNBits",
+            x,
+            *inputs,
+            out=out,
+            domain=CONTRIB,
+            K=weight.columns,
+            N=weight.rows,
+            bits=bits,
+            block_size=block,
+            accuracy_level=ACCURACY_INT8,
+        )
+
+
+class Int8Blocks(Int4):
+    """8 bits in MatMulNBits throughout: for devices, whose MatMulInteger has no uint8 rows. Nothing to gain by
+    smoothing.
+    """
+
+    name = "int8"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.simulation = None
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        return super().linear(g, x, rows, replace(weight, sensitive=True), updates)
+
+
+PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}
+
+
+def precision(name: str, block: int | None = None) -> Precision:
+    """The precision called `name`; `block`: weights that share a scale in int4. Raises ConfigError for what does not
+    exist.
+    """
+    return chosen(PRECISIONS, name, block)
+
+
+def chosen(precisions: Mapping[str, Callable[..., P]], name: str, block: int | None) -> P:
+    """A new one of `precisions`. Raises ConfigError where `name` is not among them."""
+    if name not in precisions:
+        raise ConfigError(f"precision `{name}`", ", ".join(precisions), "choose one of these with --precision")
+    if block is None:
+        return precisions[name]()
+    if name != "int4" or block not in BLOCKS:
+        raise ConfigError(
+            f"blocks of {block} in {name}", f"{' or '.join(map(str, BLOCKS))}, in int4", "correct --block-size"
+        )
+    return precisions[name](block)
+
+
+def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:
+    for update in updates:
+        product = update.added(g, product, update.of_rows(g, x))
+    return product
+
+
+def _blocks(store: WeightStore, weight: Weight, bits: int, block: int) -> tuple[str, str, str]:
+    """Codes, scales and zero points ('' where they are the operator's own) as MatMulNBits reads them."""
+    codes, scales, zeros = (f"{weight.name}.int{bits}", f"{weight.name}.scale", f"{weight.name}.zero")
+    if codes not in store:
+        packed, scale, zero = quantise_blocks(weight.load(), bits, block)
+        store.add(codes, packed)
+        store.add(scales, scale)
+        if zero is not None:
+            store.add(zeros, zero)
+    return codes, scales, zeros if zeros in store else ""

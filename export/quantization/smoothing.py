@@ -1,0 +1,225 @@
+"""Moves outliers from activations into weights before quantising, at no cost when the graph runs.
+
+A linear map y = W x equals (W s)(x / s) for any positive vector s over its inputs, and whatever makes x can absorb the
+1/s: the norm before q/k/v and gate/up, the up projection before down (where what stands between is linear in it), the
+value projection before o. s = amax(x)^a / amax(W)^(1-a) (SmoothQuant, arXiv 2211.10438, equation 4) or mean|x|^a (AWQ,
+arXiv 2306.00978, equation 5); a is searched per group: the one whose quantised product is closest to the exact one on a
+page of mixed text. The function computed stays the same, streams included. Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from streamspec.errors import BundleError
+from streamspec.export.drafters.streams import Lora, StreamSpec
+from streamspec.export.layers.decoder import Source
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.quantization.arithmetic import Array, Simulation
+from streamspec.export.validate.reference import Oracle
+from streamspec.export.weights.lazy_weights import LazyRows
+
+TINY = np.float32(1e-6)
+RARE = 0.25  # of the mean peak: less is not believed of an input that may have slept while we looked
+TEXT = (
+    "In mathematics and computer science, an algorithm is a finite sequence of instructions used to solve a class of "
+    "problems.\n"
+    "User: What is the capital of France?\nAssistant: The capital of France is Paris, a city of about 2.1 million "
+    "people.\n"
+    "def add(a, b):\n    return a + b\n\nSELECT name FROM customers WHERE city = 'Oslo' AND age > 30;\n"
+    "name[The Eagle], food[French], price[cheap]\nThe Eagle is a cheap French restaurant near the river.\n"
+    "Anna: I baked cookies. Do you want some?\nBen: Sure! Bring me two tomorrow :-)\nBen wants two of Anna's cookies.\n"
+    "A baker sold 48 rolls in the morning and half as many in the afternoon: 48 + 48/2 = 72 rolls in all.\n"
+)
+ROWS = 160
+
+
+@dataclass(frozen=True)
+class Group:
+    """Linear maps of one layer with a common input, and what absorbs the 1/s: a norm, or the last outputs of a linear
+    map.
+    """
+
+    readers: tuple[str, ...]
+    writer: str
+    values: bool = False  # the input is a mix of values, which query heads share
+    sleeping: bool = False  # the input is zero for most rows: behind a ReLU
+
+
+def groups(spec: DecoderSpec) -> list[Group]:
+    """Those of every layer of a decoder."""
+    family = spec.family
+    found = [Group(family.out, family.qkv[-1], values=True)]
+    if spec.mlp_norm:
+        found += [Group(family.qkv, family.attention_norm), Group(family.up, spec.mlp_norm)]
+    else:
+        found += [Group((*family.qkv, *family.up), family.attention_norm)]
+    if family.gated or spec.activation == "relu":
+        found += [Group(family.down, family.up[-1], sleeping=not family.gated)]
+    return found
+
+
+@dataclass
+class Scales:
+    """By name of a module: `columns` [in] that its weight is multiplied by over inputs, `rows` [out] over outputs."""
+
+    rows: dict[str, Array] = field(default_factory=dict)
+    columns: dict[str, Array] = field(default_factory=dict)
+
+    def save(self, file: Path) -> None:
+        """As safetensors."""
+        save_file(
+            {
+                f"{side}.{name}": array
+                for side, scales in (("rows", self.rows), ("columns", self.columns))
+                for name, array in scales.items()
+            },
+            file,
+        )
+
+    @classmethod
+    def load(cls, file: Path) -> Scales:
+        """Raises BundleError."""
+        found: dict[str, dict[str, Array]] = {"rows": {}, "columns": {}}
+        try:
+            for name, array in load_file(file).items():
+                side, _, module = name.partition(".")
+                found[side][module] = array
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise BundleError(f"{file.name}: {error}", "scales of a smoothed base", "export the bundle again") from None
+        return cls(**found)
+
+    def lora(self, lora: Lora, spec: DecoderSpec) -> Lora:
+        """A LoRA in the scaled coordinates: A reads scaled inputs, B writes scaled outputs."""
+        pairs = {}
+        for (layer, module), (a, b) in lora.items():
+            name = spec.weight_name(layer, module)
+            rows, columns = self.rows.get(name), self.columns.get(name)
+            pairs[layer, module] = (a if columns is None else a * columns, b if rows is None else b * rows[:, None])
+        return pairs
+
+
+class SmoothedSource:
+    """A source whose weights are scaled, norms elementwise."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.scales = source, Scales()
+        self.rows, self.columns = self.scales.rows, self.scales.columns
+
+    def weight(self, name: str) -> Array:
+        weight = self.source.weight(name)
+        module = name.removesuffix(".weight")
+        if module in self.rows:
+            weight = weight * (self.rows[module][:, None] if weight.ndim == 2 else self.rows[module])
+        return weight * self.columns[module] if module in self.columns else weight
+
+    def rows_of(self, name: str) -> LazyRows:
+        return self.source.rows_of(name)
+
+    def bias(self, name: str) -> Array | None:
+        bias = self.source.bias(name)
+        scale = self.rows.get(name.removesuffix(".bias"))
+        return bias if bias is None or scale is None else bias * scale
+
+    def streams(self, streams: StreamSpec, spec: DecoderSpec) -> StreamSpec:
+        """With their LoRA in the scaled coordinates."""
+        return replace(streams, lora=self.scales.lora(streams.lora, spec))
+
+
+def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
+    """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
+    smoothed, oracle, every = SmoothedSource(source), Oracle(model), groups(spec)
+
+    @contextmanager
+    def around(layer: int) -> Iterator[None]:
+        inputs: dict[str, Array] = {}
+        hooks = [_watch(oracle.decoder.layer(layer), group.readers[0], inputs) for group in every]
+        try:
+            yield
+        finally:
+            _remove(hooks)
+        choose(layer, inputs)
+
+    def choose(layer: int, inputs: dict[str, Array]) -> None:
+        for group in every:
+            names = [spec.weight_name(layer, module) for module in group.readers]
+            weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
+            heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
+            scale = _best_scale(inputs[group.readers[0]], weight, simulation, heads, RARE if group.sleeping else 0.0)
+            if scale is None:
+                continue
+            smoothed.columns |= dict.fromkeys(names, scale)
+            divisor = _per_value(scale, spec) if group.values else scale
+            before = (
+                spec.out_width(group.writer) - len(divisor) if group.writer in spec.widths else 0
+            )  # outputs of a fused map that others read
+            smoothed.rows[spec.weight_name(layer, group.writer)] = 1 / np.concatenate(
+                [np.ones(before, np.float32), divisor]
+            )
+
+    rows = len(tokens)
+    oracle.states(tokens, np.arange(rows), np.tri(rows, dtype=bool), around)
+    return smoothed
+
+
+def _best_scale(
+    x: Array, weight: Array, simulation: Simulation, heads: tuple[int, int, int] | None, rare: float = 0.0
+) -> Array | None:
+    """The scale [in] with the smallest relative error, or None where none beats leaving it alone.
+
+    `heads` (Hkv, group, D): query heads that read one value head must share their scale. `rare`: the least share of the
+    mean peak that an input is taken to reach.
+    """
+    exact = x @ weight.T
+    size = np.sqrt(np.square(exact).mean(axis=1, keepdims=True)) + TINY
+    best, smallest = None, _error(x, weight, exact, size, simulation)
+    high, low = np.maximum(np.abs(x).max(axis=0), TINY), np.maximum(np.abs(weight).max(axis=0), TINY)
+    middle = np.maximum(np.abs(x).mean(axis=0), TINY)
+    high, middle = (np.maximum(v, np.float32(rare) * v.mean()) for v in (high, middle))
+    if heads:
+        high, low, middle = (_shared(v, heads) for v in (high, low, middle))
+    for power in simulation.powers:
+        scale = high**power / low ** (1 - power) if simulation.peaks else middle**power
+        scale = (scale / np.exp(np.log(scale).mean())).astype(np.float32)
+        error = _error(x / scale, weight * scale, exact, size, simulation)
+        if error < smallest:
+            best, smallest = scale, error
+    return best
+
+
+def _error(x: Array, weight: Array, exact: Array, size: Array, simulation: Simulation) -> float:
+    return float(np.square((simulation.rows(x) @ simulation.weight(weight).T - exact) / size).mean())
+
+
+def _shared(values: Array, heads: tuple[int, int, int]) -> Array:
+    """[Hq*D] with every query head at the largest of those it shares a value head with."""
+    grouped = values.reshape(heads)
+    return np.broadcast_to(grouped.max(axis=1, keepdims=True), grouped.shape).reshape(-1)
+
+
+def _per_value(scale: Array, spec: DecoderSpec) -> Array:
+    """Scales over the attention's output [Hq*D] as scales over values [Hkv*D]."""
+    first: Array = scale.reshape(spec.kv_heads, spec.group, spec.head_dim)[:, 0].reshape(-1)
+    return first
+
+
+def _watch(layer: Any, name: str, seen: dict[str, Array]) -> Any:
+    """Keeps the input rows [rows, in] of a map."""
+
+    def keep(module: Any, args: Any) -> None:
+        seen[name] = args[0].flatten(0, -2).float().cpu().numpy()
+
+    return layer.get_submodule(name).register_forward_pre_hook(keep)
+
+
+def _remove(hooks: Iterable[Any]) -> None:
+    for hook in hooks:
+        hook.remove()

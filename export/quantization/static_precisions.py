@@ -1,0 +1,108 @@
+"""Precisions of the static graph: weights at rest in 8 or 4 bits, dequantised by standard operators, rows in float32.
+
+`DequantizeLinear` in front of a product is what providers fold into kernels of their own, some of which round rows to 8
+bits again, each row for itself. int8 has one scale per output channel; int4 has blocks with zero points, and keeps 8
+bits for what is sensitive, the LM head and the embedding, which share one tensor. Knows nothing about decoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from streamspec.errors import ConfigError
+from streamspec.export.ops.builder import Scope, WeightStore
+from streamspec.export.quantization.arithmetic import Simulation, quantise_blocks, unpack
+from streamspec.export.quantization.precisions import (
+    BLOCKS,
+    Fp16,
+    Fp32,
+    Int4,
+    Int8,
+    Precision,
+    Rows,
+    Weight,
+    chosen,
+    updated,
+)
+from streamspec.export.weights.lora_inputs import LowRank
+
+
+class StaticPrecision(Precision, Protocol):
+    """A precision of standard operators. `opset`: the oldest that has them, as providers lag behind."""
+
+    opset: int
+
+
+class StaticFp32(Fp32):
+    opset = 19
+
+
+class StaticFp16(Fp16):
+    opset = 19
+
+
+class StaticInt8(Int8):
+    """Weights alone are rounded, per output channel: nothing to gain by smoothing."""
+
+    opset = 19
+    simulation: Simulation | None = None
+    coded = False
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        return updated(
+            g, g.op("MatMul", x, g.op("DequantizeLinear", *self._columns(g.store, weight), axis=1)), x, updates
+        )
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        return g.op("Gemm", x, g.op("DequantizeLinear", *self._table(g.store, weight), axis=0), out=out, transB=1), ""
+
+
+class StaticInt4(StaticInt8):
+    name = "int4"
+    opset = 21  # the first with 4-bit types and blocks
+
+    def __init__(self, block: int = BLOCKS[0]) -> None:
+        self.block, self.simulation = block, Int4(block).simulation
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        if weight.sensitive:
+            return super().linear(g, x, rows, weight, updates)
+        return updated(
+            g,
+            g.op("MatMul", x, g.op("DequantizeLinear", *self._blocked(g.store, weight), axis=0, block_size=self.block)),
+            x,
+            updates,
+        )
+
+    def _blocked(self, store: WeightStore, weight: Weight) -> tuple[str, str, str]:
+        """uint4 [in, out], scales and uint4 zero points [in / block, out]."""
+        if weight.columns % self.block:
+            raise ConfigError(
+                f"{weight.name} with {weight.columns} inputs",
+                f"a multiple of {self.block} for int4 in such blocks",
+                f"use --block-size {BLOCKS[0]}" if self.block > BLOCKS[0] else "use --precision int8",
+            )
+        names = (f"{weight.name}.uint4", f"{weight.name}.scale", f"{weight.name}.zero")
+        if names[0] not in store:
+            packed, scale, zeros = quantise_blocks(weight.load(), 4, self.block)
+            assert zeros is not None
+            store.add_uint4(names[0], unpack(packed).reshape(weight.rows, -1).T)
+            store.add(names[1], scale.T)
+            store.add_uint4(names[2], unpack(zeros)[:, : packed.shape[1]].T)
+        return names
+
+
+STATIC_PRECISIONS: dict[str, Callable[..., StaticPrecision]] = {
+    "fp32": StaticFp32,
+    "fp16": StaticFp16,
+    "int8": StaticInt8,
+    "int4": StaticInt4,
+}
+
+
+def static_precision(name: str, block: int | None = None) -> StaticPrecision:
+    """The static graph's precision called `name`; `block` as for `precision`. Raises ConfigError for what does not
+    exist.
+    """
+    return chosen(STATIC_PRECISIONS, name, block)

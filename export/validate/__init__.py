@@ -1,0 +1,1 @@
+"""Exported graphs compared with PyTorch."""

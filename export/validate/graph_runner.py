@@ -1,0 +1,191 @@
+"""Runs a step graph on ONNX Runtime with plain numpy arrays: for parity checks and tests, not for speed.
+
+Knows the graph's inputs, not what it computes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.bundle.manifest import FLOAT_ROWS
+from streamspec.draft_tree import MASKED
+from streamspec.export.ops.builder import Array
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
+def open_session(model: Path, threads: int = 0, static: bool = False, **entries: str) -> Any:
+    """A CPU session as the runtime opens it for a graph of changing or of fixed shapes. `entries`: further session
+    configuration.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = threads
+    for key, value in ((FLOAT_ROWS if static else {}) | entries).items():
+        options.add_session_config_entry(key, value)
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+class Stepper:
+    """A step graph with its cache, in place. `length` is the number of tokens the cache holds; `adapter`: further
+    inputs of a swappable graph.
+    """
+
+    def __init__(self, session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> None:
+        self.session, self.length, self.adapter = session, 0, adapter or {}
+        inputs = session.get_inputs() + session.get_overridable_initializers()
+        self.names = {value.name for value in inputs}
+        layers = sum(1 for name in self.names if name.endswith(".key"))
+        shape = next(value.shape for value in inputs if value.name == "past_key_values.0.key")
+        self.cache = np.zeros((layers, 2, 1, shape[1], capacity, shape[3]), np.float32)
+        self.outputs = [value.name for value in session.get_outputs() if not value.name.startswith("present.")]
+
+    def step(
+        self,
+        tokens: Array,
+        offsets: Array,
+        mask: Array,
+        *,
+        rows: Array | None = None,
+        parents: Array | None = None,
+        streams: int = 0,
+        forced_node: int = -1,
+        forced_root: int = -1,
+        keep_rows: int = 1 << 30,
+        keep_above: float = -np.inf,
+        priors: Array | None = None,
+        next_ids: Array | None = None,
+    ) -> dict[str, Array]:
+        """One call over `tokens` [n] at positions length + offsets [n]. K/V are written; `length` stays as it is."""
+        import onnxruntime as ort
+
+        n = len(tokens)
+        rows = np.arange(n) if rows is None else np.asarray(rows)
+        feed: dict[str, Array] = {
+            "input_ids": np.asarray(tokens, np.int64)[None],
+            "position_ids": (self.length + np.asarray(offsets, np.int64))[None],
+            "tree_mask": np.asarray(mask, np.float32),
+            "parents": np.zeros(len(rows), np.int64) if parents is None else np.asarray(parents, np.int64),
+            "past_length": np.array([self.length]),
+            "logit_rows": rows.astype(np.int64),
+            "stream_ids": np.arange(streams),
+            "forced_node": np.array([forced_node]),
+            "forced_root": np.array([forced_root]),
+            "keep_rows": np.array([keep_rows]),
+            "next_ids": np.full(n, -1) if next_ids is None else np.asarray(next_ids),
+            "keep_above": np.array([keep_above], np.float32),
+            "priors": np.zeros(n, np.float32) if priors is None else np.asarray(priors, np.float32),
+        }
+        binding = self.session.io_binding()
+        held = []  # the binding does not keep the arrays alive
+        for name, value in {**feed, **self.adapter}.items():
+            if name in self.names:
+                # bind_cpu_input knows no overridable initializers
+                held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))
+                binding.bind_ortvalue_input(name, held[-1])
+        for layer, pair in enumerate(self.cache):
+            for kind, buffer in zip(("key", "value"), pair, strict=True):
+                held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
+                binding.bind_ortvalue_input(f"past_key_values.{layer}.{kind}", held[-1])
+                binding.bind_ortvalue_output(f"present.{layer}.{kind}", held[-1])
+        for name in self.outputs:
+            binding.bind_output(name)
+        self.session.run_with_iobinding(binding)
+        values = binding.get_outputs()[-len(self.outputs) :]
+        out = {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
+        return out | {"logits": out["raw_logits"] * out["logit_scale"]}
+
+    def prefill(self, tokens: Array, **options: Any) -> dict[str, Array]:
+        """A causal chunk; `length` grows by it."""
+        n = len(tokens)
+        mask = np.where(np.tri(n, dtype=bool), 0, MASKED)
+        out = self.step(tokens, np.arange(n), mask, **options)
+        self.length += n
+        return out
+
+
+class StaticStepper:
+    """The same over a static graph: rows are padded, prompts cut into chunks, K/V placed here."""
+
+    def __init__(self, session: Any) -> None:
+        self.session, self.length = session, 0
+        self.shapes = {value.name: value.shape for value in session.get_inputs()}
+        self.rows = self.shapes["input_ids"][1]
+        self.outputs = [value.name for value in session.get_outputs()]
+        layers = sum(1 for name in self.shapes if name.endswith(".key"))
+        self.cache = np.zeros((layers, 2, *self.shapes["past_key_values.0.key"]), np.float32)
+
+    def step(
+        self,
+        tokens: Array,
+        offsets: Array,
+        mask: Array,
+        *,
+        parents: Array | None = None,
+        streams: int = 0,
+        forced_node: int = -1,
+        forced_root: int = -1,
+    ) -> dict[str, Array]:
+        """As `Stepper.step`; streams always run, whatever `streams` says."""
+        n, pad = len(tokens), self.rows - len(tokens)
+        padded = np.full((self.rows, self.rows), MASKED, np.float32)
+        padded[:n, :n] = mask
+        feed = {
+            "input_ids": np.pad(np.asarray(tokens, np.int64), (0, pad))[None],
+            "position_ids": self.length + np.pad(np.asarray(offsets, np.int64), (0, pad))[None],
+            "tree_mask": padded,
+            "parents": np.pad(np.zeros(n, np.int64) if parents is None else np.asarray(parents, np.int64), (0, pad)),
+            "past_length": np.array([self.length]),
+            "forced_node": np.array([forced_node]),
+            "forced_root": np.array([forced_root]),
+        }
+        feed |= {
+            f"past_key_values.{i}.{kind}": value
+            for i, pair in enumerate(self.cache)
+            for kind, value in zip(("key", "value"), pair, strict=True)
+        }
+        out = dict(zip(self.outputs, self.session.run(None, {name: feed[name] for name in self.shapes}), strict=True))
+        fit = min(n, self.cache.shape[4] - self.length)
+        for i, pair in enumerate(self.cache):
+            for kind, value in zip(("key", "value"), pair, strict=True):
+                value[:, :, self.length : self.length + fit] = out.pop(f"new.{i}.{kind}")[:, :, :fit]
+        logits = out.pop("raw_logits")[:n]
+        return out | {"choices": out["choices"][:n], "logits": logits}
+
+    def prefill(
+        self, tokens: Array, *, forced_node: int = -1, rows: Array | None = None, **options: Any
+    ) -> dict[str, Array]:
+        """Causal chunks; `length` grows by all. `forced_node` counts from the first of `tokens` and lies in the last
+        chunk; so do `rows`, whose choices and logits are given (default: all)."""
+        parts: list[dict[str, Array]] = []
+        for start in range(0, len(tokens), self.rows):
+            chunk = tokens[start : start + self.rows]
+            mask = np.where(np.tri(len(chunk), dtype=bool), 0, MASKED)
+            parts.append(
+                self.step(
+                    chunk,
+                    np.arange(len(chunk)),
+                    mask,
+                    forced_node=min(max(0, forced_node - start), len(chunk) - 1),
+                    **options,
+                )
+            )
+            self.length += len(chunk)
+        asked = slice(None) if rows is None else rows
+        return parts[-1] | {
+            name: np.concatenate([part[name] for part in parts])[asked] for name in ("choices", "logits")
+        }
+
+
+def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> Stepper | StaticStepper:
+    """The stepper of a session's kind of graph."""
+    static = any(value.name == "new.0.key" for value in session.get_outputs())
+    return StaticStepper(session) if static else Stepper(session, capacity, adapter)

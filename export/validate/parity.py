@@ -1,0 +1,254 @@
+"""How far an exported graph is from PyTorch: plain rows, a draft tree, streams; and the probe kept in the manifest.
+
+Graphs in floating point must agree to `LIMITS`, quantised ones are reported. Knows the oracle and the session, not how
+graphs are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamspec.bundle.manifest import ProbeInfo
+from streamspec.draft_tree import DraftTree
+from streamspec.errors import StreamspecError
+from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.drafters.draft_layer import JakiroSpec
+from streamspec.export.ops.builder import Array
+from streamspec.export.validate.graph_runner import StaticStepper, Stepper, stepper
+from streamspec.export.validate.reference import LayerOracle, Oracle, tree_rows
+
+LIMITS = {"fp32": 1e-3, "fp16": 0.02}  # of the logits' standard deviation, root mean square
+CONTEXT_ROWS, TREE_ROWS, PROBE_ROWS, STREAM_NODES = 96, 12, 16, 4
+PASSAGE = (
+    "The lighthouse keeper wrote down the weather every morning, even when nobody asked for it. On the third of "
+    "March the wind "
+    "turned north and the first ships came in early: two with timber, one with salt, and a small one whose captain "
+    "would not say "
+    'what he carried. "We will know by evening," she said, and lit the lamp. By evening everybody knew. The price of '
+    "salt fell, "
+    "the price of timber rose, and the captain, who had brought forty crates of oranges, could name any price he liked."
+)
+
+
+@dataclass
+class _Difference:
+    """Collects pairs of logit rows."""
+
+    ours: list[Array]
+    theirs: list[Array]
+
+    def summary(self) -> dict[str, float | int]:
+        """`relative`: rms difference over the reference's standard deviation; `argmax`: share of rows that agree."""
+        rows = [
+            pair
+            for sides in zip(self.ours, self.theirs, strict=True)
+            for pair in zip(*map(np.atleast_2d, sides), strict=True)
+        ]
+        measured = [_compare(*pair) for pair in rows]  # row by row: a vocabulary can be large
+        largest, square, spread, agree = (np.asarray(values) for values in zip(*measured, strict=True))
+        relative = np.sqrt(square.mean()) / max(float(np.sqrt(spread.mean())), 1e-30)
+        return {
+            "rows": len(rows),
+            "max_abs": _short(largest.max()),
+            "relative": _short(relative),
+            "argmax": _short(agree.mean()),
+        }
+
+
+def _compare(ours: Array, theirs: Array) -> tuple[float, float, float, bool]:
+    """Of two rows of logits: largest and mean squared difference, the second's variance, whether their largest is the
+    same.
+    """
+    reference = theirs.astype(np.float64)
+    off = ours - reference
+    return np.abs(off).max(), np.square(off).mean(), reference.var(), ours.argmax() == theirs.argmax()
+
+
+def page(tokenizer: Any, text: str, vocab: int, rows: int) -> Array:
+    """int64 [rows]: tokens of `text`, repeated where it is too short."""
+    ids = [i % vocab for i in tokenizer.encode(text).ids] or [0]
+    return np.resize(np.asarray(ids, np.int64), rows)
+
+
+def passage(tokenizer: Any, vocab: int, context_length: int) -> Array:
+    """int64: the tokens that graphs are compared on, a context and the rows of a tree."""
+    return page(tokenizer, PASSAGE, vocab, min(CONTEXT_ROWS + TREE_ROWS, context_length - 1))
+
+
+def sample_tree(rows: int, gamma: int, seed: int = 0) -> DraftTree:
+    """A random tree of `rows` nodes no deeper than `gamma`."""
+    rng = np.random.default_rng(seed)
+    parents, ranks, depths, children = [0], [0], [0], [0]
+    while len(parents) < rows:
+        parent = int(rng.choice([i for i, depth in enumerate(depths) if depth < gamma]))
+        parents.append(parent)
+        ranks.append(children[parent])
+        depths.append(depths[parent] + 1)
+        children[parent] += 1
+        children.append(0)
+    return DraftTree(tuple(parents), tuple(ranks))
+
+
+@dataclass
+class Expected:
+    """What PyTorch says of a context and a tree behind it, so that the model need not be there when a graph is
+    compared.
+    """
+
+    context: Array
+    drafted: Array
+    tree: DraftTree
+    streams: DraftSpec | None
+    logits: Array  # [T, V] of all rows
+    drafts: list[tuple[int, int, Array]]  # node, the token behind it and the drafter's logits [gamma, V] there
+    layer: LayerOracle | None  # of a draft layer, whose guesses depend on the graph's own
+
+
+def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TREE_ROWS) -> Expected:
+    """Asks PyTorch, once. `most`: rows of a tree that the graph can take."""
+    oracle = Oracle(model, streams)
+    rows = min(TREE_ROWS, most)
+    context, drafted = tokens[:-rows], tokens[-rows:]
+    tree = sample_tree(len(drafted), streams.gamma if streams else 4)
+    every, positions, sees = tree_rows(context, drafted, tree)
+    truth = oracle.states(every, positions, sees)
+    layer = LayerOracle(model, streams) if isinstance(streams, JakiroSpec) else None
+    drafts = []
+    for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int) if streams and not layer else ():
+        root = int(drafted[-1 - node])
+        drafts.append(
+            (
+                int(node),
+                root,
+                oracle.draft_logits(truth, positions, sees, row=len(context) + int(node), root=root).numpy(),
+            )
+        )
+    return Expected(context, drafted, tree, streams, oracle.logits(truth), drafts, layer)
+
+
+def check_parity(
+    session: Any, expected: Expected, precision: str, adapter: Mapping[str, Array] | None = None
+) -> dict[str, Any]:
+    """The manifest's parity report, with `adapter`'s tensors where the graph is swappable. Raises StreamspecError where
+    a float32 graph differs or any graph gives no numbers.
+    """
+    context, drafted, tree = expected.context, expected.drafted, expected.tree
+    steps = stepper(session, len(context) + len(drafted), adapter)
+    prompt = steps.prefill(context, forced_node=len(context) - 1)
+    verified = steps.step(drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))
+    report: dict[str, Any] = {
+        "precision": precision,
+        "plain": _Difference([prompt["logits"]], [expected.logits[: len(context)]]).summary(),
+        "tree": _Difference([verified["logits"]], [expected.logits[len(context) :]]).summary(),
+    }
+    if expected.layer is not None:
+        report["streams"] = _grown(session, expected.layer, expected)
+    elif expected.streams is not None:
+        report["streams"] = _streams(steps, expected.streams, expected)
+    _judge(report, precision)
+    return report
+
+
+def check_rows(logits: Array, expected: Expected, precision: str) -> dict[str, Any]:
+    """Of a graph without trees: a report of `logits` [T, V] over the context alone."""
+    report: dict[str, Any] = {
+        "precision": precision,
+        "plain": _Difference([logits], [expected.logits[: len(expected.context)]]).summary(),
+    }
+    _judge(report, precision)
+    return report
+
+
+def _streams(steps: Stepper | StaticStepper, spec: DraftSpec, truth: Expected) -> dict[str, float | int]:
+    """The drafter beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
+    tree, tokens = truth.tree, truth.drafted
+    difference = _Difference([], [])
+    agreed = []
+    for node, root, expected in truth.drafts:
+        out = steps.step(
+            tokens,
+            np.asarray(tree.depths),
+            tree.mask(),
+            parents=np.asarray(tree.parents),
+            streams=spec.gamma,
+            forced_node=node,
+            forced_root=root,
+        )
+        difference.ours.append(out["candidate_logits"])
+        difference.theirs.append(np.take_along_axis(expected, out["candidates"], axis=1))
+        if spec.draft_vocab is not None:
+            expected = np.where(np.isin(np.arange(expected.shape[1]), spec.draft_vocab), expected, -np.inf)
+        agreed.append(expected.argmax(axis=1) == out["candidates"][:, 0])
+    summary = difference.summary()
+    # Candidates lie close together: their own spread says nothing about the scale of the logits.
+    spread = float(truth.logits.std())
+    off = np.concatenate(difference.ours) - np.concatenate(difference.theirs)
+    return summary | {
+        "relative": _short(np.sqrt(np.square(off).mean()) / max(spread, 1e-30)),
+        "argmax": _short(np.mean(agreed)),
+    }
+
+
+def _grown(session: Any, oracle: LayerOracle, truth: Expected) -> dict[str, float | int]:
+    """The draft layer beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
+    tree, tokens, context = truth.tree, truth.drafted, truth.context
+    difference, agreed = _Difference([], []), []
+    steps = Stepper(session, len(context) + len(tokens))
+    steps.prefill(context, next_ids=np.append(context[1:], tokens[0]))
+    for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int):
+        root, path = int(tokens[-1 - node]), list(tree.path(int(node)))
+        following = np.full(len(tree), -1)
+        following[path] = [*tokens[path[1:]], root]
+        out = steps.step(
+            tokens,
+            np.asarray(tree.depths),
+            tree.mask(),
+            parents=np.asarray(tree.parents),
+            streams=1,
+            forced_node=int(node),
+            forced_root=root,
+            next_ids=following,
+        )
+        for candidates, ours, logits in oracle.guesses(np.concatenate([context, tokens[path]]), root, out):
+            difference.ours.append(ours)
+            difference.theirs.append(logits[candidates])
+            agreed.append(logits.argmax() == candidates[0])
+    off = np.stack(difference.ours) - np.stack(difference.theirs)
+    relative = _short(np.sqrt(np.square(off).mean()) / max(float(truth.logits.std()), 1e-30))
+    return difference.summary() | {"relative": relative, "argmax": _short(np.mean(agreed))}
+
+
+def _judge(report: dict[str, Any], precision: str) -> None:
+    for part in ("plain", "tree", "streams"):
+        relative = report.get(part, {}).get("relative", 0.0)
+        if precision == "fp16" and not np.isfinite(relative):
+            raise StreamspecError(
+                f"the exported graph's {part} logits are not finite",
+                "numbers that half precision can hold",
+                "use --precision int8 or fp32",
+            )
+        if not np.isfinite(relative) or relative > LIMITS.get(precision, np.inf):
+            raise StreamspecError(
+                f"the exported graph's {part} logits differ from PyTorch by {relative:.2g} of their spread",
+                f"at most {LIMITS.get(precision, 1):g}",
+                "report this base: its graph is not computed correctly",
+            )
+
+
+def make_probe(session: Any, tokens: Sequence[int] | Array) -> ProbeInfo:
+    """Greedy choices and their logits over a short prompt, as this graph computes them here."""
+    ids = np.asarray(tokens, np.int64)[:PROBE_ROWS]
+    out = stepper(session, len(ids)).prefill(ids, forced_node=len(ids) - 1)
+    return ProbeInfo(
+        tuple(int(i) for i in ids),
+        tuple(int(c) for c in out["choices"]),
+        tuple(_short(v) for v in out["logits"].max(axis=1)),
+    )
+
+
+def _short(value: Any) -> float:
+    return float(f"{float(value):.6g}")

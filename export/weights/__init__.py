@@ -1,0 +1,1 @@
+"""Weights of the base and its adapters, read layer by layer."""

@@ -1,0 +1,114 @@
+"""The target as export reads it: at rest in the dtype of its files, mapped, and layer by layer in float32 with the task
+LoRA merged.
+
+So a base of any size needs one layer's memory, and on Linux hardly any of its files': what has been read is given back.
+Knows nothing about graphs.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from streamspec.adapters.base_models.hf_decoder import Decoder
+from streamspec.export.ops.builder import Array
+
+HEAD_ROWS = 1 << 14  # of the vocabulary, in float32 at a time
+PAGE, PAGE_OUT = 4096, 21  # MADV_PAGEOUT of Linux 5.4: a hint that loses nothing
+
+
+class FloatDecoder(Decoder):
+    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: what is changed in
+    them is gone with the next.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._kept: tuple[int, nn.Module] | None = None
+        self.norm = None if self.norm is None else floated(self.norm)
+        if not isinstance(self.embedding, nn.Embedding):
+            self.embedding = floated(self.embedding)
+        if not isinstance(self.lm_head, nn.Linear):
+            self.lm_head = floated(self.lm_head)
+
+    def layer(self, index: int) -> nn.Module:
+        if self._kept is None or self._kept[0] != index:
+            self._kept = None
+            self._kept = (index, floated(self.layers[index]))
+            for parameter in self.layers[index].parameters():
+                give_back(parameter)
+        return self._kept[1]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return super().embed(tokens).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        weight, bias = self.lm_head.weight, self.lm_head.bias
+        parts = LazyRows(weight)
+        logits = torch.cat(
+            [
+                nn.functional.linear(hidden, parts.rows(slice(at, at + HEAD_ROWS)))
+                for at in range(0, len(weight), HEAD_ROWS)
+            ],
+            dim=-1,
+        )
+        return self.capped(logits if bias is None else logits + bias.float())
+
+
+def floated(module: nn.Module) -> nn.Module:
+    """A float32 copy with all adapters inside merged and gone; the module itself where it is so already."""
+    found = any(isinstance(one, BaseTunerLayer) for one in module.modules())
+    if not found and all(p.dtype == torch.float32 for p in module.parameters()):
+        return module
+    holder = nn.ModuleDict({"it": copy.deepcopy(module).float()})
+    for name, one in list(holder.named_modules()):
+        if isinstance(one, BaseTunerLayer):
+            one.merge(safe_merge=True)
+            parent, _, last = name.rpartition(".")
+            setattr(holder.get_submodule(parent), last, one.get_base_layer())
+    return holder["it"]
+
+
+class LazyRows:
+    """A table [rows, columns] at rest of which parts are asked for as float32 arrays."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.shape: tuple[int, int] = (tensor.shape[0], tensor.shape[1])
+
+    def __getitem__(self, rows: slice | Array) -> Array:
+        part: Array = self.rows(rows).numpy()
+        return part
+
+    def rows(self, rows: slice | Array) -> Tensor:
+        if not isinstance(rows, slice):
+            return self.tensor[torch.as_tensor(rows)].float()
+        part = self.tensor[rows]
+        wide = part.float()
+        give_back(part)
+        return wide
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or "float32", copy=False)
+
+
+def give_back(part: Tensor) -> None:
+    """Tells the system that a mapped part of a checkpoint is not needed for now: read again, it comes from its file."""
+    if part.dtype == torch.float32 or not part.is_contiguous():  # in use as it is, or not a stretch of a file
+        return
+    first = -(-part.data_ptr() // PAGE) * PAGE
+    length = (part.data_ptr() + part.nbytes - first) // PAGE * PAGE
+    if length > 0 and (hint := _advice()) is not None:
+        hint(ctypes.c_void_p(first), ctypes.c_size_t(length), PAGE_OUT)  # an older system refuses, and that is all
+
+
+@cache
+def _advice() -> Any:
+    return getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None

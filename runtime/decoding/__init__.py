@@ -1,0 +1,1 @@
+"""Pure decoding: draft, verify, accept, commit, sample. No ONNX Runtime."""

@@ -1,0 +1,82 @@
+"""How the target chooses: the parameters of sampling and the uniform number that belongs to each position.
+
+The number depends on seed and position only, so a sampled text does not depend on how many tokens a call verified. The
+distribution itself is processed in the graph (`streamspec.export.layers.sampling`). Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streamspec.errors import ConfigError
+
+STEPS = (
+    2**23
+)  # uniform numbers are multiples of 1 / STEPS: exact in float32, and the largest stays below 1 in every product
+LEAST_TEMPERATURE = 1e-3
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is greedy decoding, the least
+    above it 0.001.
+
+    `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None draws one. Raises ConfigError for values out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    _key: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.temperature != 0:  # what is smaller is greedy but for rounding, and float32 cannot divide by it
+            _check("temperature", self.temperature, LEAST_TEMPERATURE, 100.0)
+        _check("top_k", self.top_k, 0, 2**31)
+        _check("top_p", self.top_p, 0.0, 1.0, above=True)
+        _check("min_p", self.min_p, 0.0, 1.0)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        if self.seed is not None:
+            _check("seed", self.seed, 0, 2**64 - 1)
+        object.__setattr__(self, "_key", secrets.randbits(64) if self.seed is None else self.seed)
+
+    @property
+    def random(self) -> bool:
+        return self.temperature > 0
+
+    @property
+    def plain_argmax(self) -> bool:
+        """Whether the likeliest token is chosen, by the model's own logits."""
+        return not self.random and self.repetition_penalty == 1
+
+    def scalars(self) -> dict[str, np.ndarray]:
+        """The graph's inputs that stay the same for a whole generation, [1] each."""
+        return {
+            "temperature": np.array([self.temperature], np.float32),
+            "top_k": np.array([self.top_k], np.int64),
+            "top_p": np.array([self.top_p], np.float32),
+            "min_p": np.array([self.min_p], np.float32),
+            "repetition_penalty": np.array([self.repetition_penalty], np.float32),
+        }
+
+    def uniform(self, position: int) -> float:
+        """In [0, 1): what the token at `position` (counted from the prompt's first token) is drawn with."""
+        return int(np.random.Philox(key=self._key, counter=position).random_raw() >> 41) / STEPS
+
+
+def _check(name: str, value: float, low: float, high: float, above: bool = False) -> None:
+    whole = name in ("top_k", "seed")
+    right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not right or not low <= value <= high or (above and value == low):  # NaN lies nowhere
+        kind = "a whole number" if whole else "a number"
+        bounds = f"{'above' if above else 'from'} {low:g} to {high:g}"
+        raise ConfigError(f"{name} {value!r}", f"{kind} {bounds}", f"correct {name}")
+
+
+GREEDY = Sampling(seed=0)

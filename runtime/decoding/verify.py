@@ -1,0 +1,85 @@
+"""The decoding core: accept what the target agrees with, commit it.
+
+Pure functions over token ids and trees. The output is what plain greedy decoding gives for *any* candidates: a node is
+accepted exactly when it equals the target's own choice after its parent. Knows nothing about models, caches or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from streamspec.draft_tree import DraftTree, chain
+from streamspec.runtime.decoding.draft_tree_search import Draft
+from streamspec.runtime.decoding.logprobs import Logprob
+
+SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple
+
+
+def off_borders(draft: Draft, length: int) -> Draft:
+    """The draft, or its first path alone where its rows behind `length` cached ones would lie on both sides of a
+    summation border.
+
+    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit what plain decoding
+    gives, unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
+    """
+    parents = draft.tree.parents
+    if length // SUM_BLOCK == (length + len(parents) - 1) // SUM_BLOCK:
+        return draft
+    path = 1
+    while path < len(parents) and parents[path] == path - 1:
+        path += 1
+    return Draft(chain(path - 1), draft.tokens[:path], draft.chances[:path], draft.expected)
+
+
+def accept(
+    tree: DraftTree, tokens: Sequence[int] | np.ndarray, choices: Sequence[int] | np.ndarray
+) -> tuple[int, tuple[int, ...]]:
+    """The deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
+
+    `tokens` and `choices` [n]; a pruned node's choice is negative and it cannot be accepted. Returns the node and the
+    path to it, root included. The first of several equals wins; only equal candidates for one depth can make several.
+    """
+    token, choice = np.asarray(tokens).tolist(), np.asarray(choices).tolist()
+    matched = [True] + [False] * (len(tree) - 1)
+    best = 0
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        if matched[parent] and token[node] == choice[parent] and choice[node] >= 0:
+            matched[node] = True
+            if tree.depths[node] > tree.depths[best]:
+                best = node
+    return best, tree.path(best)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not.
+    `logprobs`: of each, where they were asked for."""
+
+    tokens: list[int]
+    drafted: list[bool]
+    finish_reason: str | None = None  # "eos" | "length" | "stop", where a grammar is over
+    logprobs: list[Logprob] = field(default_factory=list)
+
+
+def commit(
+    tree: DraftTree, tokens: np.ndarray, choices: np.ndarray, path: Sequence[int], eos: Collection[int], limit: int
+) -> Committed:
+    """What a verification step adds: the accepted drafts, then the target's choice after the last of them.
+
+    Nothing follows an end-of-text token, and at most `limit` (>= 1) tokens are taken.
+    """
+    accepted = [int(tokens[node]) for node in path[1:]]
+    return cut([*accepted, int(choices[path[-1]])], [True] * len(accepted) + [False], eos, limit)
+
+
+def cut(tokens: list[int], drafted: list[bool], eos: Collection[int], limit: int) -> Committed:
+    """Ends a run of new tokens at the first end-of-text token or after `limit` tokens."""
+    for i, token in enumerate(tokens[:limit]):
+        if token in eos:
+            return Committed(tokens[: i + 1], drafted[: i + 1], "eos")
+    reason = "length" if len(tokens) >= limit else None
+    return Committed(tokens[:limit], drafted[:limit], reason)

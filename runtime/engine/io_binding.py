@@ -1,0 +1,96 @@
+"""What a session's calls read and write: one IOBinding, and numpy buffers that are bound again only where their shape
+changes.
+
+Knows names, types and shapes, not what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from streamspec.runtime.engine.device_cache import DeviceCache
+from streamspec.runtime.engine.kv_cache import KeyValueCache
+
+SMALL = 64  # input buffers of up to this many rows are kept for reuse
+TYPES: dict[str, Any] = {
+    "tensor(int64)": np.int64,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(bool)": np.bool_,
+}
+
+
+class Binding:
+    """One IOBinding and the numpy buffers behind it. `adapter`: further inputs, which stay as they are. `in_place`: the
+    provider reads them where they lie; others get a copy at the moment of binding, so what is written later has to be
+    bound again."""
+
+    def __init__(
+        self, ort: Any, session: Any, cache: KeyValueCache | DeviceCache, adapter: Mapping[str, Any], in_place: bool
+    ) -> None:
+        self.io, self._in_place = session.io_binding(), in_place
+        self._value = ort.OrtValue.ortvalue_from_numpy
+        every = session.get_inputs() + session.get_overridable_initializers()
+        self._types = {i.name: TYPES[i.type] for i in [*every, *session.get_outputs()] if i.type in TYPES}
+        self._names = {i.name for i in every}
+        self._bound: dict[str, tuple[int, ...]] = {}
+        self._buffers: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}
+        self._large: dict[str, tuple[np.ndarray, Any]] = {}  # keeps what is bound alive
+        self._cache: Any = None
+        self._adapter = adapter  # the binding does not keep it alive
+        for name, value in adapter.items():
+            self.io.bind_ortvalue_input(name, value)
+        self.follow(cache)
+
+    def follow(self, cache: KeyValueCache | DeviceCache) -> None:
+        """Binds the cache as past, and as present in graphs that write it, where it is not bound yet."""
+        if self._cache is cache.data and (self._in_place or isinstance(cache, DeviceCache)):
+            return
+        for i, pair in enumerate(cache.views()):
+            for kind, view in zip(("key", "value"), pair, strict=True):
+                value = self._value(view) if isinstance(view, np.ndarray) else view
+                self.io.bind_ortvalue_input(f"past_key_values.{i}.{kind}", value)
+                if f"present.{i}.{kind}" in self._types:
+                    self.io.bind_ortvalue_output(f"present.{i}.{kind}", value)
+        self._cache = cache.data
+
+    def has(self, name: str) -> bool:
+        """Whether the graph has an input of this name."""
+        return name in self._names
+
+    def input(self, name: str, value: np.ndarray) -> None:
+        """Sets an input the graph has; other names are ignored (plain graphs know no `parents`)."""
+        if name in self._names:
+            buffer, bound = self._buffer(name, value.shape, self.io.bind_ortvalue_input)
+            buffer[...] = value
+            if not self._in_place:
+                self.io.bind_ortvalue_input(name, bound)
+
+    def output(self, name: str, target: tuple[int, ...] | np.ndarray) -> np.ndarray:
+        """Binds an output to a reused buffer of this shape, or to the given array; returns the array."""
+        if isinstance(target, np.ndarray):
+            value = self._value(target)
+            self.io.bind_ortvalue_output(name, value)
+            self._large[name] = (target, value)
+            return target
+        return self._buffer(name, target, self.io.bind_ortvalue_output)[0]
+
+    def _buffer(self, name: str, shape: tuple[int, ...], bind: Any) -> tuple[np.ndarray, Any]:
+        held = self._buffers.get((name, shape))
+        if held is None and self._bound.get(name) == shape:
+            held = self._large[name]
+        if held is None:
+            array = np.zeros(shape, dtype=self._types[name])
+            held = (array, self._value(array))
+            if max(shape, default=0) <= SMALL:
+                self._buffers[name, shape] = held
+            else:
+                self._large[name] = held
+            self._bound.pop(name, None)
+        if self._bound.get(name) != shape:
+            bind(name, held[1])
+            self._bound[name] = shape
+        return held

@@ -1,0 +1,125 @@
+"""How much memory a bundle will take, from its manifest alone, and whether the machine has it.
+
+The figures were fitted to what sessions took on CPUs (docs/embedding.md has both). Knows nothing about graphs; opens
+none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamspec.bundle import swappable
+from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo, read_manifest
+from streamspec.errors import ConfigError, ResourceError
+from streamspec.runtime.hardware import cpu as machine
+
+MB = 1_000_000
+CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
+FEWEST = 64  # the same where a row costs much
+SCORES = 64 * MB  # rows x heads x context of float32 that a call may make, where that leaves it `FEWEST` rows; of such
+ALIVE = 3  # there are so many at a time
+SURE = 1024  # tokens: a session of unlimited context is let in where there is room for these
+LOGIT_ROWS = 64  # of the widest call that gives logits
+STATES = 8  # the same of rows x hidden size
+LIBRARY = 40 * MB  # ONNX Runtime's code and what it knows of a graph
+TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
+DATA = ".data"
+# Stored weights to packed ones: float16 is computed as float32, int4 gets sums of its blocks. The embedding is read
+# where it lies.
+PACKED = {"fp32": 1.0, "fp16": 2.0, "int8": 1.0, "int4": 1.2}
+STORED = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 1}  # bytes of an embedding's number
+STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes that a loaded bundle adds to a process that has imported `streamspec.runtime`, at most, with every context
+    full.
+
+    `weights`: mapped from the file and read there; the system may drop such pages and read them again. `packed`: the
+    weights as the processor wants them, `cache`: keys and values, `work`: the tokenizer, ONNX Runtime, and what a call
+    computes with.
+    """
+
+    weights: int
+    packed: int
+    cache: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.packed + self.cache + self.work
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {megabytes(getattr(self, name))}" for name in ("weights", "packed", "cache", "work"))
+        return f"{megabytes(self.total)} MB ({parts})"
+
+
+def estimate(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> Estimate:
+    """What `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context` tokens each
+    (default: the model's).
+
+    For a folder the largest of its adapters is counted, for a manifest none. A model whose embedding is not also its LM
+    head takes up to one embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers that
+    make no sense.
+    """
+    manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
+    model = manifest.model
+    context = model.context_length if context is None else context
+    if type(context) is not int or not 2 <= context <= model.context_length:
+        raise ConfigError(
+            f"a context of {context!r} tokens", f"2..{model.context_length}, the model's", "correct context"
+        )
+    if type(sessions) is not int or sessions < 1:
+        raise ConfigError(f"{sessions!r} sessions", "a whole number of at least 1", "correct sessions")
+    data = sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA))
+    wider = STATIC_INT8 if manifest.static and manifest.precision == "int8" else 1
+    adapter = 0 if isinstance(bundle, Manifest) or manifest.swappable is None else largest_adapter(Path(bundle))
+    rows = manifest.static.rows if manifest.static else prompt_rows(model, context)
+    layers = model.layers + bool(manifest.streams and manifest.streams.levels)
+    tokenizer = manifest.files[TOKENIZER].bytes if TOKENIZER in manifest.files else 0
+    floats = ALIVE * rows * heads(model) * context + STATES * CHUNK * model.hidden_size + LOGIT_ROWS * model.vocab_size
+    return Estimate(
+        weights=STORED[manifest.precision] * wider * model.vocab_size * model.hidden_size + adapter,
+        packed=int(PACKED[manifest.precision] * wider * data),
+        cache=sessions * layers * 2 * model.kv_heads * model.head_dim * context * 4,
+        work=LIBRARY + TOKENIZER_TIMES * tokenizer + 4 * floats,
+    )
+
+
+def heads(model: ModelInfo) -> int:
+    """Query heads, as nearly as the manifest says."""
+    return max(model.kv_heads, model.hidden_size // model.head_dim)
+
+
+def prompt_rows(model: ModelInfo, context: int) -> int:
+    """How many rows of a prompt to read in one call that reaches `context` tokens."""
+    return max(FEWEST, min(CHUNK, SCORES // (4 * heads(model) * context)))
+
+
+def largest_adapter(folder: Path) -> int:
+    """Bytes of the largest file of tensors in a swappable bundle."""
+    files = (folder / swappable.ADAPTERS / name / swappable.TENSORS for name in swappable.names(folder))
+    return max((file.stat().st_size for file in files if file.is_file()), default=0)
+
+
+def check_memory(bundle: str | Path | Manifest, context: int | None = None, limit: int | None = None) -> None:
+    """Raises ResourceError where `bundle` with one session of `context` tokens (default: the model's, at most `SURE`)
+    takes more than `limit` bytes, by default what the machine has to give; ConfigError for a limit that is none. A
+    machine that does not say what it has is taken to have enough."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ConfigError(f"memory {limit!r}", "a number of bytes", "correct memory")
+    manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
+    needed = estimate(bundle, context=min(SURE, manifest.model.context_length) if context is None else context)
+    room = machine.available() if limit is None else limit
+    if room is not None and needed.total > room:
+        raise ResourceError(
+            f"the bundle needs {needed}",
+            f"at most {megabytes(room)} MB, {'which this machine has free' if limit is None else 'as allowed'}",
+            "give a smaller context, export with precision int8 or int4, or raise memory",
+        )
+
+
+def megabytes(count: int) -> str:
+    return f"{count / MB:,.0f}"

@@ -1,0 +1,1 @@
+"""Execution providers and what this machine is."""

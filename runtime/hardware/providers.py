@@ -1,0 +1,303 @@
+"""Execution providers: which there are, whether this machine can use them, and how ONNX Runtime is asked for one.
+
+A provider is part of a build of ONNX Runtime, or a plug-in package beside it. ONNX Runtime puts on the CPU what a
+provider does not take, all of a graph if need be, and says nothing: `check_placement` does. Knows nothing of what
+graphs compute (`probe`) or of which provider a bundle gets (`choice`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from streamspec import paths as cache
+from streamspec.bundle.manifest import COMPACT, Manifest
+from streamspec.errors import ConfigError, ProviderError, one_line
+
+DYNAMIC, STATIC, DEVICE = "dynamic", "static", "device"
+RECORD = "session.record_ep_graph_assignment_info"
+# operators whose place decides the speed: products, convolutions, attention, and what writes the cache
+HEAVY = frozenset(
+    (
+        "MatMul",
+        "FusedMatMul",
+        "Gemm",
+        "FusedGemm",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "DynamicQuantizeMatMul",
+        "MatMulNBits",
+        "MatMulBnb4",
+        "QGemm",
+        "QLinearMatMul",
+        "Einsum",
+        "Conv",
+        "FusedConv",
+        "ConvInteger",
+        "QLinearConv",
+        "Attention",
+        "QAttention",
+        "MultiHeadAttention",
+        "GroupQueryAttention",
+        "MoE",
+        "QMoE",
+        "TensorScatter",
+    )
+)
+
+Options = dict[str, str]
+
+
+def _none(threads: int) -> Options:
+    return {}
+
+
+def _exact(threads: int) -> Options:
+    return {"use_tf32": "0"}  # 10 bits of a float32's 23: trees and plain decoding would part
+
+
+def _float32(threads: int) -> Options:
+    # Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantised weights: a rounding
+    # makes a whole step of the small differences between plain and drafted rows (docs/decisions.md).
+    exact = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "INFERENCE_NUM_THREADS": str(threads),
+    }
+    return {"load_config": json.dumps({"CPU": exact})}
+
+
+def _compiled(threads: int) -> Options:
+    folder = cache.cache_dir() / "migraphx"  # compiling a shape takes seconds to minutes
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a read-only home only means compiling again
+        return {}
+    return {"migraphx_model_cache_dir": str(folder)}
+
+
+def _whole(threads: int) -> Options:
+    return {"ModelFormat": "MLProgram", "MLComputeUnits": "ALL", "RequireStaticInputShapes": "1"}
+
+
+@dataclass(frozen=True)
+class Provider:
+    """`name` on the command line, `ort` ONNX Runtime's. `flavours`: the bundles whose operators it has.
+
+    `brings`: what pip is to install, `system`: where alone that helps. `plugin`: the Python module of a plug-in
+    package, '' where only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device`
+    is taken. `options`: the provider's settings, from the number of threads, `built_in`: those besides where it is no
+    plug-in. `memory`: where its cache lies, ONNX Runtime's name of a device, '' for the machine's.
+    """
+
+    name: str
+    ort: str
+    brings: str
+    flavours: tuple[str, ...]
+    plugin: str = ""
+    device: str = "GPU"
+    options: Callable[[int], Options] = _none
+    system: str = ""
+    built_in: Options = field(default_factory=dict)
+    memory: str = ""
+
+    @property
+    def missing(self) -> str:
+        if self.system and self.system != {"Darwin": "macOS"}.get(platform.system(), platform.system()):
+            return f"for {self.system} only"
+        return "not installed: pip install " + (f'"{self.brings}"' if "[" in self.brings else self.brings)
+
+
+CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, STATIC, DEVICE))
+PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
+    one.name: one
+    for one in (
+        Provider("cuda", "CUDAExecutionProvider", "streamspec[cuda]", (DEVICE,), options=_exact, memory="cuda"),
+        Provider("migraphx", "MIGraphXExecutionProvider", "streamspec[migraphx]", (STATIC,), options=_compiled),
+        Provider("rocm", "ROCMExecutionProvider", "streamspec[rocm]", (STATIC,)),
+        Provider("directml", "DmlExecutionProvider", "onnxruntime-directml", (STATIC,), system="Windows"),
+        Provider("coreml", "CoreMLExecutionProvider", "streamspec[cpu]", (STATIC,), options=_whole, system="macOS"),
+        Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-ep-webgpu", (STATIC,), "onnxruntime_ep_webgpu"),
+        Provider(
+            "openvino",
+            "OpenVINOExecutionProvider",
+            "streamspec[openvino]",
+            (STATIC,),
+            "onnxruntime_ep_openvino",
+            "CPU",
+            _float32,
+            built_in={"device_type": "CPU"},
+        ),
+        CPU,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A provider as this machine has it. `why_not`: why it cannot be used, '' where it can. `devices`: of a plug-in."""
+
+    provider: Provider
+    installed: bool
+    why_not: str = ""
+    devices: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU.
+    `passed_over`: with "auto", providers that are installed but are not it, each with the reason."""
+
+    name: str
+    on_cpu: int = 0
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        said = [f"{self.on_cpu} small nodes on the CPU"] if self.on_cpu else []
+        said += [f"not {name}: {why}" for name, why in self.passed_over]
+        return f"{self.name} ({'; '.join(said)})" if said else self.name
+
+
+def import_onnxruntime() -> Any:
+    """The module, its telemetry off. Raises ConfigError where it is not installed."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "onnxruntime is not installed", "ONNX Runtime 1.31 or newer", 'run: pip install "streamspec[cpu]"'
+        ) from None
+    return onnxruntime
+
+
+def named(name: str) -> Provider:
+    """Raises ConfigError for a name that no provider has."""
+    if name not in PROVIDERS:
+        raise ConfigError(f"provider {name!r}", f"auto, {', '.join(PROVIDERS)}", "choose one of them")
+    return PROVIDERS[name]
+
+
+def flavour(manifest: Manifest) -> str:
+    """Static: one shape and primitive operators, for providers that compile; device: operators and a cache for a device
+    with memory of its own; else dynamic."""
+    return STATIC if manifest.static else DEVICE if COMPACT in manifest.files else DYNAMIC
+
+
+def find(provider: Provider, wanted: str = "") -> Found:
+    """Looks the provider up: in ONNX Runtime itself, then in its plug-in package. Raises nothing.
+
+    `wanted`: the flavour it is to run; where it cannot, its plug-in is left alone.
+    """
+    ort = import_onnxruntime()
+    built_in = provider.ort in ort.get_available_providers()
+    if not built_in and not _devices(ort, provider) and not (provider.plugin and find_spec(provider.plugin)):
+        return Found(provider, False, provider.missing)
+    if wanted and wanted not in provider.flavours:
+        return Found(provider, True, f"runs {' and '.join(provider.flavours)} bundles only, and this one is {wanted}")
+    if built_in:
+        return Found(provider, True)
+    failure = "" if _devices(ort, provider) else _register(provider.plugin)
+    devices = _devices(ort, provider)
+    if not devices:
+        return Found(provider, True, failure or f"{provider.plugin} finds no {provider.device} here that it can use")
+    return Found(provider, True, devices=devices)
+
+
+def fitting(wanted: str) -> tuple[list[str], dict[str, str]]:
+    """Names of the providers that can be used here and run this flavour; and of others that are installed, with the
+    reason.
+    """
+    found = {name: find(provider, wanted) for name, provider in PROVIDERS.items()}
+    return [name for name, one in found.items() if not one.why_not], {
+        name: one.why_not for name, one in found.items() if one.installed and one.why_not
+    }
+
+
+def usable(provider: Provider, wanted: str = "") -> Found:
+    """The same. Raises ProviderError where it cannot be used."""
+    found = find(provider, wanted)
+    if found.why_not:
+        raise ProviderError(
+            f"provider {provider.name}: {found.why_not}",
+            "a provider this machine can use",
+            "choose provider auto; streamspec doctor lists them",
+        )
+    return found
+
+
+def prepare(ort: Any, found: Found, options: Any, threads: int) -> Sequence[Any] | None:
+    """Makes session `options` ask for the provider; returns the session's argument `providers`."""
+    provider = found.provider
+    if provider is CPU:
+        return [CPU.ort]
+    if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
+        options.add_session_config_entry(RECORD, "1")
+    else:  # such as 1.22: what cannot be looked into must not happen
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    settings = provider.options(threads)
+    if found.devices:
+        options.add_provider_for_devices(list(found.devices[:1]), settings)
+        return None
+    if provider.name == "cuda" and hasattr(ort, "preload_dlls"):
+        with redirect_stdout(sys.stderr):  # it prints what it does not find
+            ort.preload_dlls()  # of CUDA as pip installs it
+    return [(provider.ort, settings | provider.built_in)]
+
+
+def check_placement(session: Any, provider: Provider) -> int:
+    """How many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides the
+    speed.
+    """
+    if provider is CPU:
+        return 0
+    session.disable_fallback()  # else a failing run starts again on the CPU
+    if provider.ort not in session.get_providers():
+        raise ProviderError(
+            f"provider {provider.name} did not start", "its driver and libraries", "install them or choose provider cpu"
+        )
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return 0  # none may, see `prepare`
+    parts = session.get_provider_graph_assignment_info()
+    left = [node for part in parts if part.ep_name != provider.ort for node in part.get_nodes()]
+    heavy = [node for node in left if node.op_type in HEAVY]
+    if heavy or all(part.ep_name != provider.ort for part in parts):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(node.op_type for node in heavy).most_common())
+        what = f"{kinds}, such as {', '.join(node.name for node in heavy[:3])}," if heavy else "the whole graph"
+        raise ProviderError(
+            f"provider {provider.name} leaves {what} to the CPU",
+            "only small nodes there",
+            "choose provider cpu, or export another precision or flavour",
+        )
+    return len(left)
+
+
+def _devices(ort: Any, provider: Provider) -> tuple[Any, ...]:
+    """Of the plug-ins registered so far."""
+    if not hasattr(ort, "get_ep_devices"):
+        return ()
+    return tuple(d for d in ort.get_ep_devices() if d.ep_name == provider.ort and d.device.type.name == provider.device)
+
+
+@lru_cache
+def _register(plugin: str) -> str:
+    """Hands a plug-in package's library to ONNX Runtime, once in a process; returns why that failed, '' where it did
+    not.
+    """
+    try:
+        ort = import_onnxruntime()
+        ort.register_execution_provider_library(
+            f"streamspec.{plugin}", importlib.import_module(plugin).get_library_path()
+        )
+    except Exception as error:  # whatever a stranger's package raises
+        return one_line(f"{plugin} cannot be loaded: {error}", 300)
+    return ""

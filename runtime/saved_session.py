@@ -1,0 +1,130 @@
+"""A conversation on disk: its tokens, their keys and values, its messages, in one safetensors file.
+
+The file says for which bundle, adapter, drafter and chat template it was made, and is refused with any other. Like a
+bundle it is hostile on load: sizes, types and numbers are checked; its hash proves integrity, not origin. Knows nothing
+about graphs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamspec.atomic import new_file
+from streamspec.bundle.manifest import Manifest
+from streamspec.errors import ConversationError, DataError
+from streamspec.json_fields import Fields, parse_json
+from streamspec.prompt.prompt_format import check_messages
+
+FORMAT = 1
+MAX_MESSAGES = 100_000
+AGAIN = "save it again, or begin a new conversation"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """`tokens` of the text so far, `rows` [layers, 2, 1, kv_heads, tokens, head_dim] of the cache, `messages` of the
+    chat.
+    """
+
+    tokens: list[int]
+    rows: np.ndarray
+    messages: list[dict[str, Any]]
+
+
+def key(manifest: Manifest) -> str:
+    """Of all that keys and values depend on: base, adapter, drafter, precision, chat template. 64 hex digits."""
+    return hashlib.sha256(manifest.to_json().encode()).hexdigest()
+
+
+def write(path: Path, saved: Saved, manifest: Manifest) -> None:
+    """All or nothing. Raises ConversationError where that cannot be written."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    tensors = {"tokens": np.asarray(saved.tokens, np.int64), "rows": np.ascontiguousarray(saved.rows)}
+    try:
+        messages = json.dumps(saved.messages, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConversationError(
+            f"messages that are no JSON: {error}", "text in the messages", "correct session.messages"
+        ) from None
+    about = {"format": FORMAT, "key": key(manifest), "sha256": _digest(tensors, messages)}
+    try:
+        with new_file(path) as temporary:
+            save_file(tensors, temporary, metadata={"streamspec": json.dumps(about), "messages": messages})
+    except (OSError, SafetensorError) as error:
+        raise ConversationError(
+            f"{path} cannot be written: {error}", "a file in a folder that can be", "choose another path"
+        ) from None
+
+
+def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: int) -> Saved:
+    """A conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for one
+    of another bundle, adapter or template, and for a damaged or hostile file."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise ConversationError(f"{path} is no file", "a saved conversation", "check the path")
+    model = manifest.model
+    try:
+        with safe_open(path, framework="np") as file:
+            found, tensors = file.metadata() or {}, {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            about = Fields(_json(found, "streamspec"), f"{path.name}: streamspec", ConversationError, AGAIN)
+            if about.integer("format", 1, 1 << 31) != FORMAT:
+                raise ConversationError(f"a conversation of format {about.raw('format')}", f"format {FORMAT}", AGAIN)
+            if about.digest("key") != key(manifest):
+                raise ConversationError(
+                    "a conversation with another bundle, adapter or template",
+                    "one saved with those that are open",
+                    AGAIN,
+                )
+            shapes = {name: (part.get_dtype(), part.get_shape()) for name, part in tensors.items()}
+            length = shapes["tokens"][1][0] if shapes.get("tokens", ("", []))[1] else 0
+            kind = {"float32": "F32", "float16": "F16"}[dtype.name]
+            wanted = {
+                "tokens": ("I64", [length]),
+                "rows": (kind, [layers, 2, 1, model.kv_heads, length, model.head_dim]),
+            }
+            if shapes != wanted or not 0 <= length <= context:
+                raise ConversationError(f"tensors {shapes}", f"{wanted}, at most {context} tokens", AGAIN)
+            arrays = {name: file.get_tensor(name) for name in wanted}
+    except (OSError, SafetensorError) as error:
+        raise ConversationError(f"{path}: {error}", "a saved conversation", AGAIN) from None
+    if _digest(arrays, found.get("messages", "")) != about.digest("sha256"):
+        raise ConversationError(f"{path.name} has another sha256 than it says", "the same", AGAIN)
+    tokens = arrays["tokens"].tolist()
+    if not np.isfinite(arrays["rows"]).all() or any(not 0 <= token < model.vocab_size for token in tokens):
+        raise ConversationError(
+            f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {model.vocab_size}", AGAIN
+        )
+    return Saved(tokens, arrays["rows"], _messages(_json(found, "messages"), path))
+
+
+def _messages(value: object, path: Path) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or len(value) > MAX_MESSAGES:
+        raise ConversationError(f"{path.name}: messages {str(value)[:60]}", f"a list of at most {MAX_MESSAGES}", AGAIN)
+    try:
+        check_messages(value)
+    except DataError as error:
+        raise ConversationError(f"{path.name}: {error.found}", error.expected, AGAIN) from None
+    return value
+
+
+def _json(found: Mapping[str, str], name: str) -> Any:
+    if name not in found:
+        raise ConversationError(f"a file without {name}", "a saved conversation", AGAIN)
+    return parse_json(found[name].encode(), name, ConversationError, AGAIN)
+
+
+def _digest(tensors: Mapping[str, np.ndarray], messages: str) -> str:
+    out = hashlib.sha256(messages.encode())
+    for name in sorted(tensors):
+        out.update(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
+    return out.hexdigest()

@@ -1,0 +1,279 @@
+"""Grammars that an answer must follow: a JSON schema, any JSON object, a regular expression, one of a few texts.
+
+`Grammar` is what a user makes, checked and immutable; `Vocabulary` is a bundle's tokens as the grammar library sees
+them, built once and shared. The library is llguidance, loaded only here. Knows nothing about models or drafts
+(`runtime/decoding/grammar_state.py` follows a grammar).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime.decoding.grammar_state import Walk
+
+MOST_TEXT = 200_000  # characters of a schema, or of all choices
+MOST_PATTERN = 10_000  # characters of a regular expression
+MOST_REPEATS = 10_000  # counted repetitions one inside the other, multiplied: a{100} in (..){100}
+MOST_DEPTH = 100  # of a schema
+# Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
+# half a gigabyte.
+LIMITS = {
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 100_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+END = "<|streamspec: end of grammar|>"  # a token that stands for the end, whatever a vocabulary uses for it
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer must look like. Made by `json_schema`, `json_object`, `regex` or `choice`; checked when made."""
+
+    kind: str
+    source: str  # as given
+    _text: str = field(repr=False)  # as the library takes it
+
+    @staticmethod
+    def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = (", ", ": ")) -> Grammar:
+        """JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white space.
+
+        Raises ConfigError for what is no schema, cannot be satisfied, uses a keyword that cannot be enforced, or is too
+        large.
+        """
+        text = schema if isinstance(schema, str) else _dumped(schema)
+        if len(text) > MOST_TEXT:
+            raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MOST_TEXT}", "simplify it")
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
+        if not isinstance(given, (dict, bool)):
+            raise ConfigError(f"a JSON schema that is a {type(given).__name__}", "a JSON object", "correct it")
+        if isinstance(given, dict):
+            given.pop("x-guidance", None)  # the library's own settings, some of which give promises up
+        for pattern in _patterns(given):
+            _check_pattern(pattern)
+        for separator, mark in zip(separators, ",:", strict=True):
+            if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
+                raise ConfigError(
+                    f"a separator {separator!r}", f"{mark!r} with white space around it", "correct separators"
+                )
+        rules = {
+            "item_separator": separators[0],
+            "key_separator": separators[1],
+            "whitespace_flexible": False,
+            "lenient": False,
+        }
+        made = _asked("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(given), overrides=rules)
+        return _checked("JSON schema", text, made)
+
+    @staticmethod
+    def json_object() -> Grammar:
+        """Any JSON object."""
+        return Grammar.json_schema({"type": "object"})
+
+    @staticmethod
+    def regex(pattern: str) -> Grammar:
+        """Text that `pattern` matches from its beginning to its end: the syntax of Rust's regex crate, without
+        look-around. Raises ConfigError.
+        """
+        if not isinstance(pattern, str) or not pattern or any("\ud800" <= c <= "\udfff" for c in pattern):
+            raise ConfigError(f"a regular expression {pattern!r}", "a text", "correct it")
+        _check_pattern(pattern)
+        return _checked(
+            "regular expression",
+            pattern,
+            _asked("regular expression", _library().LLMatcher.grammar_from_regex, pattern),
+        )
+
+    @staticmethod
+    def choice(texts: Sequence[str]) -> Grammar:
+        """One of `texts`. Raises ConfigError where there is none, one is empty, or they are too long."""
+        if isinstance(texts, str) or not texts or any(not isinstance(text, str) or not text for text in texts):
+            raise ConfigError(f"choices {texts!r:.80}", "a list of texts, none of them empty", "correct them")
+        if sum(map(len, texts)) > MOST_TEXT:
+            raise ConfigError(
+                f"choices of {sum(map(len, texts))} characters", f"at most {MOST_TEXT}", "give fewer or shorter ones"
+            )
+        made = "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, texts))
+        return _checked("choice", json.dumps(list(texts)), _library().LLMatcher.grammar_from_lark(made))
+
+
+class Vocabulary:
+    """A bundle's tokens, for grammars. Built at first use; for use from any thread."""
+
+    def __init__(self, tokenizer: Any, size: int, eos: Sequence[int]) -> None:
+        """`tokenizer`: of the library tokenizers. `size`: of the vocabulary, which may be larger than the tokenizer's.
+        `eos`: end-of-text.
+        """
+        self._tokenizer, self._size, self._eos = tokenizer, size, tuple(eos)
+        self._lock = threading.Lock()
+        self._built: tuple[Any, int] | None = None
+
+    def walk(self, grammar: Grammar) -> Walk:
+        """The grammar at the beginning of an answer. Raises ConfigError where it is beyond the limits, BundleError for
+        a tokenizer that the library cannot take."""
+        tokens, end = self._tokens()
+        made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
+        if made.is_error():
+            raise _bad(grammar.kind, made.get_error())
+        return Walk(_Followed(made, grammar.kind, self._size, end), self._eos)
+
+    def _tokens(self) -> tuple[Any, int]:
+        with self._lock:
+            if self._built is None:
+                self._built = self._build()
+            return self._built
+
+    def _build(self) -> tuple[Any, int]:
+        from tokenizers import Tokenizer
+
+        library = _library()
+        try:
+            own = Tokenizer.from_str(self._tokenizer.to_str())
+            own.no_padding()
+            own.no_truncation()
+            own.add_special_tokens([END])
+            end = own.token_to_id(END)
+            assert end is not None
+            return library.LLTokenizer(own.to_str(), eos_token=[end]), end
+        except BaseException as error:  # the library's panics are not Exceptions
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise BundleError(
+                f"a tokenizer that grammars cannot use: {_line(str(error))}", "one of bytes", "decode without a grammar"
+            ) from None
+
+
+class _Followed:
+    """See `streamspec.runtime.decoding.grammar_state.Matcher`."""
+
+    def __init__(self, matcher: Any, kind: str, size: int, end: int) -> None:
+        self._matcher, self._kind, self._size, self._end = matcher, kind, size, end
+        self._words = np.zeros((end + 32) // 32, np.uint32)
+
+    def allowed(self) -> tuple[np.ndarray, bool]:
+        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        if self._matcher.is_error():
+            raise _bad(self._kind, self._matcher.get_error())
+        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little").view(np.bool_)
+        mask = np.zeros(self._size, np.bool_)
+        count = min(self._size, self._end)  # the end's own bit, and what lies behind it, is no token of the bundle
+        mask[:count] = bits[:count]
+        return mask, bool(bits[self._end])
+
+    def consume(self, token: int) -> bool:
+        return bool(self._matcher.consume_token(token))
+
+    def back(self, tokens: int) -> None:
+        if not self._matcher.rollback(tokens):
+            raise _bad(self._kind, self._matcher.get_error())
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise ConfigError(
+            "a grammar, without the package llguidance", "it installed", "pip install streamspec[grammar]"
+        ) from None
+    return llguidance
+
+
+def _limits() -> Any:
+    return _library().LLParserLimits(**LIMITS)
+
+
+def _checked(kind: str, source: str, made: str) -> Grammar:
+    wrong, messages = _asked(kind, _library().LLMatcher.validate_grammar_with_warnings, made, None, limits=_limits())
+    if wrong:
+        raise _bad(kind, messages[0])
+    return Grammar(kind, source, made)
+
+
+def _asked(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """The library's answer. Raises ConfigError where it refuses what it is given or panics over it, in quoting it for
+    example.
+    """
+    try:
+        return function(*arguments, **options)
+    except BaseException as error:  # its panics are not Exceptions
+        if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+            raise
+        raise _bad(kind, str(error)) from None
+
+
+def _bad(kind: str, message: str) -> ConfigError:
+    return ConfigError(
+        f"a {kind} that cannot be used: {_line(message)}",
+        "one that docs/structured.md describes",
+        "correct or simplify it",
+    )
+
+
+def _line(message: str) -> str:
+    """A library's message as one short line."""
+    return " ".join(message.replace("<non-verbose/>", "").split())[:300]
+
+
+def _dumped(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
+
+
+def _patterns(schema: Any, depth: int = 0) -> Iterator[str]:
+    """The regular expressions of a schema; properties of such a name are looked at as well, at no harm."""
+    if depth > MOST_DEPTH:
+        raise ConfigError(f"a JSON schema of more than {MOST_DEPTH} levels", f"at most {MOST_DEPTH}", "simplify it")
+    if isinstance(schema, dict):
+        if isinstance(schema.get("pattern"), str):
+            yield schema["pattern"]
+        if isinstance(schema.get("patternProperties"), dict):
+            yield from schema["patternProperties"]
+    below = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for part in below:
+        yield from _patterns(part, depth + 1)
+
+
+_PIECES = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\{(?P<least>\d+)(?P<comma>,(?P<most>\d*))?\}|.", re.DOTALL
+)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuses regular expressions that are long, or whose counted repetitions multiply: the library would build them
+    out.
+    """
+    if len(pattern) > MOST_PATTERN:
+        raise ConfigError(
+            f"a regular expression of {len(pattern)} characters", f"at most {MOST_PATTERN}", "simplify it"
+        )
+    inside = [1]  # largest product of counts in each open group
+    last = 1  # and in what a count would repeat
+    for piece in _PIECES.finditer(pattern):
+        if piece["least"] is not None:
+            last *= max(1, int((piece["most"] or piece["least"])[:9]))
+            inside[-1] = max(inside[-1], last)
+        elif piece[0] == "(":
+            inside.append(1)
+        elif piece[0] == ")" and len(inside) > 1:
+            last = inside.pop()
+            inside[-1] = max(inside[-1], last)
+        elif piece[0] not in "*+?":
+            last = 1
+        if last > MOST_REPEATS:
+            raise ConfigError(
+                f"a regular expression that repeats {last} times over", f"at most {MOST_REPEATS}", "simplify it"
+            )

@@ -1,0 +1,1 @@
+"""Calibration, self-test and provider selection."""

@@ -1,0 +1,241 @@
+"""Measures what a step costs on this machine and picks the tree that pays most.
+
+Measurements take under two seconds and are kept in the user's cache, keyed by processor, bundle, provider and threads.
+Knows nothing about how a step works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from streamspec import paths as cache
+from streamspec.acceptance_stats import expected_tokens
+from streamspec.atomic import write_text
+from streamspec.bundle.manifest import Manifest
+from streamspec.draft_tree import DraftTree
+from streamspec.errors import ConfigError, StreamspecError
+from streamspec.json_fields import Fields, parse_json
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.decoding.ngram import CONTINUATION
+from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.hardware.cpu import cpu_model
+from streamspec.runtime.hardware.providers import import_onnxruntime
+
+ROWS = (8, 4, 16, 2, 6, 12, 24, 32)  # most telling first: a slow model gets no further
+BUDGET = 1.5  # seconds
+TUNING_BUDGET = 12.0  # seconds per context length, where the user asks for it
+TUNING_ROUNDS = 40
+ROUNDS = 8
+ENOUGH = 3  # rounds that make a measurement worth keeping
+CONTEXT = 64  # tokens in the cache while measuring,
+CONTEXTS = (64, 512)  # and where the user asks for it
+LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
+GAIN = 0.9  # of plain decoding: trees that grow step by step do better than promised, and the governor bounds the loss
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`costs[rows]`: seconds of a step (host time included); rows 1 is a plain step. `rows`: the tree that pays most;
+    for a bundle without streams, whose drafts are as long as the text makes them, the most rows measured."""
+
+    costs: dict[int, float]
+    expected: dict[int, float]  # tokens per step of a tree that is the same at every step, on validation data
+    rows: int
+    least: float = (
+        0.0  # chance below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is
+    )
+
+    def ratio(self, rows: int) -> float:
+        """Cost of a step of `rows` rows over a plain step, interpolated between measured rows."""
+        known = sorted(self.costs)
+        return float(np.interp(rows, known, [self.costs[n] for n in known])) / self.costs[1]
+
+    @cached_property
+    def curve(self) -> np.ndarray:
+        """Cost of a step of 1.. rows over a plain step, up to the most rows measured; never falling: what interferes
+        only adds time, so no step costs more than one of more rows did."""
+        ratios = np.array([self.ratio(n) for n in range(1, max(self.costs) + 1)])
+        return np.maximum(np.minimum.accumulate(ratios[::-1])[::-1], 1.0)
+
+    @property
+    def reason(self) -> str:
+        """Why this choice."""
+        trees = [n for n in self.costs if n > 1]
+        if not trees:
+            return "the bundle's trees have one row"
+        best = max(trees, key=lambda n: self.expected[n] / self.costs[n])
+        return (
+            f"{self.expected[best]:.1f} tokens per step expected at {self.ratio(best):.1f}x step cost with {best} rows"
+        )
+
+
+def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
+    """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is
+    possible.
+    """
+    known = remembered(engine.provider, engine.threads, manifest, cache_dir)
+    if known is not None:
+        return known
+    nodes = _nodes(manifest)
+    costs, complete = measure(engine, nodes)
+    if complete:  # a machine busy with something else must not fix the choice for good
+        _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs)
+    return _judged(costs, 0.0, manifest)
+
+
+def remembered(
+    provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None = None
+) -> Calibration | None:
+    """What was measured on this machine before, with this ONNX Runtime; None where nothing was."""
+    known = _read(
+        _cache_file(provider, threads, manifest, cache_dir),
+        _row_counts(manifest.static.rows if manifest.static else None, len(_nodes(manifest))),
+    )
+    return None if known is None else _judged(*known, manifest)
+
+
+def _nodes(manifest: Manifest) -> Sequence[Sequence[float]]:
+    return manifest.trees.nodes if manifest.trees is not None else LOOKUP
+
+
+def _judged(costs: dict[int, float], least: float, manifest: Manifest) -> Calibration:
+    if manifest.trees is None:
+        return Calibration(costs, {}, max(costs), least)
+    return replace(choose(costs, manifest.trees.nodes), least=least)
+
+
+def tune(
+    engine: OrtEngine, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
+) -> dict[int, Calibration]:
+    """Measures at leisure, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
+    model's reaches); what the first of them says is cached.
+
+    Raises ConfigError for a bundle without draft trees or a context the model does not have.
+    """
+    if manifest.trees is None:
+        raise ConfigError(
+            "a bundle without a drafter",
+            "a bundle with draft trees to choose from",
+            "export an adapter with streams or heads",
+        )
+    nodes, found, most = manifest.trees.nodes, {}, _most_context(engine)
+    contexts = contexts or sorted({min(context, most) for context in CONTEXTS})
+    for context in contexts:
+        if not 1 <= context <= most:
+            raise ConfigError(
+                f"{context} tokens of context",
+                f"a context of {engine.context_length} with room for drafts",
+                "correct it",
+            )
+        costs, _ = measure(engine, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
+        found[context] = choose(costs, nodes)
+    _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), found[contexts[0]].costs)
+    return found
+
+
+def keep_least(engine: OrtEngine, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
+    """From now on sessions of this machine and bundle prune rows whose chance is below `least`."""
+    costs = calibrated(engine, manifest, cache_dir).costs
+    _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs, least)
+
+
+def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
+    """The rows that maximise expected tokens per second; 1 (plain) where every tree is far from paying."""
+    expected = {n: expected_tokens(nodes, n) for n in costs}
+    best = max((n for n in costs if n > 1), key=lambda n: expected[n] / costs[n], default=1)
+    return Calibration(costs, expected, best if expected[best] / costs[best] >= GAIN / costs[1] else 1)
+
+
+def measure(
+    engine: OrtEngine,
+    nodes: Sequence[Sequence[float]],
+    budget: float = BUDGET,
+    context: int = CONTEXT,
+    rounds: int = ROUNDS,
+) -> tuple[dict[int, float], bool]:
+    """Seconds of a step for 1 row (plain) and the row counts of `ROWS` the nodes reach; whether all were measured well.
+
+    Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does
+    not reach are left out: large models measure few.
+    """
+    started = time.perf_counter()
+    context = max(1, min(context, _most_context(engine)))
+    engine.reset()
+    engine.prefill([1 % engine.vocab_size] * context, draft=False)
+    counts = _row_counts(engine.rows, len(nodes))
+    trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in counts if engine.rows is None}
+    trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + engine.gamma < engine.context_length}
+    samples: dict[int, list[float]] = {rows: [] for rows in trees}
+    for _ in range(rounds + 1):
+        for rows, tree in trees.items():
+            measured = sum(map(bool, samples.values()))
+            if time.perf_counter() - started < budget or measured < min(2, len(trees)):
+                samples[rows].append(_time_step(engine, tree, context))
+    engine.reset()
+    # The first call of a shape warms up; where there was no time for a second one, it has to do.
+    costs = {rows: statistics.median(seconds[1:] or seconds) for rows, seconds in sorted(samples.items()) if seconds}
+    if engine.rows is not None:  # every step is the same call
+        costs |= dict.fromkeys(counts, costs[1])
+    return costs, min(map(len, samples.values())) > ENOUGH
+
+
+def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
+    started, waited = (
+        time.perf_counter(),
+        engine.waited_seconds,
+    )  # the latter in line behind other sessions, which is no part of a step
+    engine.verify(np.arange(len(tree)) % engine.vocab_size, tree, draft=len(tree) > 1)
+    engine.keep((0,))
+    seconds = time.perf_counter() - started - (engine.waited_seconds - waited)
+    engine.rewind(context)
+    return seconds
+
+
+def _most_context(engine: OrtEngine) -> int:
+    """Tokens in the cache that leave room for the largest tree measured."""
+    return engine.context_length - (engine.rows or max(ROWS)) - engine.gamma - 1
+
+
+def _row_counts(fixed: int | None, available: int) -> list[int]:
+    """`fixed`: rows of every call, where the graph's shapes are."""
+    if fixed is not None:
+        return [min(fixed, available)]
+    return [n for n in ROWS if n <= available]
+
+
+def _cache_file(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None) -> Path:
+    parts = [cpu_model(), manifest.to_json(), provider, str(threads), import_onnxruntime().__version__]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return Path(cache_dir or cache.cache_dir()) / "calibration" / f"{key[:32]}.json"
+
+
+def _write(file: Path, costs: dict[int, float], least: float = 0.0) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(
+            file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}, "least": least})
+        )
+    except OSError:
+        pass  # a read-only home only means measuring again
+
+
+def _read(file: Path, rows: Sequence[int]) -> tuple[dict[int, float], float] | None:
+    """Costs and least chance from the cache; None where there are none or they make no sense."""
+    try:
+        raw = Fields(parse_json(file.read_bytes(), file.name), file.name)
+        raw.integer("format_version", 1, 1)
+        costs = Fields(raw.raw("costs"), "costs")
+        found = {int(n): costs.number(n, 1e-7, 1e4) for n in costs.values if int(n) in (1, *rows)}
+        least = raw.number("least", 0.0, 1.0)
+    except (OSError, ValueError, StreamspecError):
+        return None
+    return (found, least) if 1 in found else None

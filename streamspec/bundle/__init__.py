@@ -1,0 +1,1 @@
+"""The bundle and adapter formats: manifests, files, checks of untrusted input."""

@@ -1,0 +1,157 @@
+"""The adapter folder as a contract between training and export (docs/architecture.md): its file names and its
+configuration.
+
+Knows nothing about tensors; `streamspec.adapters.adapter_writer` writes them, `streamspec.export.weights.load_weights`
+reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamspec.bundle.manifest import METHODS
+from streamspec.errors import AdapterError
+from streamspec.json_fields import parse_object
+from streamspec.prompt.prompt_format import PromptFormat
+
+FORMAT_VERSION = 1
+TASK_CONFIG, TASK_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's own names
+STREAM_CONFIG, STREAM_WEIGHTS = "streamspec_config.json", "streamspec.safetensors"
+ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
+RESTORE = "train the adapter again or restore the file"
+MAX_RANK, MAX_PATTERN = 4096, 500
+# Settings of PEFT that import modules by name, copy layers, or compute something of the base while the LoRA is loaded:
+NOT_NEEDED = (
+    "megatron_config",
+    "layer_replication",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "arrow_config",
+    "runtime_config",
+)
+REPEATED_GROUP = re.compile(r"\)[*+{]")  # in a regular expression, what can take for ever
+
+
+def odd_draft_layer(
+    gamma: int, experts: int, active: int, contrast: bool, parallel: bool, two_lists: bool
+) -> tuple[str, str] | None:
+    """(found, expected) of a draft layer that cannot be, None of one that can."""
+    if not 1 <= active <= experts <= 64:
+        return f"{active} active of {experts} experts", "1 to 64 experts, no more active than there are"
+    if (contrast or two_lists) and active < 2:
+        return f"{'a contrast' if contrast else 'two lists'} with {active} active expert", "two at least"
+    if parallel and gamma < 2:
+        return f"a last place without a pass of its own, and gamma {gamma}", "gamma 2 at least"
+    return None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """`streamspec_config.json` of an adapter folder. `streams` is its section of that name, None for a plain
+    fine-tune.
+    """
+
+    path: Path
+    method: str
+    recipe: str | None
+    base_id: str
+    base_sha256: str
+    model_type: str
+    prompt_format: PromptFormat
+    streams: dict[str, Any] | None
+
+    @property
+    def has_task_lora(self) -> bool:
+        return (self.path / TASK_CONFIG).exists()
+
+    def check_base(self, id: str, sha256: str) -> None:
+        """Raises AdapterError unless the adapter was trained on the base with these weights."""
+        if self.base_sha256 != sha256:
+            raise AdapterError(
+                f"{self.path} was trained on {self.base_id} (weights {self.base_sha256[:12]})",
+                f"{id} (weights {sha256[:12]})",
+                "name the base it was trained on with --base",
+            )
+
+
+def read_adapter(path: Path) -> Adapter:
+    """Reads and checks the configuration of an adapter folder. Raises AdapterError."""
+    file = path / STREAM_CONFIG
+    if not file.exists():
+        raise AdapterError(f"{path} has no {file.name}", "an adapter folder of `streamspec train`", "check the path")
+    raw = read_json(file)
+    try:
+        found = Adapter(
+            path=path,
+            method=str(raw["method"]),
+            recipe=raw.get("recipe"),
+            base_id=str(raw["base"]["id"]),
+            base_sha256=str(raw["base"]["sha256"]),
+            model_type=str(raw["base"]["model_type"]),
+            prompt_format=PromptFormat(str(raw["prompt_format"]["kind"]), raw["prompt_format"].get("separator", "\n")),
+            streams=raw["streams"],
+        )
+        version = raw["format_version"]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AdapterError(f"{file}: {type(error).__name__} {error}", "an adapter's configuration", RESTORE) from None
+    if version != FORMAT_VERSION:
+        raise AdapterError(f"{path}: adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
+    if found.method not in METHODS or (found.method == "lora") == isinstance(found.streams, dict):
+        raise AdapterError(
+            f"{path}: method {found.method} with streams {'null' if found.streams is None else 'set'}",
+            f"one of {', '.join(METHODS)}; streams for all but lora",
+            RESTORE,
+        )
+    return found
+
+
+def check_task_lora(folder: Path) -> None:
+    """Raises AdapterError unless the task LoRA of `folder` is one, in safetensors, with no more in its configuration
+    than PEFT needs to apply it.
+    """
+    raw = read_json(folder / TASK_CONFIG)
+    ranks, alphas, start = (
+        raw.get("rank_pattern") or {},
+        raw.get("alpha_pattern") or {},
+        raw.get("init_lora_weights", True),
+    )
+    faults = [f"{name} {str(raw[name])[:60]}" for name in NOT_NEEDED if raw.get(name)]
+    if raw.get("peft_type") != "LORA":
+        faults.append(f"peft_type {str(raw.get('peft_type'))[:60]}")
+    if not isinstance(ranks, dict) or not all(
+        type(rank) is int and 1 <= rank <= MAX_RANK for rank in (raw.get("r"), *ranks.values())
+    ):
+        faults.append(f"ranks {str([raw.get('r'), ranks])[:60]}")
+    patterns = [
+        *(ranks if isinstance(ranks, dict) else ()),
+        *(alphas if isinstance(alphas, dict) else ()),
+        raw.get("target_modules"),
+        raw.get("exclude_modules"),
+    ]
+    if any(
+        isinstance(pattern, str) and (len(pattern) > MAX_PATTERN or REPEATED_GROUP.search(pattern))
+        for pattern in patterns
+    ):
+        faults.append("a pattern of modules that may take for ever")
+    if type(start) is not bool and start != "gaussian":
+        faults.append(f"init_lora_weights {str(start)[:60]}")
+    if not (folder / TASK_WEIGHTS).is_file():
+        faults.append(f"no {TASK_WEIGHTS}")
+    if faults:
+        raise AdapterError(
+            f"{folder}: {'; '.join(faults[:4])}", f"a plain LoRA of ranks up to {MAX_RANK} in {TASK_WEIGHTS}", RESTORE
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A configuration file of the adapter folder. Raises AdapterError where it is missing or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise AdapterError(f"{path}: {error}", "an adapter's configuration", RESTORE) from None
+    return parse_object(data, str(path), AdapterError, RESTORE)

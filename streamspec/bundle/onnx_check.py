@@ -1,0 +1,413 @@
+"""Reads a graph file before ONNX Runtime does, and refuses what no bundle of ours holds.
+
+A strict reader of protobuf's wire format for the part of ONNX that the exporter writes: known operators alone (no
+loops, no custom domains, no functions, in branches neither), tensors whose bytes are as many as their sizes say, and
+external data in the one file beside the graph, within its length. What it does not know it refuses, so that another
+reader cannot see more than this one. Knows nothing about what a graph computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL, Manifest
+from streamspec.errors import BundleError
+
+MAX_BYTES = 128 << 20  # weights lie beside the graph
+MAX_NODES = 500_000
+MAX_NESTING = 16  # of branches
+MAX_SIZE = 1 << 40  # of a dimension
+OPSETS = {"": range(18, 25), "com.microsoft": range(1, 2)}
+OPERATORS = {
+    "": {
+        "Abs",
+        "Add",
+        "And",
+        "ArgMax",
+        "Cast",
+        "Compress",
+        "Concat",
+        "Constant",
+        "Cos",
+        "CumSum",
+        "DequantizeLinear",
+        "Div",
+        "Equal",
+        "Erf",
+        "Exp",
+        "Expand",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Gemm",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "If",
+        "LayerNormalization",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "LogSoftmax",
+        "MatMul",
+        "Max",
+        "Min",
+        "Mul",
+        "NonZero",
+        "Not",
+        "Or",
+        "Pad",
+        "QuantizeLinear",
+        "Range",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceSum",
+        "Relu",
+        "Reshape",
+        "ScatterElements",
+        "ScatterND",
+        "Shape",
+        "Sigmoid",
+        "SimplifiedLayerNormalization",
+        "Sin",
+        "Size",
+        "Slice",
+        "Softmax",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tanh",
+        "TensorScatter",
+        "Tile",
+        "TopK",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+    },
+    "com.microsoft": {
+        "FastGelu",
+        "FusedMatMul",
+        "GatherBlockQuantized",
+        "Gelu",
+        "GroupQueryAttention",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QGemm",
+        "QuickGelu",
+        "RotaryEmbedding",
+        "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+    },
+}
+BITS = {
+    1: 32,
+    2: 8,
+    3: 8,
+    6: 32,
+    7: 64,
+    9: 8,
+    10: 16,
+    11: 64,
+    16: 16,
+    21: 4,
+    22: 4,
+}  # of a tensor's elements, by TensorProto.DataType
+ONE_BY_ONE = {4: 1, 7: 7}  # fields of a tensor with numbers one by one, and their type
+
+VARINT, WIDE, BYTES, NARROW = 0, 1, 2, 5  # wire types
+Span = tuple[int, int]
+Message = dict[int, list[int | Span]]
+
+# Fields that a message may have, by number: wire type, whether it may come more than once.
+ONCE, MANY = False, True
+MODEL_FIELDS = {
+    1: (VARINT, ONCE),
+    2: (BYTES, ONCE),
+    3: (BYTES, ONCE),
+    4: (BYTES, ONCE),
+    5: (VARINT, ONCE),
+    6: (BYTES, ONCE),
+    7: (BYTES, ONCE),
+    8: (BYTES, MANY),
+    14: (BYTES, MANY),
+}
+OPSET_FIELDS = {1: (BYTES, ONCE), 2: (VARINT, ONCE)}
+GRAPH_FIELDS = {
+    1: (BYTES, MANY),
+    2: (BYTES, ONCE),
+    5: (BYTES, MANY),
+    10: (BYTES, ONCE),
+    11: (BYTES, MANY),
+    12: (BYTES, MANY),
+    13: (BYTES, MANY),
+}
+NODE_FIELDS = {
+    1: (BYTES, MANY),
+    2: (BYTES, MANY),
+    3: (BYTES, ONCE),
+    4: (BYTES, ONCE),
+    5: (BYTES, MANY),
+    6: (BYTES, ONCE),
+    7: (BYTES, ONCE),
+}
+ATTRIBUTE_FIELDS = {
+    1: (BYTES, ONCE),
+    2: (NARROW, ONCE),
+    3: (VARINT, ONCE),
+    4: (BYTES, ONCE),
+    5: (BYTES, ONCE),
+    6: (BYTES, ONCE),
+    7: (NARROW, MANY),
+    8: (VARINT, MANY),
+    9: (BYTES, MANY),
+    13: (BYTES, ONCE),
+    20: (VARINT, ONCE),
+}
+TENSOR_FIELDS = {
+    1: (VARINT, MANY),
+    2: (VARINT, ONCE),
+    4: (NARROW, MANY),
+    7: (VARINT, MANY),
+    8: (BYTES, ONCE),
+    9: (BYTES, ONCE),
+    12: (BYTES, ONCE),
+    13: (BYTES, MANY),
+    14: (VARINT, ONCE),
+}
+ENTRY_FIELDS = {1: (BYTES, ONCE), 2: (BYTES, ONCE)}
+VALUE_FIELDS = {1: (BYTES, ONCE), 2: (BYTES, ONCE), 3: (BYTES, ONCE)}
+TYPE_FIELDS = {1: (BYTES, ONCE), 6: (BYTES, ONCE)}
+TENSOR_TYPE_FIELDS = {1: (VARINT, ONCE), 2: (BYTES, ONCE)}
+SHAPE_FIELDS = {1: (BYTES, MANY)}
+DIMENSION_FIELDS = {1: (VARINT, ONCE), 2: (BYTES, ONCE), 3: (BYTES, ONCE)}
+
+
+class _Odd(ValueError):
+    """What is wrong, in words."""
+
+
+def check_graphs(folder: Path, manifest: Manifest) -> None:
+    """Raises BundleError unless all graphs of the bundle in `folder` are as the exporter writes them, and they and
+    their data are listed in its manifest. Sizes of the files must have been checked (`bundle.verify_files`)."""
+    for name in (MODEL, CHOICE, COMPACT):
+        for part in (name, data_of(name)):
+            if part not in manifest.files and (folder / part).exists():
+                raise BundleError(
+                    f"a file {part} that the manifest does not list",
+                    "no other graphs and weights than it lists",
+                    "do not use this bundle",
+                )
+        if name in manifest.files:
+            beside = manifest.files.get(data_of(name))
+            check_graph(folder / name, beside.bytes if beside else 0)
+
+
+def data_of(graph: str) -> str:
+    """Name of the file with a graph's weights."""
+    return f"{graph}.data"
+
+
+def check_graph(file: Path, outside: int) -> None:
+    """Raises BundleError unless `file` is a graph as `streamspec export` writes them. `outside`: bytes of the file with
+    its weights.
+    """
+    try:
+        size = file.stat().st_size
+        if size > MAX_BYTES:
+            raise _Odd(f"{size} bytes, more than {MAX_BYTES}")
+        _Reader(file.read_bytes(), data_of(file.name), outside).model()
+    except OSError as error:
+        raise BundleError(f"{file}: {error.strerror}", "a readable graph", "export the bundle again") from None
+    except _Odd as error:
+        raise BundleError(
+            f"cannot load {file.name}: {error}",
+            "a graph as `streamspec export` writes it",
+            "do not use this bundle, or export it again",
+        ) from None
+
+
+class _Reader:
+    def __init__(self, data: bytes, beside: str, outside: int) -> None:
+        """`outside`: bytes of the file `beside` the graph."""
+        self.data, self.beside, self.outside, self.nodes = data, beside.encode(), outside, 0
+
+    def model(self) -> None:
+        model = self.message((0, len(self.data)), MODEL_FIELDS, "the model")
+        versions: dict[str, int] = {}
+        for span in _spans(model, 8):
+            opset = self.message(span, OPSET_FIELDS, "an opset")
+            domain, version = self.text(opset, 1, "an opset's domain"), _number(opset, 2)
+            if domain not in OPSETS or domain in versions or version not in OPSETS[domain]:
+                raise _Odd(f"operators of the domain {domain!r}, version {version}")
+            versions[domain] = version
+        if 7 not in model or "" not in versions:
+            raise _Odd("a model without a graph or without opsets")
+        self.graph(_spans(model, 7)[0], MAX_NESTING)
+
+    def graph(self, span: Span, nesting: int) -> None:
+        if not nesting:
+            raise _Odd(f"branches nested more than {MAX_NESTING} deep")
+        graph = self.message(span, GRAPH_FIELDS, "a graph")
+        for node in _spans(graph, 1):
+            self.node(node, nesting)
+        for tensor in _spans(graph, 5):
+            self.tensor(tensor)
+        for kind in (11, 12, 13):
+            for value in _spans(graph, kind):
+                self.value(value)
+
+    def node(self, span: Span, nesting: int) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _Odd(f"more than {MAX_NODES} nodes")
+        node = self.message(span, NODE_FIELDS, "a node")
+        domain, operator = self.text(node, 7, "a node's domain"), self.text(node, 4, "an operator")
+        if operator not in OPERATORS.get(domain, ()):
+            raise _Odd(f"the operator {f'{domain}.' if domain else ''}{operator}")
+        for attribute in _spans(node, 5):
+            found = self.message(attribute, ATTRIBUTE_FIELDS, "an attribute")
+            for tensor in _spans(found, 5):
+                self.tensor(tensor)
+            for graph in _spans(found, 6):
+                self.graph(graph, nesting - 1)
+
+    def tensor(self, span: Span) -> None:
+        tensor = self.message(span, TENSOR_FIELDS, "a tensor")
+        bits, count = BITS.get(_number(tensor, 2)), 1
+        if bits is None:
+            raise _Odd(f"a tensor of type {_number(tensor, 2)}")
+        for size in tensor.get(1, ()):
+            assert isinstance(size, int)
+            if size > MAX_SIZE or (count := count * size) > MAX_SIZE:
+                raise _Odd(f"a tensor with a size of {size}")
+        wanted = (count * bits + 7) // 8
+        if _number(tensor, 14):
+            self.external(tensor, wanted)
+            return
+        listed = [field for field in ONE_BY_ONE if field in tensor]
+        here = sum(end - start for start, end in _spans(tensor, 9)) + sum(
+            len(tensor[field]) * BITS[kind] // 8 for field, kind in ONE_BY_ONE.items() if field in tensor
+        )
+        if (
+            here != wanted
+            or 13 in tensor
+            or len(listed) + (9 in tensor) > 1
+            or any(ONE_BY_ONE[field] != _number(tensor, 2) for field in listed)
+        ):
+            raise _Odd(f"a tensor of {wanted} bytes with {here}")
+
+    def external(self, tensor: Message, wanted: int) -> None:
+        entries: dict[bytes, bytes] = {}
+        for span in _spans(tensor, 13):
+            entry = self.message(span, ENTRY_FIELDS, "a place of external data")
+            key, value = (self.bytes(entry, number) for number in (1, 2))
+            if key in entries or key not in (b"location", b"offset", b"length"):
+                raise _Odd(f"external data with {key[:40]!r}")
+            entries[key] = value
+        if entries.get(b"location") != self.beside or {9, *ONE_BY_ONE} & tensor.keys() or _number(tensor, 14) != 1:
+            raise _Odd(f"external data in {entries.get(b'location', b'')[:80]!r}")
+        numbers = [entries.get(key, b"") for key in (b"offset", b"length")]
+        if not all(number.isdigit() and len(number) < 16 for number in numbers):
+            raise _Odd(f"external data at {numbers[0][:40]!r}, {numbers[1][:40]!r} bytes")
+        offset, length = map(int, numbers)
+        if length != wanted or offset + length > self.outside:
+            raise _Odd(
+                f"a tensor of {wanted} bytes at {offset} with {length}, where {self.outside} lie beside the graph"
+            )
+
+    def value(self, span: Span) -> None:
+        value = self.message(span, VALUE_FIELDS, "a value")
+        for kind in _spans(value, 2):
+            for tensor in _spans(self.message(kind, TYPE_FIELDS, "a value's type"), 1):
+                found = self.message(tensor, TENSOR_TYPE_FIELDS, "a tensor's type")
+                if _number(found, 1) not in BITS:
+                    raise _Odd(f"a value of type {_number(found, 1)}")
+                for shape in _spans(found, 2):
+                    for size in _spans(self.message(shape, SHAPE_FIELDS, "a shape"), 1):
+                        if _number(self.message(size, DIMENSION_FIELDS, "a dimension"), 1) > MAX_SIZE:
+                            raise _Odd("a value with a negative or senseless dimension")
+
+    # ---- protobuf
+
+    def message(self, span: Span, known: dict[int, tuple[int, bool]], what: str) -> Message:
+        """Values of its fields by their number; spans of those that have a length."""
+        out: Message = {}
+        for number, wire, value in self.fields(*span):
+            expected, many = known.get(number, (None, False))
+            if wire == BYTES and expected in (VARINT, NARROW) and many:  # packed
+                assert isinstance(value, tuple)
+                out.setdefault(number, []).extend(
+                    self.packed(*value) if expected == VARINT else [0] * ((value[1] - value[0]) // 4)
+                )
+                continue
+            if wire != expected or (number in out and not many):
+                raise _Odd(f"{what} with an unknown or repeated field {number}")
+            out.setdefault(number, []).append(value)
+        return out
+
+    def fields(self, at: int, end: int) -> Iterator[tuple[int, int, int | Span]]:
+        data = self.data
+        while at < end:
+            tag = data[at]
+            at += 1
+            if tag > 127:
+                tag, at = self.varint(at - 1, end)
+            wire = tag & 7
+            if wire == BYTES:
+                length, at = (data[at], at + 1) if at < end and data[at] < 128 else self.varint(at, end)
+                if length > end - at:
+                    raise _Odd("a field longer than what is left")
+                yield tag >> 3, wire, (at, at + length)
+                at += length
+            elif wire == VARINT:
+                value, at = self.varint(at, end)
+                yield tag >> 3, wire, value
+            elif wire in (WIDE, NARROW):
+                at += 8 if wire == WIDE else 4
+                if at > end:
+                    raise _Odd("a number that is cut off")
+                yield tag >> 3, wire, 0
+            else:
+                raise _Odd(f"a field of wire type {wire}")
+
+    def packed(self, at: int, end: int) -> Iterator[int]:
+        while at < end:
+            value, at = self.varint(at, end)
+            yield value
+
+    def varint(self, at: int, end: int) -> tuple[int, int]:
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= end:
+                break
+            byte = self.data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value, at
+        raise _Odd("a number that is cut off or too long")
+
+    def bytes(self, message: Message, number: int) -> bytes:
+        return b"".join(self.data[start:end] for start, end in _spans(message, number))
+
+    def text(self, message: Message, number: int, what: str) -> str:
+        found = self.bytes(message, number)
+        try:
+            return found[:200].decode()
+        except UnicodeDecodeError:
+            raise _Odd(f"{what} that is no text") from None
+
+
+def _spans(message: Message, number: int) -> list[Span]:
+    return [value for value in message.get(number, ()) if isinstance(value, tuple)]
+
+
+def _number(message: Message, number: int) -> int:
+    """Of a field that comes at most once; 0 where it does not."""
+    value = message.get(number, [0])[0]
+    assert isinstance(value, int)
+    return value

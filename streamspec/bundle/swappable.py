@@ -1,0 +1,201 @@
+"""Adapters of a swappable bundle on disk: a folder each, in the bundle's `adapters/` or anywhere else, checked like a
+bundle.
+
+`adapter.json` says what the adapter is, whose graph it was made for and what its tensors' file weighs;
+`adapter.onnx_adapter` holds the tensors in ONNX Runtime's own format. Both are hostile on load. Knows nothing about
+graphs or tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from streamspec.atomic import sha256_file, write_text
+from streamspec.bundle.manifest import (
+    MODEL,
+    BaseInfo,
+    FileInfo,
+    Manifest,
+    StreamsInfo,
+    TreesInfo,
+    check_files,
+    plain_name,
+    read_base,
+    read_drafts,
+    read_prompt_format,
+    read_small,
+    regular_file,
+)
+from streamspec.errors import AdapterError, BundleError, ConfigError
+from streamspec.json_fields import Fields, parse_json
+from streamspec.prompt.prompt_format import PromptFormat
+
+FORMAT_VERSION = 1
+ADAPTERS, ADAPTER, TENSORS = "adapters", "adapter.json", "adapter.onnx_adapter"
+SCALES = "smoothing.safetensors"  # beside the graph: what further adapters are converted with
+METHODS = ("streaming", "lora")
+AGAIN = "make it again with `streamspec adapt`"
+
+
+@dataclass(frozen=True)
+class SwappableAdapter:
+    """`adapter.json`. `graph`: fingerprint of the graph that the tensors fit; `ranks`: of its parts, for the reader;
+    `file`: of the tensors.
+    """
+
+    base: BaseInfo
+    graph: str
+    method: str
+    prompt_format: PromptFormat
+    recipe: str | None = None
+    streams: StreamsInfo | None = None
+    trees: TreesInfo | None = None
+    ranks: dict[str, int] = field(default_factory=dict)
+    parity: dict[str, Any] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+    file: FileInfo | None = None
+    format_version: int = FORMAT_VERSION
+
+    def on(self, bundle: Manifest) -> Manifest:
+        """The bundle as it is with this adapter."""
+        drafter = self.method if self.streams else None
+        return replace(
+            bundle,
+            method=self.method,
+            recipe=self.recipe,
+            drafter=drafter,
+            prompt_format=self.prompt_format,
+            streams=self.streams,
+            trees=self.trees,
+            files=bundle.files | ({TENSORS: self.file} if self.file else {}),
+        )
+
+    def to_json(self) -> str:
+        """JSON text; raises ValueError on numbers JSON does not have."""
+        return json.dumps(asdict(self), indent=1, allow_nan=False, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, data: bytes | str, bundle: Manifest) -> SwappableAdapter:
+        """Raises AdapterError: for another base or graph than the bundle's, and, naming the field, for anything
+        malformed or that the bundle has no room for."""
+        raw = Fields(
+            parse_json(data.encode() if isinstance(data, str) else data, ADAPTER, AdapterError, AGAIN),
+            "adapter",
+            AdapterError,
+            AGAIN,
+        )
+        version = raw.integer("format_version", 1, 1 << 31)
+        if version != FORMAT_VERSION:
+            raise AdapterError(
+                f"a swappable adapter of format {version}",
+                f"format {FORMAT_VERSION}",
+                "update streamspec" if version > FORMAT_VERSION else AGAIN,
+            )
+        base, graph, room = read_base(raw), raw.digest("graph"), bundle.swappable
+        if base.sha256 != bundle.base.sha256:
+            raise AdapterError(
+                f"an adapter of {base.id} (weights {base.sha256[:12]})",
+                f"one of {bundle.base.id} (weights {bundle.base.sha256[:12]})",
+                "use it with a bundle of its base",
+            )
+        if graph != fingerprint(bundle):
+            raise AdapterError(
+                f"an adapter for the graph {graph[:12]}", f"one for {fingerprint(bundle)[:12]}, the bundle's", AGAIN
+            )
+        assert room is not None
+        method = raw.choice("method", METHODS)
+        streams, trees = read_drafts(raw, bundle.model)
+        if (streams is None) != (method == "lora") or (streams is None) != (trees is None):
+            raise AdapterError(
+                f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
+                "both for streaming, and only there",
+                AGAIN,
+            )
+        if streams is not None and (
+            streams.levels
+            or streams.ns not in room.ns
+            or streams.candidates != room.candidates
+            or streams.bigram > room.bigram
+            or streams.root_token > room.root_token
+            or streams.pruning > (room.pruning and streams.ns == room.ns[0])
+        ):
+            raise AdapterError(f"an adapter with {streams}", f"no more than the bundle has room for ({room})", AGAIN)
+        tensors = raw.nested("file")
+        return cls(
+            base=base,
+            graph=graph,
+            method=method,
+            prompt_format=read_prompt_format(raw),
+            recipe=raw.text("recipe", 64) if raw.optional("recipe") else None,
+            streams=streams,
+            trees=trees,
+            ranks={name: raw.nested("ranks").integer(name, 0, 1 << 20) for name, _ in raw.items("ranks", 16)},
+            parity=dict(raw.items("parity", 1000)),
+            tools={name: str(value) for name, value in raw.items("tools", 100)},
+            file=FileInfo(tensors.digest("sha256"), tensors.integer("bytes", 0, 1 << 40)),
+        )
+
+
+def fingerprint(bundle: Manifest) -> str:
+    """Of a bundle's graph and weights: an adapter's tensors are made for them."""
+    parts = [f"{name} {info.sha256}" for name, info in sorted(bundle.files.items()) if name.startswith(MODEL)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def check_swappable(bundle: Manifest) -> None:
+    """Raises ConfigError for a bundle whose adapter is merged."""
+    if bundle.swappable is None:
+        raise ConfigError(
+            "a bundle with its adapter merged",
+            "one of `streamspec export --swappable`",
+            "export it so, or leave the adapter out",
+        )
+
+
+def names(bundle: Path) -> list[str]:
+    """The adapters in a bundle's own folder, in order of their names."""
+    try:
+        return sorted(
+            one.name for one in (bundle / ADAPTERS).iterdir() if plain_name(one.name) and (one / ADAPTER).is_file()
+        )
+    except OSError:
+        return []
+
+
+def find(bundle: Path, adapter: str | Path) -> Path:
+    """The folder of an adapter: by its name in the bundle, or by a path of its own. Raises AdapterError."""
+    if isinstance(adapter, str) and plain_name(adapter) and (bundle / ADAPTERS / adapter / ADAPTER).is_file():
+        return bundle / ADAPTERS / adapter
+    if (Path(adapter) / ADAPTER).is_file():
+        return Path(adapter)
+    known = names(bundle)
+    raise AdapterError(
+        f"no adapter {str(adapter)!r}",
+        f"{', '.join(known) or 'a folder of `streamspec adapt`'}",
+        "correct the name or the path",
+    )
+
+
+def read(folder: Path, bundle: Manifest, hashes: bool = True) -> SwappableAdapter:
+    """The adapter in `folder`, its file's size and hash checked. Raises AdapterError."""
+    try:
+        found = SwappableAdapter.from_json(read_small(folder, ADAPTER, AGAIN), bundle)
+        assert found.file is not None
+        check_files({TENSORS: regular_file(folder, TENSORS, AGAIN)}, {TENSORS: found.file}, hashes, AGAIN)
+    except BundleError as error:
+        raise AdapterError(f"{folder}: {error.found}", error.expected, AGAIN) from None
+    return found
+
+
+def write(folder: Path, adapter: SwappableAdapter, bundle: Manifest) -> SwappableAdapter:
+    """Writes `adapter.json` beside the tensors that lie in `folder`; returns it with `file` filled in."""
+    tensors = folder / TENSORS
+    complete = replace(adapter, file=FileInfo(sha256_file(tensors), tensors.stat().st_size))
+    text = complete.to_json()
+    SwappableAdapter.from_json(text, bundle)  # one that we would refuse to load must not be written
+    write_text(folder / ADAPTER, text)
+    return complete

@@ -1,0 +1,134 @@
+"""Draft trees: which candidates of which stream a step verifies together.
+
+Node 0 is the root, a token already committed. A node at depth d holds candidate number `rank` of stream d, whatever its
+parent. Parents come before children. Knows nothing about tokens or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+MASKED = -1e4  # "may not see": finite, fits float16, and exp() of it is 0
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """`parents[i] < i` for every node but the root (whose parent is itself); siblings have distinct ranks.
+
+    Raises ValueError where that does not hold: trees from files are checked by `streamspec.bundle.manifest` first.
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parents or len(self.parents) != len(self.ranks):
+            raise ValueError(
+                f"a tree needs a root and one rank per node, not {len(self.parents)} and {len(self.ranks)}"
+            )
+        if self.parents[0] != 0 or self.ranks[0] != 0:
+            raise ValueError("node 0 is the root: its parent and rank are 0")
+        for i, (parent, rank) in enumerate(zip(self.parents[1:], self.ranks[1:], strict=True), start=1):
+            if not 0 <= parent < i:
+                raise ValueError(f"node {i} has parent {parent}; parents come before children")
+            if rank < 0:
+                raise ValueError(f"node {i} has rank {rank}")
+        if len(set(zip(self.parents[1:], self.ranks[1:], strict=True))) != len(self) - 1:
+            raise ValueError("two children of one node have the same rank")
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of every node; the root's is 0."""
+        out = [0]
+        for parent in self.parents[1:]:
+            out.append(out[parent] + 1)
+        return tuple(out)
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node: the number of streams the tree draws from."""
+        return max(self.depths)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Children of every node, in node order."""
+        out: list[list[int]] = [[] for _ in self.parents]
+        for i, parent in enumerate(self.parents[1:], start=1):
+            out[parent].append(i)
+        return tuple(tuple(c) for c in out)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root to `node`, both included."""
+        out = [node]
+        while out[-1] != 0:
+            out.append(self.parents[out[-1]])
+        return tuple(reversed(out))
+
+    def ranks_to(self, node: int) -> tuple[int, ...]:
+        """Ranks along the path below the root: what has to come true for `node` to be accepted."""
+        return tuple(self.ranks[i] for i in self.path(node)[1:])
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """bool [n, n]: entry [i, j] says that j is i or one of its ancestors."""
+        out = np.eye(len(self), dtype=bool)
+        for i, parent in enumerate(self.parents[1:], start=1):
+            out[i] |= out[parent]
+        return out
+
+    @cached_property
+    def _mask(self) -> np.ndarray:
+        out = np.where(self.ancestors, np.float32(0), np.float32(MASKED))
+        out.flags.writeable = False
+        return out
+
+    def mask(self) -> np.ndarray:
+        """float32 [n, n], read-only: 0 where row i may see row j (itself and its ancestors), -1e4 elsewhere."""
+        return self._mask
+
+    def depth_first(self) -> tuple[DraftTree, list[int]]:
+        """The same tree laid out depth-first, children in their order here, and the old number of every node.
+
+        With the likeliest children first, the likeliest path takes the first slots of the cache: nothing is copied
+        then.
+        """
+        order: list[int] = []
+        stack = [0]
+        while stack:
+            order.append(stack.pop())
+            stack += reversed(self.children[order[-1]])
+        slots = {node: slot for slot, node in enumerate(order)}
+        parents, ranks = (tuple(slots[self.parents[i]] for i in order), tuple(self.ranks[i] for i in order))
+        return DraftTree(parents, ranks), order
+
+    @classmethod
+    def from_nodes(cls, nodes: Sequence[Sequence[float]], n: int) -> DraftTree:
+        """The first `n` nodes (fewer if there are fewer) of a list of `(parent, rank, probability)` ordered by
+        probability.
+        """
+        parents, ranks, _ = zip(*nodes[:n], strict=True)
+        return cls(tuple(map(int, parents)), (0, *map(int, ranks[1:]))).depth_first()[0]
+
+
+def chain(gamma: int) -> DraftTree:
+    """The first guess of every stream, one after the other: gamma + 1 nodes."""
+    return DraftTree((0, *range(gamma)), (0,) * (gamma + 1))
+
+
+def cartesian(k: int, gamma: int) -> DraftTree:
+    """The papers' full tree: every combination of `k` candidates of `gamma` streams, 1 + k + k^2 + ... nodes."""
+    paths: list[tuple[int, ...]] = [()]
+    for depth in range(1, gamma + 1):
+        paths += product(range(k), repeat=depth)
+    paths.sort()  # lexicographic order is depth-first, first candidates first
+    index = {path: i for i, path in enumerate(paths)}
+    parents = tuple(index[path[:-1]] if path else 0 for path in paths)
+    return DraftTree(parents, tuple(path[-1] if path else 0 for path in paths))

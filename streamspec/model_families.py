@@ -1,0 +1,192 @@
+"""What tells the supported model families apart: where a Hugging Face causal LM keeps its parts, and how its layers are
+put together.
+
+One decoder template reads these descriptions, in training (`adapters/base_models/hf_decoder.py`) and in export
+(`export/layers/decoder_spec.py`). What the modules themselves tell (sizes, biases, scales) is not repeated here. Knows
+nothing about torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """Module names are below the causal LM (`stack`), below the stack, or below a layer."""
+
+    stack: str = "model"
+    layers: str = "layers"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    rotary: str | None = "rotary_emb"  # None: positions enter at the embedding only
+    position_table: str | None = None
+    position_offset: int = 0  # of the table's first row in use
+    cache_argument: str = "past_key_values"  # of a layer
+    layernorm: bool = False  # mean and bias too, instead of the root mean square alone
+    one_added: bool = False  # norms multiply by 1 + weight
+    attention: str = "self_attn"
+    attention_norm: str = "input_layernorm"
+    mlp_norm: str = "post_attention_layernorm"
+    shares_norm: bool | str = (
+        False  # in parallel layers the MLP reads what attention reads; a name: where this config switch is on
+    )
+    parallel: bool | str = (
+        False  # attention and MLP read the same residual stream; a name: where this config switch is on
+    )
+    attention_out_norm: str | None = None  # norms of what a half of the layer adds
+    mlp_out_norm: str | None = None
+    head_norms: tuple[str, ...] = ()  # of queries and keys, each head for itself
+    head_norm_switch: str | None = None  # config switch without which these are not there
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: tuple[str, ...] = ("self_attn.o_proj",)
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: tuple[str, ...] = ("mlp.down_proj",)
+    gated: bool = True
+    interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
+    window_switch: str | None = None  # config switch without which windows are off
+    only: Mapping[str, Any] = field(default_factory=dict)  # config fields of which one value is understood
+    ignored: frozenset[str] = (
+        frozenset()
+    )  # config fields that say nothing about the function computed, or nothing that modules do not
+
+    @property
+    def switches(self) -> set[str]:
+        """Config fields by which a family's members differ."""
+        return {
+            switch
+            for switch in (self.parallel, self.shares_norm, self.head_norm_switch, self.window_switch)
+            if isinstance(switch, str)
+        }
+
+    @property
+    def takes_draft_layer(self) -> bool:
+        """Whether a draft layer can start as its last layer: RMSNorm before each half, separate gate and up."""
+        return not self.layernorm and not self.mlp_out_norm and len(self.up) == 2
+
+
+_GEMMA = Family(
+    one_added=True,
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_out_norm="post_feedforward_layernorm",
+)
+_SUMMARY = ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
+
+FAMILIES = {
+    "llama": Family(ignored=frozenset({"pretraining_tp"})),
+    "mistral": Family(),
+    "qwen2": Family(window_switch="use_sliding_window", ignored=frozenset({"max_window_layers"})),
+    "qwen3": Family(
+        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+        window_switch="use_sliding_window",
+        ignored=frozenset({"max_window_layers"}),
+    ),
+    "phi": Family(
+        final_norm="final_layernorm",
+        layernorm=True,
+        parallel=True,
+        shares_norm=True,
+        out=("self_attn.dense",),
+        up=("mlp.fc1",),
+        down=("mlp.fc2",),
+        gated=False,
+        head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+        head_norm_switch="qk_layernorm",
+        ignored=frozenset({"embd_pdrop", "resid_pdrop"}),
+    ),
+    "phi3": Family(
+        qkv=("self_attn.qkv_proj",),
+        up=("mlp.gate_up_proj",),
+        ignored=frozenset({"embd_pdrop", "resid_pdrop", "original_max_position_embeddings"}),
+    ),
+    "opt": Family(
+        stack="model.decoder",
+        final_norm="final_layer_norm",
+        rotary=None,
+        position_table="embed_positions",
+        position_offset=2,
+        layernorm=True,
+        attention_norm="self_attn_layer_norm",
+        mlp_norm="final_layer_norm",
+        out=("self_attn.out_proj",),
+        up=("fc1",),
+        down=("fc2",),
+        gated=False,
+        only={"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
+        ignored=frozenset({"dropout", "enable_bias", "ffn_dim", "init_std", "layerdrop", "word_embed_proj_dim"}),
+    ),
+    "gpt2": Family(
+        stack="transformer",
+        layers="h",
+        embedding="wte",
+        final_norm="ln_f",
+        rotary=None,
+        position_table="wpe",
+        layernorm=True,
+        attention="attn",
+        attention_norm="ln_1",
+        mlp_norm="ln_2",
+        qkv=("attn.c_attn",),
+        out=("attn.c_proj",),
+        up=("mlp.c_fc",),
+        down=("mlp.c_proj",),
+        gated=False,
+        only={"add_cross_attention": False},
+        ignored=frozenset(
+            {
+                "attn_pdrop",
+                "embd_pdrop",
+                "resid_pdrop",
+                "layer_norm_epsilon",
+                "n_embd",
+                "n_head",
+                "n_inner",
+                "n_layer",
+                "n_positions",
+                "reorder_and_upcast_attn",
+                "scale_attn_by_inverse_layer_idx",
+                "scale_attn_weights",
+                *_SUMMARY,
+            }
+        ),
+    ),
+    "gemma2": replace(_GEMMA, only={"use_bidirectional_attention": None}),
+    "gemma3_text": replace(
+        _GEMMA,
+        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+        only={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
+        ignored=frozenset({"_sliding_window_pattern", "sliding_window_pattern"}),
+    ),
+    "stablelm": Family(
+        layernorm=True,
+        parallel="use_parallel_residual",
+        shares_norm="use_parallel_residual",
+        head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+        head_norm_switch="qk_layernorm",
+        ignored=frozenset({"hidden_dropout", "use_qkv_bias"}),
+    ),
+    "gpt_neox": Family(
+        stack="gpt_neox",
+        embedding="embed_in",
+        final_norm="final_layer_norm",
+        cache_argument="layer_past",
+        layernorm=True,
+        attention="attention",
+        parallel="use_parallel_residual",
+        qkv=("attention.query_key_value",),
+        out=("attention.dense",),
+        up=("mlp.dense_h_to_4h",),
+        down=("mlp.dense_4h_to_h",),
+        gated=False,
+        interleaved=True,
+        ignored=frozenset({"classifier_dropout", "hidden_dropout", "is_decoder", "rotary_pct", "rotary_emb_base"}),
+    ),
+}
+
+
+def switched(config: Any, switch: bool | str | None) -> bool:
+    """A fact of a family, or what the config switch of that name says."""
+    return bool(getattr(config, switch, False)) if isinstance(switch, str) else bool(switch)

@@ -1,0 +1,99 @@
+"""How a prompt becomes the text the model sees: raw with a separator, or through the model's chat template.
+
+Saved with adapter and bundle and used alike by train, generate and bench: a drafter trained on one format is useless in
+another. Templates come from files and are hostile: `streamspec.prompt.template_sandbox` renders them. Knows nothing
+about tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamspec.errors import ConfigError, DataError
+
+Message = Mapping[str, Any]
+KINDS = ("raw", "chat")
+MAX_TEMPLATE = 1 << 18  # characters
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """`raw`: the prompt and then `separator`. `chat`: the chat template with a generation prompt; `separator` is
+    unused.
+    """
+
+    kind: str = "raw"
+    separator: str = "\n"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"prompt format {self.kind!r}", " or ".join(KINDS), "choose one of them")
+        if not isinstance(self.separator, str):
+            raise ConfigError(f"separator {self.separator!r}", "a string", "correct the prompt format")
+
+    @property
+    def add_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its own special tokens: templates bring theirs along."""
+        return self.kind == "raw"
+
+    def render(
+        self, prompt: str | Sequence[Message], template: str | None = None, specials: Mapping[str, str] | None = None
+    ) -> str:
+        """Text given to the tokenizer.
+
+        `prompt` is a string or a list of messages (`role`, `content`). `specials` holds `bos_token`, `eos_token` and
+        the like for the template. Raises DataError on malformed messages or where the template refuses them,
+        ConfigError where the template is missing or broken.
+        """
+        if not isinstance(prompt, str):
+            check_messages(prompt)
+        if self.kind == "raw":
+            turns = [prompt] if isinstance(prompt, str) else [str(m["content"]) for m in prompt]
+            return "".join(turn + self.separator for turn in turns)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        return render_chat(messages, template, specials)
+
+
+def render_chat(messages: Sequence[Message], template: str | None, specials: Mapping[str, str] | None = None) -> str:
+    """Messages through a Hugging Face chat template, generation prompt added. Errors as in `PromptFormat.render`."""
+    if not template:
+        raise ConfigError(
+            "the prompt format is chat but there is no chat template", "chat_template.jinja", "use the raw format"
+        )
+    if len(template) > MAX_TEMPLATE:
+        raise ConfigError(
+            f"the chat template has {len(template)} characters", f"at most {MAX_TEMPLATE}", "use another template"
+        )
+    from streamspec.prompt.template_sandbox import TemplateRefusal, render
+
+    try:
+        return render(
+            template,
+            {
+                "bos_token": "",
+                "eos_token": "",
+                **(specials or {}),
+                "messages": list(messages),
+                "add_generation_prompt": True,
+            },
+        )
+    except TemplateRefusal as error:
+        raise DataError(f"the chat template refused the messages: {error}", "", "change the messages") from None
+    # Jinja is asked to compile and run what a stranger wrote: it asserts, and names things that are not there
+    except Exception as error:
+        raise ConfigError(
+            f"the chat template failed: {type(error).__name__} {error}",
+            "a working template",
+            "restore chat_template.jinja",
+        ) from None
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises DataError for anything but objects with a role and a content."""
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise DataError(
+                f"message {i} is {str(message)[:60]!r}", "an object with role and content", "correct the messages"
+            )

@@ -1,0 +1,57 @@
+"""The clock behind the learning rate, and which checkpoints count."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamspec.adapters.training.stage import COMPLETE, Clock, last_checkpoint, processor_time
+
+
+def test_learning_rate_warms_up_and_reaches_zero_with_the_steps() -> None:
+    clock = Clock(None, warmup=0.1)
+    factors = [clock.factor(step, 100) for step in range(101)]
+    assert factors[0] > 0 and factors[10] == pytest.approx(1.0) and factors[100] == 0
+    assert all(b > a for a, b in pairwise(factors[1:11]))
+    assert all(b < a for a, b in pairwise(factors[10:]))
+    assert [clock.factor(0, steps) for steps in (1, 4, 10)] == [1.0, 1.0, 1.0]  # a short run has no time to warm up
+
+
+def test_learning_rate_follows_the_clock_where_minutes_run_out_first() -> None:
+    now = [100.0]
+    clock = Clock(minutes=2, warmup=0.0, now=lambda: now[0])
+    now[0] += 60
+    assert clock.factor(1, 1000) == pytest.approx(0.5)
+    now[0] += 60
+    assert clock.factor(2, 1000) == 0
+
+
+def test_time_before_a_resume_counts() -> None:
+    clock = Clock(minutes=10, warmup=0.0, now=lambda: 0.0)
+    clock.before = 300.0
+    assert clock.factor(0, 1000) == pytest.approx(0.5)
+
+
+def test_processor_time_passes_only_while_this_process_computes() -> None:
+    clock = Clock(minutes=1, warmup=0.0, now=processor_time)
+    time.sleep(0.3)
+    idle = clock.elapsed()
+    started = time.process_time()
+    while time.process_time() < started + 0.3:
+        sum(range(1000))
+    assert idle < 0.1
+    assert clock.elapsed() - idle == pytest.approx(0.3 / torch.get_num_threads(), abs=0.1)
+
+
+def test_a_checkpoint_without_its_marker_does_not_count(tmp_path: Path) -> None:
+    for step, complete in ((9, True), (10, True), (200, False)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if complete:
+            (folder / COMPLETE).touch()
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    assert last_checkpoint(tmp_path / "none") is None

@@ -1,0 +1,267 @@
+"""bench on fake sessions: what is counted, who takes turns, how differences are judged."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamspec.runtime
+from streamspec.bench import bench
+from streamspec.bench import records as record
+from streamspec.bench.arms import Contender, SessionReferee, wide_narrow_difference
+from streamspec.bench.prompts import read_cases
+from streamspec.bench.report import Measure, Spread, figures
+from streamspec.bench.tie_breaker import first_difference, judge
+from streamspec.errors import ConfigError, ContextOverflow, DataError
+from streamspec.runtime import Pruning, Sampling
+from tests.support.fake_session import FakeSession
+
+
+class Script:
+    """A referee with fixed answers."""
+
+    def __init__(self, margins: dict[int, float], again: list[list[int]], limit: float = 0.1) -> None:
+        self.margins, self.again, self.limit, self.asked = margins, again, limit, 0
+
+    def margin(self, prompt: Any, prefix: Any) -> float:
+        return self.margins[len(prefix)]
+
+    def tolerance(self) -> float:
+        return self.limit
+
+    def speculate(self, prompt: Any, prefix: Any, limit: int) -> list[int]:
+        self.asked += 1
+        return self.again.pop(0)
+
+
+def test_equal_outputs_ask_nobody() -> None:
+    assert judge([1], [2, 3], [2, 3], Script({}, [])).identical
+
+
+def test_after_a_near_tie_plains_tokens_are_fed_again() -> None:
+    referee = Script({1: 0.05, 3: 0.02}, again=[[7, 99, 5], [5]])
+    verdict = judge([1], [4, 6, 7, 8, 5], [4, 66, 0], referee)
+    assert (verdict.near_ties, verdict.mismatches, verdict.margins) == (2, 0, (0.05, 0.02))
+    assert not verdict.identical and referee.asked == 2
+
+
+def test_a_clear_margin_is_a_mismatch() -> None:
+    verdict = judge([1], [4, 6], [4, 5], Script({1: 0.2}, []))
+    assert (verdict.near_ties, verdict.mismatches) == (0, 1)
+
+
+def test_a_near_tie_does_not_excuse_what_comes_after() -> None:
+    verdict = judge([1], [4, 6, 7], [5, 6, 7], Script({0: 0.05, 1: 3.0}, again=[[9, 7]]))
+    assert (verdict.near_ties, verdict.mismatches) == (1, 1)
+
+
+@pytest.mark.parametrize("other", [[4], [4, 6, 7]])
+def test_an_output_that_just_stops_or_goes_on_is_a_mismatch(other: list[int]) -> None:
+    assert judge([1], [4, 6], other, Script({}, [])).mismatches == 1
+
+
+def test_a_near_tie_in_the_last_token_ends_the_comparison() -> None:
+    assert judge([1], [4, 6], [4, 5], Script({1: 0.05}, [])).near_ties == 1
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1], [1, 3]) == 1
+
+
+def measure(new: int, steps: int, decode: float, plain_steps: int = 0, prefill: float = 1.0) -> Measure:
+    return Measure(new, steps, new - 1 - plain_steps if steps else 0, plain_steps, prefill, decode, decode / 2)
+
+
+def test_figures_pool_prompts_and_take_the_median_over_passes() -> None:
+    plain = [[measure(11, 0, 10.0, 10), measure(5, 0, 4.0, 4)]] * 3
+    fast = [[measure(11, 2, d, prefill=1.0), measure(5, 2, d)] for d in (1.0, 2.0, 3.5)]
+    one = figures("x", fast, plain)
+    assert one.tokens_per_step == pytest.approx(14 / 4)  # first tokens do not count
+    assert one.call_reduction == pytest.approx(16 / 6)  # prefills do
+    assert one.speedup == Spread(14 / 4, 2.0, 7.0)
+    assert one.speedup_total.median == pytest.approx((14 + 2) / (4 + 2))
+    assert one.step_ms == pytest.approx(1000 * 4.0 / 4)
+    assert one.host_share == pytest.approx(0.5)
+
+
+def test_plain_against_itself_is_one() -> None:
+    plain = [[measure(11, 0, 10.0, 10)]]
+    one = figures("plain", plain, plain)
+    assert (one.tokens_per_step, one.call_reduction, one.speedup) == (1.0, 1.0, Spread(1.0, 1.0, 1.0))
+
+
+# ---- the whole run
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "p.jsonl"
+    rows = [
+        {"prompt": "a bb ccc", "completion": "x"},
+        {"prompt": "dddd e", "completion": "y", "references": ["y", "z"]},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **sessions: FakeSession) -> None:
+    monkeypatch.setattr(streamspec.runtime, "load", lambda path, **_: sessions[str(path)])
+
+
+def test_bench_counts_and_compares(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, other = FakeSession(), FakeSession(seconds=(0.2, 9.0))
+    use(monkeypatch, mine=session, other=other)
+    report = bench("mine", prompts, repeats=2, also=["other"], rows=[4], save_outputs=tmp_path / "o.jsonl")
+    result = report.to_json()
+    assert (result["prompts"], result["repeats"], result["identical"], result["mismatches"]) == (2, 2, 1.0, 0)
+    assert result["tokens_per_step"] == pytest.approx(1.9, abs=0.11)
+    assert result["speedup"] == pytest.approx(
+        4 * result["tokens_per_step"], rel=1e-3
+    )  # steps at a quarter of the price
+    assert result["speedup_over_fastest_plain"]["median"] == pytest.approx(result["speedup"] / 2, rel=1e-3)
+    assert result["fastest_plain"] == "other" and result["rows"][0]["name"] == "4 rows"
+    assert result["host_share"] == pytest.approx(0.25) and result["tolerance"] is None
+    assert result["quality"]["em"] == 0.0 and result["quality"]["scored"] == 2
+    assert not any(other.calls)  # other bundles only decode plainly
+    saved = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    assert [row["references"] for row in saved] == [["x"], ["y", "z"]]
+    stable = (
+        "tokens_per_step speedup speedup_min speedup_max plain_tokens_per_s spec_tokens_per_s identical "
+        "near_ties mismatches"
+    )
+    stable += " prompts new_tokens step_ms plain_ms host_share peak_rss_mb quality provider"
+    assert set(stable.split()) <= set(result)
+
+
+def test_categories_are_measured_apart_and_without_looping_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, mine=FakeSession())
+    looping = iter([True, False, False])
+    monkeypatch.setattr(record, "loops", lambda tokens: next(looping))
+    rows = [{"category": name, "turns": [text]} for name, text in (("math", "a b"), ("qa", "c"), ("math", "d e f"))]
+    found = bench("mine", write(tmp_path / "spec.jsonl", *rows), repeats=1).to_json()["categories"]
+    assert {name: part["prompts"] for name, part in found.items()} == {"math": 2, "qa": 1, "without looping answers": 2}
+    assert all(part["tokens_per_step"] > 1.5 and part["speedup"] > 4 for part in found.values())
+
+
+def test_contenders_change_places(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FakeSession()
+    use(monkeypatch, mine=session)
+    bench("mine", prompts, repeats=2)
+    # warm-up; first pass; second pass
+    assert session.calls == [False, True, False, True, True, False, True, False, False, True]
+
+
+def test_a_difference_within_the_tolerance_is_a_near_tie(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FakeSession(wrong_at=6, margin=0.01)
+    session.engine.wobble = 0.02
+    use(monkeypatch, mine=session)
+    result = bench("mine", prompts, repeats=1).to_json()
+    assert (result["near_ties"], result["mismatches"], result["identical"]) == (2, 0, 0.0)
+    assert result["tolerance"] == pytest.approx(0.04, rel=1e-3)
+    assert result["largest_near_tie"] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_real_difference_is_a_mismatch(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, mine=FakeSession(wrong_at=6))
+    result = bench("mine", prompts, repeats=1).to_json()
+    assert (result["near_ties"], result["mismatches"], result["identical"]) == (0, 2, 0.0)
+
+
+def test_a_prompt_too_long_is_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = FakeSession()
+    use(monkeypatch, mine=session)
+    file = tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "word " * n}) + "\n" for n in (3, 150)))
+    with pytest.raises(ContextOverflow, match="row 2 .* 150 tokens"):
+        bench("mine", file)
+    assert not session.calls
+
+
+def test_two_sides_of_one_name_are_refused(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, mine=FakeSession(), plain=FakeSession())
+    for wrong in ({"rows": [8, 8]}, {"also": ["plain"]}):
+        with pytest.raises(ConfigError, match="two sides"):
+            bench("mine", prompts, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_seed_that_nothing_draws_with_leaves_near_ties_alone() -> None:
+    session, prompt = FakeSession(margin=0.25, wrong_at=3), [1, 2]
+    for sampling, margin in (
+        (Sampling(seed=5), 0.25),
+        (Sampling(repetition_penalty=1.1), math.inf),
+        (Sampling(1.0, seed=5), math.inf),
+    ):
+        referee = SessionReferee(Contender("x", session, True, sampling), [])  # type: ignore[arg-type]
+        assert referee.margin(prompt, [7]) == margin
+
+
+def test_what_one_side_learns_no_other_knows(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, seen = FakeSession(), []
+    generate = session.generate
+    monkeypatch.setattr(session, "generate", lambda *a, **k: (seen.append(id(session.learnt)), generate(*a, **k))[1])
+    use(monkeypatch, mine=session)
+    bench("mine", prompts, repeats=2, rows=[4])
+    assert len(set(seen)) == 3 and len(seen) == 15
+
+
+def test_wide_and_narrow_rows_are_compared_over_the_rows_asked_for() -> None:
+    session = FakeSession()
+    session.engine.wobble = 0.5
+    assert wide_narrow_difference(session, [[1, 2, 3], [4, 5]], rows=4) == pytest.approx(0.5)  # type: ignore[arg-type]
+
+
+def test_forced_rows_are_given_back() -> None:
+    session = FakeSession(rows="own", pruning="own", learnt="own")
+    Contender("2 rows", session, True, rows=2, pruning=Pruning(3)).answer("a b", 4)  # type: ignore[arg-type]
+    assert (session.rows, session.calibration, session.pruning, session.learnt) == ("own", None, "own", "own")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"limit": 0}, {"repeats": 0}, {"max_new_tokens": 0}, {"rows": [0]}, {"prune": [-0.1]}, {"prune": [1.5]}]
+)
+def test_senseless_options_are_refused(prompts: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        bench("mine", prompts, **wrong)
+
+
+# ---- prompts
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_turns_become_a_conversation(tmp_path: Path) -> None:
+    (case,) = read_cases(write(tmp_path / "t.jsonl", {"question_id": 1, "category": "math", "turns": ["one", "two"]}))
+    assert case.category == "math" and case.prompt(0, []) == "one"
+    roles = [(m["role"], m["content"]) for m in case.prompt(1, ["first"])]
+    assert roles == [("user", "one"), ("assistant", "first"), ("user", "two")]
+
+
+def test_the_last_message_is_the_reference(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    (case,) = read_cases(write(tmp_path / "m.jsonl", {"messages": messages}))
+    assert case.turns == [messages[:1]] and case.references == ["hello"]
+
+
+def test_a_document_gives_its_beginning(tmp_path: Path) -> None:
+    (case,) = read_cases(write(tmp_path / "d.jsonl", {"text": "x" * 30}))
+    assert case.turns == ["x" * 15] and case.references == []
+
+
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "p.jsonl", {"prompt": "a", "completion": "b"})
+    file.write_text(file.read_text() + "{oops\n")
+    with pytest.raises(DataError, match=r"p\.jsonl, line 2"):
+        read_cases(file)

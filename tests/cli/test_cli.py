@@ -1,0 +1,224 @@
+"""The command line: errors in one line, exit codes, flags that follow the schema."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import streamspec.bench
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.cli import app, train
+from streamspec.cli.bench import parse_rows
+from streamspec.cli.errors import guarded
+from streamspec.errors import ConfigError, StreamspecError
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def one_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("streamspec: "), text
+    return lines[0]
+
+
+def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    result = run("inspect", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "nowhere does not exist" in one_line(result.stderr)
+
+
+def test_no_traceback_in_a_real_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "streamspec", "inspect", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "neither manifest.json nor streamspec_config.json" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("command", "raised", "code", "says"),
+    [
+        ("train", StreamspecError("found", "that", "do this"), 2, "found; expected that; do this"),
+        ("train", KeyboardInterrupt(), 130, "interrupted"),
+        (
+            "export",
+            OSError(errno.ENOSPC, "No space left on device", "model.onnx"),
+            2,
+            "model.onnx: No space left on device",
+        ),
+        ("train", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[train]"'),
+        ("export", ModuleNotFoundError("", name="torch"), 2, 'pip install "streamspec[export]"'),
+        ("serve", ModuleNotFoundError("", name="uvicorn"), 2, 'pip install "streamspec[serve]"'),
+        ("bench", ModuleNotFoundError("", name="rouge_score.x"), 2, 'pip install "streamspec[bench]"'),
+    ],
+)
+def test_failures_become_a_line_and_a_code(
+    command: str, raised: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise raised
+
+    with pytest.raises(SystemExit) as caught:
+        guarded(command, fail)()
+    assert caught.value.code == code
+    assert says in one_line(capsys.readouterr().err)
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    def fail() -> None:
+        raise ModuleNotFoundError("No module named 'streamspec.typo'", name="streamspec.typo")
+
+    with pytest.raises(ModuleNotFoundError):
+        guarded("export", fail)()
+
+
+def test_importing_the_command_line_imports_no_heavy_package() -> None:
+    heavy = "torch transformers peft onnx onnxruntime matplotlib rich"
+    code = f"import sys, streamspec.cli; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == streamspec.__version__
+
+
+# ---- train: flags = YAML keys = fields
+
+
+def test_every_field_of_the_schema_is_a_flag() -> None:
+    names = set(train.signature().parameters)
+    assert names == {f.name for f in fields(TrainConfig)} | {"config", "json"}
+
+
+def test_the_help_of_a_flag_stands_at_its_field() -> None:
+    helps = {field.name: field.metadata.get("help", "") for field in fields(TrainConfig)}
+    assert "number of streams" in helps["gamma"]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
+    """Catches the config instead of training."""
+    import streamspec.adapters.train as module
+
+    seen: list[TrainConfig] = []
+    monkeypatch.setattr(module, "train", lambda config: seen.append(config) or {"val_loss": 0.5, "minutes": 3.2})
+    return seen
+
+
+def test_training_ends_with_what_it_reached(tmp_path: Path, trained: list[TrainConfig]) -> None:
+    result = run("train", "--base", "b", "--data", "d", "--out", tmp_path / "o")
+    assert result.exit_code == 0, result.stderr
+    assert (
+        result.stdout.split("\n")[0]
+        == f"wrote {tmp_path / 'o'} in 3 minutes; on validation data: next-token loss 0.500"
+    )
+    streams = {"val_loss": 1.25, "minutes": 40.1, "tau": 3.456, "tau_rows": 16, "per_stream_accuracy": [0.9, 0.812]}
+    line = train.summary(streams, trained[0]).split("\n")[0]
+    assert "simulated tau 3.46 (tree of 16 rows)" in line and line.endswith("first guess: 0.90 0.81")
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path, trained: list[TrainConfig]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("base: b\ndata: d.jsonl\ngamma: 2\nmax-minutes: 3\nroot_token: true\nlr: 1e-3\nresume: true\n")
+    result = run("train", "--config", file, "--out", "o", "--gamma", "3", "--no-root-token", "--no-resume", "--json")
+    assert result.exit_code == 0, result.stderr
+    (config,) = trained
+    assert (config.base, config.gamma, config.max_minutes, config.root_token) == ("b", 3, 3, False)
+    assert config.lr == 1e-3 and not config.resume  # YAML takes 1e-3 for text
+    assert config.stream_lr == TrainConfig(base="b", data=Path("d"), out=Path("o")).stream_lr
+    assert json.loads(result.stdout.splitlines()[-1]) == {"val_loss": 0.5, "minutes": 3.2}
+
+
+@pytest.mark.parametrize(
+    ("yaml", "says"),
+    [
+        ("gama: 3", "unknown option gama"),
+        ("[1]", "holds a list"),
+        ("a: [", "expected YAML"),
+        ("gamma: 99", "gamma = 99"),
+        ("gamma: 2.5", "gamma = 2.5; expected a whole number"),
+        ("lr: fast", "lr = 'fast'; expected a number"),
+        ("resume: 1", "resume = 1; expected true or false"),
+        ("val-rows: 0", "val_rows = 0"),
+    ],
+)
+def test_a_wrong_file_is_one_line(yaml: str, says: str, tmp_path: Path, trained: list[TrainConfig]) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml)
+    result = run("train", "--config", file, "--base", "b", "--data", "d", "--out", "o")
+    assert result.exit_code == 2 and says in one_line(result.stderr)
+    assert not trained
+
+
+def test_what_is_missing_is_named(trained: list[TrainConfig]) -> None:
+    assert "data, out missing" in one_line(run("train", "--base", "b").stderr)
+
+
+# ---- the other commands
+
+
+def test_generate_refuses_an_empty_prompt(tmp_path: Path) -> None:
+    result = run("generate", tmp_path, "--prompt", " ")
+    assert result.exit_code == 2 and "empty prompt" in one_line(result.stderr)
+
+
+@pytest.mark.parametrize(("chosen", "forced", "code"), [(0, 0, 0), (1, 0, 1), (0, 2, 1)])
+def test_bench_exits_1_on_any_mismatch_and_ends_with_json(
+    chosen: int, forced: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Report:
+        mismatches = chosen
+        rows = (SimpleNamespace(mismatches=forced),)
+
+        def to_json(self) -> dict[str, Any]:
+            return {"mismatches": chosen}
+
+    monkeypatch.setattr(streamspec.bench, "bench", lambda *_, **__: Report())
+    result = run("bench", "b", "--prompts", "p", "--json")
+    assert result.exit_code == code and json.loads(result.stdout.splitlines()[-1]) == {"mismatches": chosen}
+
+
+def test_outputs_for_a_folder_that_is_not_there_are_refused_before_measuring(tmp_path: Path) -> None:
+    result = run("bench", tmp_path, "--prompts", "p", "--save-outputs", tmp_path / "no" / "o.jsonl")
+    assert result.exit_code == 2 and "no is no folder" in one_line(result.stderr)
+
+
+def test_rows_are_whole_numbers_with_commas() -> None:
+    assert parse_rows("1,2, 16") == [1, 2, 16] and parse_rows(None) == []
+    with pytest.raises(ConfigError, match="--rows 1,x"):
+        parse_rows("1,x")
+
+
+def test_inspect_describes_an_adapter(tmp_path: Path) -> None:
+    config = {
+        "format_version": 1,
+        "method": "streaming",
+        "recipe": "staged",
+        "base": {"id": "tiny", "sha256": "ab" * 32, "model_type": "llama"},
+        "prompt_format": {"kind": "raw", "separator": "\n"},
+        "streams": {"gamma": 2, "ns": 3, "scale": 1.5, "lora": {"rank": 4, "alpha": 4.0}, "draft_vocab": None},
+    }
+    (tmp_path / "streamspec_config.json").write_text(json.dumps(config))
+    (tmp_path / "acceptance.json").write_text(
+        json.dumps({"gamma": 2, "max_rank": 4, "ranks": [[[0, 1], [0, -2], [-2, -2]]]})
+    )
+    result = run("inspect", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert "2 over the last 3 layers" in result.stdout and "the untouched base" in result.stdout
+    heads = {"gamma": 4, "own_heads": True, "draft_vocab": 9, "bigram": None}
+    (tmp_path / "streamspec_config.json").write_text(json.dumps(config | {"method": "medusa", "streams": heads}))
+    result = run("inspect", tmp_path)
+    assert result.exit_code == 0 and "4, a matrix each" in result.stdout, result.stderr
+    (tmp_path / "streamspec_config.json").write_text(json.dumps({"base": {}}))
+    assert run("inspect", tmp_path).exit_code == 2

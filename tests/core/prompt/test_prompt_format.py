@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from streamspec.errors import ConfigError, DataError
+from streamspec.prompt.prompt_format import PromptFormat
+
+CHATML = (
+    "{%- for message in messages %}\n"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}\n"
+    "{%- endfor %}\n"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+def test_raw_is_the_prompt_and_the_separator() -> None:
+    assert PromptFormat("raw", "\n>").render("name[Wok]") == "name[Wok]\n>"
+    assert (
+        PromptFormat("raw", "|").render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        == "a|b|"
+    )
+    assert PromptFormat("raw").add_special_tokens and not PromptFormat("chat").add_special_tokens
+
+
+def test_chat_goes_through_the_template_with_a_generation_prompt() -> None:
+    expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert PromptFormat("chat").render("hi", CHATML) == expected
+    assert PromptFormat("chat").render([{"role": "user", "content": "hi"}], CHATML) == expected
+
+
+def test_templates_see_the_usual_globals() -> None:
+    template = (
+        "{{ bos_token }}{% generation %}{{ messages | tojson }}{% endgeneration %}{{ eos_token }}"
+        "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}{{ strftime_now('%Y') | "
+        "length }}"
+    )
+    text = PromptFormat("chat").render(
+        [{"role": "user", "content": "<é>"}], template, {"bos_token": "<s>", "eos_token": "</s>"}
+    )
+    assert text == '<s>[{"role": "user", "content": "<é>"}]</s>014'
+
+
+def test_sums_and_printf_work_as_ever() -> None:
+    template = "{{ 'a' ~ 1 ~ missing ~ 'é' }}{{ '%s-%03d'|format('x', 7) }}{{ '%d%%' % 5 }}{{ [1] + [2] }}{{ 1 + 2 }}"
+    assert PromptFormat("chat").render("hi", template) == "a1éx-0075%[1, 2]3"
+
+
+def test_a_template_may_refuse_messages() -> None:
+    with pytest.raises(DataError, match="roles must alternate"):
+        PromptFormat("chat").render("hi", "{{ raise_exception('roles must\nalternate') }}")
+
+
+@pytest.mark.parametrize("messages", [["hi"], [{"role": "user"}], [{"content": "x"}], [{"role": 1, "content": "x"}]])
+def test_malformed_messages_are_refused(messages: list[object]) -> None:
+    for kind in ("raw", "chat"):
+        with pytest.raises(DataError, match="message 0"):
+            PromptFormat(kind).render(messages, CHATML)  # type: ignore[arg-type]
+
+
+def test_missing_templates_and_unknown_kinds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="chat template"):
+        PromptFormat("chat").render("hi")
+    with pytest.raises(ConfigError, match="raw or chat"):
+        PromptFormat("cooked")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 'x' * 10**10 }}",
+        "{{ 9 ** 64 ** 64 ** 64 }}",
+        "{{ [0] * 999999999 }}",
+        "{% for i in range(10**9) %}{% endfor %}",
+        "{{ undefined.attribute }}",
+        "{% if %}",
+        "{{ 1 / 0 }}",
+        "{% include '/etc/passwd' %}",
+        "{{ messages[0].content.format(messages) ~ '{0.__class__.__mro__}'.format(1) }}",
+        "x" * (1 << 21),
+        "{{ 'a'|center(300000000) }}",
+        "{{ 'a'.ljust(300000000) }}",
+        "{{ [1]|batch(300000000, ' ')|list }}",
+        "{{ 'a\nb'|indent(300000000) }}",
+        "{{ messages|tojson(indent=300000000) }}",
+        "{{ lipsum(n=100000) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'a' * 1000 }}{% endfor %}{% endfor %}",
+        "{% break %}",
+        "{{ '%300000000d'|format(1) }}",
+        "{{ '%-300000000d' % 1 }}",
+        "{{ '%*d' % (300000000, 1) }}",
+        "{{ '{:>300000000}'.format(1) }}",
+        "{% set ns = namespace(x='aaaa') %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x='aaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    ],
+)
+def test_hostile_and_broken_templates_fail_in_one_line(template: str) -> None:
+    started = time.perf_counter()
+    with pytest.raises(ConfigError) as caught:
+        PromptFormat("chat").render("hi", template)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+    assert time.perf_counter() - started < 20

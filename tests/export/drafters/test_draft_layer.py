@@ -1,0 +1,118 @@
+"""The draft layer's graph against the model that was trained, level by level."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from streamspec import model_families as families
+from streamspec.adapters.drafters.draft_layer import JakiroConfig, JakiroModel
+from streamspec.draft_tree import DraftTree
+from streamspec.export.drafters.draft_layer import JakiroSpec
+from streamspec.export.validate.reference import LayerOracle
+from tests.support.tiny_exports import FAMILIES, VOCAB, build, tiny_model
+
+CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
+GAMMA, WRONG = 4, 5
+SHAPES = [
+    {},
+    {"experts": 1, "active": 1, "contrast": False, "parallel": False},
+    {"experts": 1, "active": 1, "contrast": False},
+    {"experts": 4, "active": 2},
+    {"experts": 3, "active": 3, "contrast": False},
+    {"parallel": False},
+    {"taps": (3,)},
+    {"taps": (1, 3, 2)},
+    {"prefix_attention": True},
+    {"prefix_attention": True, "parallel": False},
+    {"prefix_attention": True, "experts": 1, "active": 1, "contrast": False, "parallel": False},
+    {"taps": (4,)},
+    {"gamma": 2},
+    {"gamma": 2, "prefix_attention": True, "taps": (2, 1)},
+    {"gamma": 1, "parallel": False},
+    {"two_lists": True},
+    {"two_lists": True, "contrast": False},
+    {"two_lists": True, "parallel": False},
+    {"two_lists": True, "parallel": False, "contrast": False},
+    {"two_lists": True, "experts": 4, "active": 3},
+    {"two_lists": True, "gamma": 1, "parallel": False, "contrast": False},
+    {"prefix_attention": True, "own_heads": True, "experts": 1, "active": 1, "contrast": False, "parallel": False},
+    {"prefix_attention": True, "own_heads": True},
+    {"own_heads": True, "two_lists": True},
+]
+
+
+def trained(family: str, **shape: object) -> JakiroModel:
+    torch.manual_seed(1)
+    model = JakiroModel(tiny_model(family), JakiroConfig(**{"gamma": GAMMA} | shape)).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.drafter_tensors().values():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def spec_of(model: JakiroModel, draft_vocab: np.ndarray | None = None) -> JakiroSpec:
+    shape = model.config
+    tensors = {name: value.detach().numpy() for name, value in model.drafter_tensors().items()}
+    return JakiroSpec(
+        gamma=shape.gamma,
+        taps=shape.taps,
+        active=shape.active,
+        contrast=shape.contrast,
+        parallel=shape.parallel,
+        two_lists=shape.two_lists,
+        prefix_attention=shape.prefix_attention,
+        own_heads=shape.own_heads,
+        tensors=tensors,
+        draft_vocab=draft_vocab,
+    )
+
+
+def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:
+    """A prompt, then a tree whose right path stops at its second node: levels behind that node."""
+    built = build(folder, model.model, spec_of(model, draft_vocab))
+    candidates, stepper = min(10, VOCAB if draft_vocab is None else len(draft_vocab)), built.stepper()
+    with torch.no_grad():
+        ids = CONTEXT.tolist()
+        for _ in range(4):  # the greedy continuation
+            ids.append(int(model.model(torch.tensor([ids])).logits[0, -1].argmax()))
+    root, first, second, after = ids[len(CONTEXT) :]
+    stepper.prefill(CONTEXT, next_ids=np.append(CONTEXT[1:], -1))
+    tree = DraftTree((0, 0, 1, 0, 2), (0, 0, 0, 1, 0))
+    tokens = np.array([root, first, second, (first + 1) % VOCAB, (after + 1) % VOCAB])
+    out = stepper.step(tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents), streams=1)
+    assert int(out["accepted_node"][0]) == 2
+    assert len(out["candidates"]) == len(out["origins"]) == sum(built.streams.levels)
+    offered = np.arange(VOCAB) if draft_vocab is None else draft_vocab
+    rows = LayerOracle(built.model, built.streams).guesses(np.array(ids[:-1]), after, out)
+    paths, start = np.zeros(1), 0
+    for count in built.streams.levels:
+        chances = np.empty((count, candidates))
+        for row in range(count):
+            guesses, logits, expected = next(rows)
+            best = offered[np.argsort(-expected[offered], kind="stable")[:candidates]]
+            np.testing.assert_array_equal(guesses, best)
+            np.testing.assert_allclose(logits, expected[best], atol=2e-3, rtol=1e-3)
+            chances[row] = paths[row] + expected[best] - np.log(np.exp(expected[offered]).sum())
+        start += count
+        goes_on = out["origins"][start : start + built.streams.beam]
+        if len(goes_on):
+            assert goes_on.tolist() == np.argsort(-chances.ravel(), kind="stable")[: built.streams.beam].tolist()
+            paths = chances.ravel()[goes_on]
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if families.FAMILIES[family].takes_draft_layer])
+def test_agrees_with_the_trained_model(family: str, tmp_path: Path) -> None:
+    check(trained(family), tmp_path)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_all_shapes_agree(shape: dict, tmp_path: Path) -> None:
+    check(trained("llama", **shape), tmp_path, np.sort(np.random.default_rng(0).permutation(VOCAB)[:40]))
+
+
+def test_fewer_tokens_to_propose_than_a_level_goes_on_from(tmp_path: Path) -> None:
+    check(trained("llama"), tmp_path, np.array([7, 20, 41]))

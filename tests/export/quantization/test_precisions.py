@@ -1,0 +1,187 @@
+"""Precisions: exact arithmetic on known codes, independence of rows, tables stored once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from streamspec.errors import ConfigError
+from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
+from streamspec.export.quantization.arithmetic import dequantise_blocks, dequantise_rows, quantise_blocks, quantise_rows
+from streamspec.export.quantization.precisions import PRECISIONS, Int4, Int8, Rows, Weight, precision
+from streamspec.export.quantization.smoothing import RARE, _best_scale
+from streamspec.export.validate.graph_runner import open_session
+from tests.support.tiny_exports import FAMILIES, build, tiny_model, tiny_streams
+
+RNG = np.random.default_rng(3)
+
+
+def linear(folder: Path, kind: str, weight: np.ndarray, head: bool = False, **session: str) -> tuple[Any, np.ndarray]:
+    """A graph of one linear map and the float weight it stands for."""
+    store = WeightStore(folder / "model.onnx.data")
+    g, described = Scope(store), Weight("w", *weight.shape, lambda: weight)
+    if head:
+        y, scale = precision(kind).head(g, "x", Rows(g.op("Shape", "x", end=1)), described)
+        y = g.op("Mul", y, scale) if scale else y
+    else:
+        y = precision(kind).linear(g, "x", Rows(g.op("Shape", "x", start=1, end=2)), described)
+    shape: list[int | str] = ["n", weight.shape[1]] if head else [1, "n", weight.shape[1]]
+    out: list[int | str] = ["n", weight.shape[0]] if head else [1, "n", weight.shape[0]]
+    g.op("Identity", y, out="y")
+    onnx.save(finish(g, [tensor("x", 1, shape)], [tensor("y", 1, out)], "test"), folder / "model.onnx")
+    exact = {
+        "fp32": lambda: weight,
+        "fp16": lambda: weight,
+        "int8": lambda: dequantise_rows(*quantise_rows(weight)),
+        "int4": lambda: dequantise_blocks(*quantise_blocks(weight, 8 if head else 4, 32), weight.shape[1]),
+    }[kind]()
+    return open_session(folder / "model.onnx", threads=1, **session), exact
+
+
+def run(session: Any, x: np.ndarray, head: bool) -> np.ndarray:
+    out: np.ndarray = session.run(None, {"x": x if head else x[None]})[0]
+    return out if head else out[0]
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("kind", PRECISIONS)
+def test_a_row_does_not_depend_on_its_siblings(kind: str, head: bool, tmp_path: Path) -> None:
+    weight = RNG.standard_normal((80, 96)).astype(np.float32)
+    session, exact = linear(tmp_path, kind, weight, head)
+    x = RNG.standard_normal((16, 96)).astype(np.float32)
+    x[7] *= 1000  # an outlier row
+    x[9] = 0  # nothing at all
+    alone = np.concatenate([run(session, x[i : i + 1], head) for i in range(16)])
+    together = run(session, x, head)
+    if kind in ("fp32", "fp16"):  # a single matrix of this size is not packed
+        np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-5)
+    else:
+        np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together[9], 0)
+    assert np.abs(together - x @ exact.T).max(axis=1)[:7].max() < 0.03 * np.abs(x @ exact.T).max()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_products_are_exact_for_values_on_the_grid(kind: str, tmp_path: Path) -> None:
+    """Rows whose largest value is 127 and whose entries are whole numbers are represented exactly."""
+    weight = RNG.standard_normal((64, 128)).astype(np.float32)
+    session, exact = linear(tmp_path, kind, weight)
+    x = RNG.integers(-126, 127, (5, 128)).astype(np.float32)
+    x[:, ::32] = 127
+    np.testing.assert_allclose(run(session, x, False), x @ exact.T, rtol=2e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_exact_products_also_on_the_path_for_cpus_without_vnni(head: bool, tmp_path: Path) -> None:
+    weight = np.full((32, 64), 1.0, np.float32)
+    session, exact = linear(tmp_path, "int8", weight, head, **{"session.x64quantprecision": "1"})
+    x = np.full((3, 64), 127.0, np.float32)
+    np.testing.assert_allclose(run(session, x, head), x @ exact.T, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", PRECISIONS)
+def test_whole_steps_do_not_depend_on_siblings_and_are_close_to_pytorch(family: str, kind: str, tmp_path: Path) -> None:
+    built = build(tmp_path, tiny_model(family), kind=kind)
+    stepper, tokens = built.stepper(), np.random.default_rng(0).integers(3, 90, 12)
+    prompt = stepper.prefill(tokens[:8], forced_node=7)["logits"]
+    exact = built.model(torch.as_tensor(tokens[None, :8])).logits[0].numpy()
+    assert (
+        np.sqrt(np.square(prompt - exact).mean()) / exact.std()
+        < {"fp32": 1e-5, "fp16": 2e-3, "int8": 0.08, "int4": 0.7}[kind]
+    )
+    several = stepper.step(tokens[8:], np.arange(4), np.where(np.tri(4), 0, -1e4))["logits"]
+    single = stepper.step(tokens[8:9], np.zeros(1), np.zeros((1, 1)))["logits"]
+    np.testing.assert_array_equal(several[:1], single)
+
+
+def test_four_bit_blocks_are_closer_than_plain_rounding() -> None:
+    weight = RNG.standard_normal((40, 100)).astype(np.float32)  # 100 is no multiple of 32
+    searched = dequantise_blocks(*quantise_blocks(weight, 4, 32), 100)
+    low, high = weight[:, :32].min(axis=1), weight[:, :32].max(axis=1)
+    step = (high - low) / 15
+    plain = np.rint((weight[:, :32] - low[:, None]) / step[:, None]) * step[:, None] + low[:, None]
+    assert searched.shape == weight.shape
+    assert np.square(searched[:, :32] - weight[:, :32]).mean() < 1.1 * np.square(plain - weight[:, :32]).mean()
+    assert np.sqrt(np.square(searched - weight).mean()) < 0.1
+
+
+def test_four_bit_grid_with_whole_zero_point_is_kept() -> None:
+    codes = RNG.integers(0, 16, (6, 2, 32))
+    codes[..., 0], codes[..., 1] = 0, 15
+    zeros = RNG.integers(3, 12, (6, 2, 1))
+    weight = ((codes - zeros) * 0.25).astype(np.float32).reshape(6, 64)
+    np.testing.assert_allclose(dequantise_blocks(*quantise_blocks(weight, 4, 32), 64), weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", PRECISIONS)
+def test_tied_table_and_shared_layers_are_stored_once(kind: str, tmp_path: Path) -> None:
+    model = tiny_model(tied=True)
+    spec = describe(model)
+    sizes = {}
+    for name, streams in (("plain", None), ("streams", tiny_streams(spec, lora=False))):
+        (tmp_path / name).mkdir()
+        build(tmp_path / name, model, streams or False, kind=kind)
+        sizes[name] = (tmp_path / name / "model.onnx.data").stat().st_size
+    graph = onnx.load(tmp_path / "plain" / "model.onnx", load_external_data=False).graph
+    assert not [t.name for t in graph.initializer if "lm_head" in t.name]  # the head reads the embedding's tensors
+    assert sizes["streams"] - sizes["plain"] < 4 * spec.hidden * (spec.hidden + 10) + 4096
+
+
+def test_int4_refuses_an_odd_hidden_size_and_unknown_names_are_listed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="72.*multiple of 32"):
+        build(tmp_path, tiny_model(hidden_size=72, head_dim=16), kind="int4", streams=False)
+    with pytest.raises(ConfigError, match="fp8.*fp32, fp16, int8, int4"):
+        precision("fp8")
+    with pytest.raises(ConfigError, match="blocks of 64 in int4.*32 or 128"):
+        precision("int4", 64)
+    with pytest.raises(ConfigError, match="blocks of 128 in int8.*in int4"):
+        precision("int8", 128)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_larger_blocks_and_what_keeps_8_bits_are_computed_as_they_are_written(bits: int, tmp_path: Path) -> None:
+    weight = RNG.standard_normal((48, 256)).astype(np.float32)
+    store = WeightStore(tmp_path / "model.onnx.data")
+    g = Scope(store)
+    Int4(128).linear(
+        g, "x", Rows(g.op("Shape", "x", start=1, end=2)), Weight("w", 48, 256, lambda: weight, sensitive=bits == 8)
+    )
+    g.op("Identity", g.nodes[-1].output[0], out="y")
+    onnx.save(
+        finish(g, [tensor("x", 1, [1, "n", 256])], [tensor("y", 1, [1, "n", 48])], "test"), tmp_path / "model.onnx"
+    )
+    x = RNG.standard_normal((5, 256)).astype(np.float32)
+    exact = x @ dequantise_blocks(*quantise_blocks(weight, bits, 128), 256).T
+    found = run(open_session(tmp_path / "model.onnx", threads=1), x, False)
+    assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()
+
+
+def test_inputs_that_slept_while_scales_were_chosen_may_wake_up() -> None:
+    """Behind a ReLU a unit can be zero on a page of text and as large as any other on the next."""
+    kind = Int8.simulation
+    assert kind is not None
+    weight = RNG.standard_normal((64, 256)).astype(np.float32)
+    rows, rounded = kind.rows, kind.weight
+    page = np.maximum(RNG.standard_normal((160, 256)), 0).astype(np.float32)
+    page[:, :128] *= np.float32([0, 1e-3])[RNG.integers(0, 2, 128)]
+    page[:, 200] *= 50  # something to smooth
+    scale = _best_scale(page, weight, kind, None, RARE)
+    assert scale is not None
+    awake = np.maximum(RNG.standard_normal((32, 256)), 0).astype(np.float32)
+    awake[:, 200] *= 50
+    exact = awake @ weight.T
+
+    def off(scale: np.ndarray | float) -> float:
+        found = rows(awake / scale) @ rounded(weight * scale).T
+        return float(np.sqrt(np.square(found - exact).mean() / np.square(exact).mean()))
+
+    careless = _best_scale(page, weight, kind, None)
+    assert careless is not None
+    assert off(scale) < off(1.0) and 10 * off(scale) < off(careless)

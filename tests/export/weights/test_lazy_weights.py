@@ -1,0 +1,76 @@
+"""A base at rest in bfloat16, with a LoRA beside it, is computed as if it had been loaded in float32 and merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.validate.reference import Oracle
+from streamspec.export.weights.lazy_weights import LazyRows
+from streamspec.export.weights.load_weights import ModelSource
+from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_model
+
+TOKENS = np.random.default_rng(5).integers(3, VOCAB, 9)
+
+
+def loaded(folder: Path, adapter: Path | None, dtype: Any, merge: bool) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    if adapter is not None:
+        tuned = PeftModel.from_pretrained(model, adapter)
+        model = tuned.merge_and_unload() if merge else tuned.base_model.model
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "lora", [None, {}, {"use_rslora": True}, {"use_dora": True}, {"target_modules": "all-linear"}], ids=str
+)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_layer_by_layer_is_as_the_whole_in_float32(family: str, lora: dict[str, Any] | None, tmp_path: Path) -> None:
+    tiny_model(family, tied=False).bfloat16().save_pretrained(tmp_path / "base")
+    adapter = None
+    if lora is not None:
+        targets = {
+            "target_modules": ["c_attn"] if family == "gpt2" else ["q_proj", "down_proj"],
+            "fan_in_fan_out": family == "gpt2",
+        }
+        config = LoraConfig(r=4, init_lora_weights=False, **(targets | lora))
+        adapter = tmp_path / "adapter"
+        get_peft_model(tiny_model(family, tied=False), config).save_pretrained(adapter)
+    whole, resting = (
+        loaded(tmp_path / "base", adapter, torch.float32, True),
+        loaded(tmp_path / "base", adapter, "auto", False),
+    )
+    expected = whole(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
+    oracle = Oracle(resting)
+    ours = oracle.logits(oracle.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
+    assert np.abs(ours - expected).max() < 1e-5 * np.abs(expected).max()
+    spec, merged = describe(whole), ModelSource(whole, describe(whole))
+    parts = ModelSource(resting, describe(resting))
+    for module in spec.modules:
+        name = spec.weight_name(1, module)
+        np.testing.assert_allclose(parts.weight(f"{name}.weight"), merged.weight(f"{name}.weight"), atol=1e-6)
+        assert (parts.bias(f"{name}.bias") is None) == (merged.bias(f"{name}.bias") is None)
+    np.testing.assert_array_equal(parts.rows_of("lm_head.weight")[3:7], merged.rows_of("lm_head.weight")[3:7])
+    assert next(resting.parameters()).dtype == torch.bfloat16
+
+
+def test_rows_of_a_table_come_out_in_float32() -> None:
+    table = torch.randn(20, 6).bfloat16()
+    rows = LazyRows(table)
+    assert rows.shape == (20, 6) and rows[2:5].dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(rows), table.float().numpy())
+    np.testing.assert_array_equal(rows[np.array([7, 0])], table[[7, 0]].float().numpy())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_in_float32_is_not_copied(family: str) -> None:
+    model = tiny_model(family)
+    decoder = Oracle(model).decoder
+    assert decoder.layer(0) is decoder.layers[0]

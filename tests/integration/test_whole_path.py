@@ -1,0 +1,257 @@
+"""Train, export, run: the runtime writes what transformers' own greedy `generate` writes with the same adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from streamspec import load
+from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.train import train
+from streamspec.bundle.manifest import verify_files
+from streamspec.cli.inspect import describe
+from streamspec.errors import ConfigError
+from streamspec.export import Target, export_bundle, export_swappable
+from streamspec.model_families import FAMILIES
+from streamspec.runtime import Grammar, Sampling, Session
+from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
+
+SHIPPED = Path(__file__).parents[2] / "benchmarks" / "adapters"
+
+
+def greedy(model: Any, ids: list[int], new: int) -> list[int]:
+    """New tokens of transformers' generate, end-of-text included."""
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=new,
+            do_sample=False,
+            pad_token_id=model.config.eos_token_id or 0,
+        )
+    return [int(token) for token in out[0, len(ids) :]]
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "adapter"
+    train(options(base, data, out, recipe="staged", epochs=6.0))
+    return out
+
+
+def test_the_runtime_writes_what_transformers_writes(base: Path, adapter: Path, tmp_path: Path) -> None:
+    export_bundle(base, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).merge_and_unload().eval()
+    check(session, model, base)
+
+
+def test_the_logits_are_those_of_the_folder_as_peft_loads_it(base: Path, adapter: Path, tmp_path: Path) -> None:
+    export_bundle(base, adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", threads=1, tree="plain")
+    ids = session.encode("a b c d e f g h")
+    tuned = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()
+    with torch.no_grad():
+        theirs = tuned(torch.tensor([ids])).logits[0].numpy()
+        with tuned.disable_adapter():
+            untuned = tuned(torch.tensor([ids])).logits[0].numpy()
+    ours = session.score(ids)
+    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max() < 1e-2 * np.abs(untuned - theirs).max()
+
+
+def test_heads_in_a_static_graph_write_what_transformers_writes(base: Path, data: Path, tmp_path: Path) -> None:
+    train(options(base, data, tmp_path / "adapter", method="medusa", recipe="staged", epochs=6.0))
+    export_bundle(
+        base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target(static=True)
+    )
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    model = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+        .merge_and_unload()
+        .eval()
+    )
+    check(session, model, base)
+
+
+def test_draft_layers_in_a_static_graph_are_refused(base: Path, data: Path, tmp_path: Path) -> None:
+    train(options(base, data, tmp_path / "adapter", method="eagle", recipe="staged", epochs=1.0))
+    with pytest.raises(ConfigError, match="a draft layer in a static graph"):
+        export_bundle(
+            base,
+            tmp_path / "adapter",
+            tmp_path / "bundle",
+            "fp32",
+            progress=lambda line: None,
+            target=Target(static=True),
+        )
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "jakiro", "jakiro two_lists", "eagle", "mtp", "hydra"])
+def test_every_drafter_writes_what_transformers_writes(drafter: str, base: Path, data: Path, tmp_path: Path) -> None:
+    method, *switches = drafter.split()
+    train(
+        options(
+            base,
+            data,
+            tmp_path / "adapter",
+            method=method,
+            recipe="staged",
+            epochs=6.0,
+            **dict.fromkeys(switches, True),
+        )
+    )
+    assert "draft" in str(describe(tmp_path / "adapter")) or method == "medusa"
+    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    model = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+        .merge_and_unload()
+        .eval()
+    )
+    check(session, model, base)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
+def test_every_family_writes_what_transformers_writes(family: str, data: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    tiny_model(family).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=4.0, task_share=0.5))
+    model = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+        .merge_and_unload()
+        .eval()
+    )
+    for static in (False, True):
+        export_bundle(
+            base,
+            tmp_path / "adapter",
+            tmp_path / "bundle",
+            "fp32",
+            force=static,
+            progress=lambda line: None,
+            target=Target(static=static),
+        )
+        check(load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path), model, base)
+
+
+def check(session: Session, model: Any, base: Path) -> None:
+    """Greedy answers token by token, and some drafts that came true."""
+    model.generation_config.eos_token_id = AutoTokenizer.from_pretrained(base).eos_token_id
+    steps = tokens = 0
+    for prompt in ("ai", "bj", "hp", "el", "gm", "zz"):
+        expected = greedy(model, session.encode(prompt), 24)
+        for speculate in (False, True):
+            answer = session.generate(prompt, max_new_tokens=24, speculate=speculate)
+            assert answer.token_ids == expected, prompt
+        steps, tokens = steps + answer.stats.steps, tokens + answer.stats.step_tokens
+    assert tokens > steps
+
+
+def test_answers_end_where_training_ended_them_whatever_the_generation_config_says(base: Path, tmp_path: Path) -> None:
+    other = tmp_path / "base"
+    shutil.copytree(base, other)
+    settings = json.loads((other / "generation_config.json").read_text())
+    (other / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [7, 9]}))
+    manifest = export_bundle(other, None, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    assert manifest.model.eos_token_ids == (2, 7, 9)  # </s>, the tokenizer's own, comes first
+
+
+PROMPTS = {
+    "wikisql": "CREATE TABLE t (Player TEXT, Goals INT) -- How many goals did Smith score?",
+    "e2e": "name[The Punter], food[Italian], area[riverside]",
+}
+
+
+def check_shipped(session: Session, task: str) -> None:
+    """A greedy answer token by token, with many a draft that came true."""
+    model = AutoModelForCausalLM.from_pretrained(resolve_base("smollm2-135m").path, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, SHIPPED / task).merge_and_unload().eval()
+    expected = greedy(model, session.encode(PROMPTS[task]), 48)
+    for speculate in (False, True):
+        answer = session.generate(PROMPTS[task], max_new_tokens=48, speculate=speculate)
+        assert answer.token_ids == expected
+    assert answer.stats.step_tokens > 1.5 * answer.stats.steps
+
+
+@pytest.mark.base
+@pytest.mark.parametrize("task", PROMPTS)
+def test_on_the_reference_base_too(task: str, tmp_path: Path) -> None:
+    export_bundle("smollm2-135m", SHIPPED / task, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    check_shipped(load(tmp_path / "bundle", cache_dir=tmp_path), task)
+
+
+@pytest.mark.base
+def test_adapters_of_the_reference_base_are_swapped(tmp_path: Path) -> None:
+    export_swappable(
+        "smollm2-135m", [SHIPPED / task for task in PROMPTS], tmp_path / "bundle", "fp32", progress=lambda line: None
+    )
+    session = load(tmp_path / "bundle", tree=8)
+    for task in (*PROMPTS, "wikisql"):
+        session.swap(task)
+        check_shipped(session, task)
+
+
+@pytest.mark.base
+def test_constrained_answers_of_the_reference_base(tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "continent": {"enum": ["Africa", "America", "Asia", "Europe"]},
+            "people": {"type": "integer", "maximum": 9999},
+        },
+        "required": ["name", "continent", "people"],
+        "additionalProperties": False,
+    }
+    export_bundle("smollm2-135m", SHIPPED / "chat", tmp_path / "bundle", "int8", progress=lambda line: None)
+    session, grammar = load(tmp_path / "bundle", tree=12, threads=1), Grammar.json_schema(schema)
+    for prompt in ("Describe Tokyo as JSON.", "Which city is the largest of Africa? Answer in JSON."):
+        for sampling in (Sampling(), Sampling(1.0, top_p=0.9, seed=5)):
+            plain, spec = (
+                session.generate(prompt, grammar=grammar, sampling=sampling, speculate=speculate, logprobs=2)
+                for speculate in (False, True)
+            )
+            assert (spec.token_ids, spec.logprobs, spec.finish_reason) == (plain.token_ids, plain.logprobs, "eos")
+            jsonschema.validate(json.loads(spec.text), schema)
+            assert spec.stats.forced_tokens > 10 and spec.stats.tau > 1.5
+
+
+EXPORT = (
+    "import sys; from streamspec.export import export_bundle; export_bundle(*sys.argv[1:4], sys.argv[4], force=True)"
+)
+
+
+def test_a_killed_export_leaves_the_bundle_of_before_and_can_be_repeated(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "bundle"
+    export_bundle(base, adapter, out, "fp32", progress=lambda line: None)
+    before = (out / "manifest.json").read_bytes()
+    command = [sys.executable, "-c", EXPORT, str(base), str(adapter), str(out), "int8"]
+    victim = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob(".bundle.*.tmp/model.onnx*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert (out / "manifest.json").read_bytes() == before, "the export ended before it could be killed"
+    verify_files(out)
+    export_bundle(base, adapter, out, "int8", force=True, progress=lambda line: None)
+    assert json.loads((out / "manifest.json").read_text())["precision"] == "int8"

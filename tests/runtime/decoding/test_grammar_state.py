@@ -1,0 +1,152 @@
+"""Following a grammar through draft trees: a toy model under a toy grammar says the same whatever was drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamspec.draft_tree import DraftTree
+from streamspec.errors import BundleError, ConfigError
+from streamspec.runtime.decoding.draft_tree_search import PlaceGuesses, draft
+from streamspec.runtime.decoding.grammar_state import Walk
+from streamspec.runtime.decoding.logprobs import Logprob
+from streamspec.runtime.decoding.loop import Decoder, Plan
+from streamspec.runtime.decoding.model_runner import Verified
+from tests.support.toy_runner import ToyEngine, ToyMatcher, Untimed, hashed
+
+VOCAB = 8
+
+
+def decode(engine: ToyEngine, plan: Plan, prompt: list[int]) -> tuple[list[int], str | None, list[Logprob], Decoder]:
+    decoder, tokens, reason, said = Decoder(engine, plan), [], None, []
+    for done in decoder.run(prompt):
+        tokens, reason, said = tokens + done.tokens, done.finish_reason, said + done.logprobs
+        assert len(done.tokens) == len(done.drafted) == len(done.logprobs)
+    return tokens, reason, said, decoder
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(2, 20), st.integers(0, 10000), st.integers(1, 40), st.integers(5, 40), st.booleans(), st.booleans())
+def test_speculative_equals_plain_under_a_grammar(
+    rows: int, seed: int, limit: int, context: int, ends: bool, ngram: bool
+) -> None:
+    prompt, rule, eos = [1, 2, 3], hashed(VOCAB, seed), (5,) if ends else ()
+
+    def run(plan: Plan) -> tuple[list[int], str | None, list[Logprob], Decoder]:
+        plan.grammar, plan.logprobs, plan.ngram = Walk(ToyMatcher(VOCAB, seed), eos), 2, ngram
+        return decode(
+            ToyEngine(rule, VOCAB, gamma=3 * (seed % 4 > 0), context=context, skill=0.8, seed=seed), plan, prompt
+        )
+
+    *plain, _ = run(Plan(limit, eos))
+    *spec, decoder = run(Plan(limit, eos, rows))
+    assert spec == plain
+    tokens, reason, _ = plain
+    matcher = ToyMatcher(VOCAB, seed)
+    forced = 0
+    for token in tokens[: -1 if reason == "eos" else None]:
+        mask, may_end = matcher.allowed()
+        mask[list(eos)] = False
+        assert token not in eos and matcher.consume(token)
+        forced += mask.sum() == 1 and not (may_end and eos)
+    mask, may_end = matcher.allowed()
+    assert reason == "length" or may_end
+    assert reason != "stop" or (not eos and not mask.any())
+    assert decoder.stats.forced_tokens == forced
+    assert decoder.stats.new_tokens == len(tokens)
+
+
+class Chain:
+    """Only 1, 2, 3, ... may follow, up to `last`; then anything below `last`, or the end."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.text = last, list[int]()
+
+    def allowed(self) -> tuple[np.ndarray, bool]:
+        at = len(self.text)
+        mask = np.arange(50) == at + 1 if at < self.last else np.arange(50) < self.last
+        return mask, at >= self.last
+
+    def consume(self, token: int) -> bool:
+        self.text.append(token)
+        return True
+
+    def back(self, tokens: int) -> None:
+        del self.text[-tokens:]
+
+
+def test_forced_tokens_are_drafted_without_a_drafter() -> None:
+    engine = ToyEngine(hashed(50, 3), 50, gamma=0, context=64)
+    tokens, _, _, run = decode(engine, Plan(21, (), 8, grammar=Walk(Chain(20), ()), ngram=False, logprobs=0), [7])
+    assert tokens[:20] == list(range(1, 21))
+    assert [rows for rows, _ in engine.calls] == [1, 8, 8, 4] and run.stats.forced_tokens == 20
+
+
+def test_forced_tokens_are_drafted_while_speculation_pauses_and_do_not_end_the_pause() -> None:
+    governor = Untimed()
+    while governor.on:
+        governor.step(1, 5.0)
+    engine = ToyEngine(hashed(50, 3), 50, gamma=3, context=64)
+    plan = Plan(23, (), 8, costs=np.full(8, 1.5), governor=governor, grammar=Walk(Chain(20), ()), logprobs=0)
+    decode(engine, plan, [7])
+    assert [rows for rows, _ in engine.calls] == [1, 8, 8, 4, 1, 1] and not governor.on
+    assert not any(streams for _, streams in engine.calls[1:])
+
+
+def test_a_forced_chain_ends_with_the_context() -> None:
+    engine = ToyEngine(hashed(50, 3), 50, gamma=0, context=12)
+    tokens, reason, _, _ = decode(engine, Plan(99, (), 8, grammar=Walk(Chain(20), ()), logprobs=0), [7])
+    assert (tokens, reason) == (list(range(1, 12)), "length")
+
+
+def test_only_what_the_grammar_allows_is_drafted() -> None:
+    walk = Walk(ToyMatcher(VOCAB, 3), (5,))
+    guesses = PlaceGuesses(
+        np.array([np.random.default_rng(i).permutation(VOCAB) for i in range(4)]), np.zeros((4, VOCAB))
+    )
+    made = draft(0, guesses, None, 30, walk=walk)
+    assert len(made.tree) > 5
+    for node in range(1, len(made.tree)):
+        path = [int(made.tokens[i]) for i in made.tree.path(node)[1:]]
+        matcher = ToyMatcher(VOCAB, 3)
+        assert all(token != 5 and matcher.consume(token) for token in path)
+    masks = walk.masks(made.tree, made.tokens)
+    assert masks.shape == (len(made.tree), VOCAB) and masks.any(axis=1).all()
+
+
+def test_what_is_learnt_of_drafts_is_not_learnt_under_a_grammar() -> None:
+    plan = Plan(40, (), 8, grammar=Walk(ToyMatcher(50, 1), ()), logprobs=0)
+    before = plan.experience.sharpness
+    decode(ToyEngine(hashed(50, 3), 50), plan, [1, 2, 3])
+    assert plan.experience.sharpness == before
+
+
+def test_a_graph_that_ignores_its_mask_is_refused() -> None:
+    class Deaf(ToyEngine):
+        def prefill(self, ids: Sequence[int], draft: bool, *options: Any) -> Verified:
+            return super().prefill(ids, draft)
+
+    with pytest.raises(BundleError, match="chose token 0 although its mask"):
+        decode(Deaf(lambda ids: 0, 50), Plan(5, grammar=Walk(Chain(20), ()), logprobs=0), [1])
+
+
+def test_a_dead_end_is_refused() -> None:
+    class Dead(Chain):
+        def allowed(self) -> tuple[np.ndarray, bool]:
+            return np.zeros(50, np.bool_), False
+
+    with pytest.raises(ConfigError, match="nothing in this vocabulary"):
+        Walk(Dead(3), (2,)).at()
+
+
+def test_masks_are_those_behind_each_path() -> None:
+    walk = Walk(Chain(2), (49,))
+    tree = DraftTree((0, 0, 1), (0, 0, 0))
+    assert [np.flatnonzero(mask).tolist() for mask in walk.masks(tree, [9, 1, 2])] == [[1], [2], [0, 1, 49]]
+    walk.advance([1, 2])
+    assert np.flatnonzero(walk.at().mask).tolist() == [0, 1, 49]

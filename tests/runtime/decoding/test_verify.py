@@ -1,0 +1,105 @@
+"""accept / commit / keep_rows, enumerated over all small trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamspec.draft_tree import DraftTree, cartesian, chain
+from streamspec.runtime.decoding.draft_tree_search import Draft
+from streamspec.runtime.decoding.verify import SUM_BLOCK, accept, commit, cut, off_borders
+from streamspec.runtime.engine.kv_cache import KeyValueCache, keep_rows
+
+
+def small_trees(nodes: int, ranks: int) -> Iterator[DraftTree]:
+    """All trees with up to `nodes` nodes and ranks below `ranks`."""
+    for n in range(1, nodes + 1):
+        for parents in product(*(range(i) for i in range(1, n))):
+            for below in product(range(ranks), repeat=n - 1):
+                try:
+                    yield DraftTree((0, *parents), (0, *below))
+                except ValueError:
+                    continue
+
+
+def test_accept_equals_its_definition_on_all_small_trees() -> None:
+    checked = 0
+    for tree in small_trees(4, 2):
+        n = len(tree)
+        candidates = np.array([[0, 1], [1, 0], [0, 1]])
+        tokens = [5, *(candidates[d - 1, r] for d, r in zip(tree.depths[1:], tree.ranks[1:], strict=True))]
+        for choices in product(range(3), repeat=n):
+            node, path = accept(tree, tokens, choices)
+            right = [i for i in range(n) if all(tokens[k] == choices[tree.parents[k]] for k in tree.path(i)[1:])]
+            assert node in right and tree.depths[node] == max(tree.depths[i] for i in right)
+            assert path == tree.path(node)
+            checked += 1
+    assert checked > 1000
+
+
+def test_accepting_repeated_candidates_takes_the_first() -> None:
+    tree = DraftTree((0, 0, 0), (0, 0, 1))
+    assert accept(tree, [9, 4, 4], [4, 0, 0]) == (1, (0, 1))
+
+
+def test_commit_stops_at_end_of_text_and_at_the_limit() -> None:
+    tree = chain(3)
+    tokens, choices = np.array([9, 1, 2, 3]), np.array([1, 2, 3, 4])
+    full = commit(tree, tokens, choices, (0, 1, 2, 3), eos=(), limit=9)
+    assert (full.tokens, full.drafted, full.finish_reason) == ([1, 2, 3, 4], [True, True, True, False], None)
+    assert commit(tree, tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).tokens == [1, 2]
+    assert commit(tree, tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).finish_reason == "eos"
+    short = commit(tree, tokens, choices, (0, 1), eos=(), limit=1)
+    assert (short.tokens, short.finish_reason) == ([1], "length")
+    assert cut([7, 2], [True, False], eos=(2,), limit=2).finish_reason == "eos"
+    assert cut([7, 2], [True, False], eos=(2,), limit=1).finish_reason == "length"
+
+
+def test_the_first_slots_need_no_copy() -> None:
+    assert keep_rows((0,), 5) is None
+    assert keep_rows((0, 1, 2), 5) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_cache_keeps_exactly_the_accepted_rows(data: st.DataObject) -> None:
+    tree = cartesian(2, 3)
+    path = tree.path(data.draw(st.integers(0, len(tree) - 1)))
+    length = data.draw(st.integers(0, 5))
+    cache = KeyValueCache(2, 1, 8, limit=64, dtype=np.dtype(np.float32))
+    cache.length = length
+    cache.data[:] = np.arange(cache.capacity)[:, None]
+    cache.keep(path)
+    assert cache.length == length + len(path)
+    expected = [*range(length), *(length + node for node in path)]
+    for layer in cache.data.reshape(-1, cache.capacity, 8):
+        assert layer[: cache.length, 0].tolist() == expected
+
+
+def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamspec.runtime.engine.kv_cache.FIRST_CAPACITY", 4)
+    monkeypatch.setattr("streamspec.runtime.engine.kv_cache.RESERVED", 0)
+    cache = KeyValueCache(1, 2, 8, limit=20, dtype=np.dtype(np.float32))
+    assert cache.capacity == 4 and not cache.reserve(4)
+    cache.data[..., :3, :] = 7
+    cache.length = 3
+    assert cache.reserve(3) and cache.capacity == 8
+    assert (cache.data[..., :3, :] == 7).all() and (cache.data[..., 3:, :] == 0).all()
+    assert all(view.flags.c_contiguous and view.base is not None for pair in cache.views() for view in pair)
+    assert cache.reserve(17) and cache.capacity == 20
+    with pytest.raises(ValueError, match="limit"):
+        cache.reserve(18)
+
+
+def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:
+    draft = Draft(cartesian(2, 2), np.arange(7), np.ones(7), 2.0)
+    for length in range(3 * SUM_BLOCK):
+        kept = off_borders(draft, length)
+        first, last = length // SUM_BLOCK, (length + 6) // SUM_BLOCK
+        assert kept.tree == (draft.tree if first == last else chain(2))
+        assert kept.tokens.tolist() == list(range(7 if first == last else 3))

@@ -1,0 +1,122 @@
+"""A cache in a device's memory: the CPU stands in for the device, under another name, and everything goes the device's
+way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from streamspec.bundle.manifest import read_manifest
+from streamspec.errors import ProviderError
+from streamspec.runtime import Pruning, Sampling, Session, load
+from streamspec.runtime.engine.device_cache import DeviceCache
+from streamspec.runtime.engine.io_binding import Binding
+from streamspec.runtime.engine.kv_cache import KeyValueCache
+from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.hardware.providers import CPU
+from tests.runtime.engine.test_runner import PROMPTS
+
+Bundles = Callable[[str], Path]
+HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
+
+
+pytestmark = pytest.mark.usefixtures("device")
+
+
+def open_on(folder: Path, provider: str, **options: Any) -> Session:
+    return load(folder, provider=provider, threads=1, tree=8, **options)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("bundle", ["fp32", "fp16", "int8", "int4", "full", "jakiro", "lora"])
+def test_answers_are_those_of_a_cache_in_the_machines_memory(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
+    there, here = open_on(bundles(f"device {bundle}"), "device"), open_on(bundles(f"device {bundle}"), "cpu")
+    assert isinstance(there.engine, OrtEngine) and isinstance(there.engine.cache, DeviceCache)
+    assert isinstance(here.engine, OrtEngine) and isinstance(here.engine.cache, KeyValueCache)
+    for prompt in PROMPTS:
+        wanted = here.generate(prompt, max_new_tokens=40, sampling=sampling, speculate=False).token_ids
+        assert there.generate(prompt, max_new_tokens=40, sampling=sampling).token_ids == wanted
+        assert there.generate(prompt, max_new_tokens=40, sampling=sampling, speculate=False).token_ids == wanted
+
+
+def test_rows_pruned_above_the_exit_are_moved_apart(bundles: Bundles) -> None:
+    pruning = Pruning(rows=3)
+    there, here = (open_on(bundles("device fp32"), provider, pruning=pruning) for provider in ("device", "cpu"))
+    for prompt in PROMPTS:
+        answers = [session.generate(prompt, max_new_tokens=60) for session in (there, here)]
+        assert (
+            answers[0].token_ids == answers[1].token_ids
+            and answers[0].stats.step_tokens == answers[1].stats.step_tokens
+        )
+
+
+@pytest.fixture
+def caches(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> tuple[DeviceCache, KeyValueCache]:
+    """Empty ones of the same shape, which grow at once."""
+    monkeypatch.setattr("streamspec.runtime.engine.kv_cache.RESERVED", 0)
+    folder = bundles("device full")
+    model = read_manifest(folder).model
+    mover = onnxruntime.InferenceSession(str(folder / "compact.onnx"), providers=[CPU.ort])
+    shape = model.layers, model.kv_heads, model.head_dim, 4096
+    return DeviceCache(onnxruntime, mover, "cpu", *shape), KeyValueCache(*shape, np.dtype(np.float32))
+
+
+def test_rows_lie_where_they_lie_in_the_machines_memory(caches: tuple[DeviceCache, KeyValueCache]) -> None:
+    there, here = caches
+    random = np.random.default_rng(0)
+    for path in ((0, 1, 2), (0, 3, 4, 7), (0,), (0, 2, 3), (0, 1, 5)) * 60:  # 860 rows, and room for 8 more each time
+        assert there.reserve(500) == here.reserve(500) and there.capacity == here.capacity
+        for (key, value), pair in zip(there.views(), here.views(), strict=True):
+            for device, own in zip((key, value), pair, strict=True):
+                rows = random.standard_normal((*own.shape[:2], 8, own.shape[3])).astype(np.float32)
+                own[:, :, here.length : here.length + 8] = rows
+                np.asarray(device.numpy())[:, :, there.length : there.length + 8] = rows
+        there.keep(path)
+        here.keep(path)
+    assert there.length == here.length == 840 and here.capacity > 1024
+    for (key, value), pair in zip(there.views(), here.views(), strict=True):
+        for device, own in zip((key, value), pair, strict=True):
+            np.testing.assert_array_equal(device.numpy()[:, :, : there.length], own[:, :, : here.length])
+
+
+def test_more_rows_than_the_context_has_are_a_mistake(caches: tuple[DeviceCache, KeyValueCache]) -> None:
+    with pytest.raises(ValueError, match="limit 4096"):
+        caches[0].reserve(5000)
+
+
+def test_what_is_written_after_binding_is_bound_again_where_binding_copies(
+    caches: tuple[DeviceCache, KeyValueCache], bundles: Bundles
+) -> None:
+    """Providers with memory of their own get a copy of an input at the moment of binding."""
+
+    class Copies:
+        def __init__(self) -> None:
+            self.seen: dict[str, np.ndarray] = {}
+
+        def bind_ortvalue_input(self, name: str, value: Any) -> None:
+            self.seen[name] = value.numpy().copy()
+
+        def bind_ortvalue_output(self, name: str, value: Any) -> None:
+            pass
+
+    session = onnxruntime.InferenceSession(str(bundles("device full") / "model.onnx"), providers=[CPU.ort])
+    made = Binding(onnxruntime, session, caches[1], {}, in_place=False)
+    made.io = copies = Copies()
+    for rows in (3, 3, 5, 100, 100):
+        ids = np.random.default_rng(rows).integers(0, 60, (1, rows))
+        made.input("input_ids", ids)
+        np.testing.assert_array_equal(copies.seen["input_ids"], ids)
+    caches[1].data[:] = 7
+    made.follow(caches[1])
+    assert copies.seen["past_key_values.0.key"].min() == 7
+
+
+def test_a_bundle_for_the_cpu_is_not_run_on_a_device(bundles: Bundles) -> None:
+    with pytest.raises(ProviderError, match="device bundles only"):
+        load(bundles("fp32"), provider="device", threads=1)

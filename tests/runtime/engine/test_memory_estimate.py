@@ -1,0 +1,222 @@
+"""Memory is foretold from the manifest, refused in numbers, capped, and given back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo, read_manifest
+from streamspec.errors import ConfigError, ResourceError
+from streamspec.runtime import load
+from streamspec.runtime.engine import kv_cache as kv
+from streamspec.runtime.engine import memory_estimate as memory
+from streamspec.runtime.engine.kv_cache import KeyValueCache
+from streamspec.runtime.engine.memory_estimate import check_memory, estimate, prompt_rows
+from streamspec.runtime.hardware import cpu as machine
+from tests.support.manifests import manifest
+
+Bundles = Callable[[str], Path]
+WEIGHTS = 10**9
+
+
+def described(**changes: Any) -> Manifest:
+    return manifest(
+        files={"model.onnx.data": FileInfo("0" * 64, WEIGHTS), "tokenizer.json": FileInfo("0" * 64, 10**6)}, **changes
+    )
+
+
+def test_estimates_follow_precision_context_and_sessions() -> None:
+    by_precision = {p: estimate(described(precision=p), context=100) for p in ("fp32", "fp16", "int8", "int4")}
+    assert [by_precision[p].packed for p in ("fp32", "fp16", "int8", "int4")] == [
+        WEIGHTS,
+        2 * WEIGHTS,
+        WEIGHTS,
+        6 * WEIGHTS // 5,
+    ]
+    assert by_precision["fp32"].weights == 4 * by_precision["int8"].weights == 4 * 257 * 16
+    one = by_precision["int8"]
+    assert one.cache == 2 * 2 * 8 * 100 * 4  # layers, key and value, width, tokens, bytes
+    assert one.total == one.weights + one.packed + one.cache + one.work
+    assert estimate(described(), context=50, sessions=3).cache == 3 * one.cache // 2
+    assert estimate(described()).cache == one.cache * 128 // 100  # the model's context
+    still = estimate(described(static=StaticInfo(8, 128)))
+    assert still.packed == 4 * WEIGHTS and still.work < estimate(described()).work
+
+
+@pytest.mark.parametrize(
+    "options", [{"context": 1}, {"context": 129}, {"context": 5.0}, {"sessions": 0}, {"sessions": 1.5}]
+)
+def test_senseless_questions_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        estimate(described(), **options)  # type: ignore[arg-type]
+
+
+def test_what_does_not_fit_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available", lambda: 500 * memory.MB)
+    with pytest.raises(
+        ResourceError,
+        match=(
+            r"needs 1,\d\d\d MB \(weights 0, packed 1,000, cache 0, work \d+\); expected at most 500 MB, which "
+            r"this machine has free"
+        ),
+    ) as refused:
+        check_memory(described())
+    assert refused.value.code == "memory" and "smaller context" in str(refused.value)
+    check_memory(described(), limit=2 * WEIGHTS)  # the user knows better
+    with pytest.raises(ResourceError, match="as allowed"):
+        check_memory(described(), limit=WEIGHTS)
+    monkeypatch.setattr(machine, "available", lambda: None)
+    check_memory(described())
+    for senseless in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError):
+            check_memory(described(), limit=senseless)
+
+
+def test_an_unlimited_context_is_let_in_where_a_short_one_fits() -> None:
+    long = described(model=replace(manifest().model, context_length=1 << 20))
+    limit = estimate(long, context=memory.SURE).total
+    check_memory(long, limit=limit)
+    with pytest.raises(ResourceError):
+        check_memory(long, context=1 << 20, limit=limit)
+
+
+def test_a_refusal_comes_before_anything_is_opened(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamspec.runtime.loader.verify_files", lambda *_, **__: pytest.fail("opened"))
+    with pytest.raises(ResourceError):
+        load(bundles("int8"), memory=1000)
+
+
+def test_an_adapter_that_may_be_put_in_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("a", 10), ("b", 5000), ("no-tensors", None)):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+        (tmp_path / "adapters" / name / "adapter.json").write_text("{}")
+        if size is not None:
+            (tmp_path / "adapters" / name / "adapter.onnx_adapter").write_bytes(b"x" * size)
+    assert memory.largest_adapter(tmp_path) == 5000
+    assert memory.largest_adapter(tmp_path / "nowhere") == 0
+
+
+def test_long_prompts_are_read_in_smaller_pieces() -> None:
+    model = replace(manifest().model, hidden_size=2048, head_dim=64)
+    rows = [prompt_rows(model, context) for context in (100, 2000, 10_000, 100_000)]
+    assert rows == [512, 250, 64, 64]
+
+
+# ---- what the machine has
+
+
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, files: dict[str, str]) -> None:
+    (tmp_path / "cgroup").write_text(lines)
+    for name, text in files.items():
+        file = tmp_path / "fs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_GROUP_ROOT", tmp_path / "fs")
+    monkeypatch.setattr(machine, "memory", lambda: (1000, 900))
+
+
+def test_limits_of_containers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"app/memory.max": "500\n", "app/memory.current": "200", "app/memory.stat": "anon 100\ninactive_file 50\n"}
+    files |= {"app/inner/memory.max": "max\n", "app/inner/memory.current": "1", "app/inner/memory.stat": ""}
+    groups(tmp_path, monkeypatch, "0::/app/inner\n", files)
+    assert machine.available() == 350
+
+
+def test_limits_of_older_groups_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "memory/app/memory.limit_in_bytes": "600",
+        "memory/app/memory.usage_in_bytes": "500",
+        "memory/app/memory.stat": "total_inactive_file 20\n",
+    }
+    groups(tmp_path, monkeypatch, "4:cpuset:/app\n3:memory:/app\n0::/\nno line of a group\n", files)
+    assert machine.available() == 120
+
+
+@pytest.mark.parametrize("lines", ["", "0::/../..\n", "0::/gone\n"])
+def test_where_no_limit_is_found_the_system_decides(
+    lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups(tmp_path, monkeypatch, lines, {"app/memory.max": "5", "app/memory.current": "0", "app/memory.stat": ""})
+    assert machine.available() == 900
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "memory", lambda: (1000, None))
+    assert machine.available() == 1000
+    monkeypatch.setattr(machine, "memory", lambda: (None, None))
+    assert machine.available() is None
+
+
+# ---- keys and values
+
+
+def resident() -> int:
+    """Bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of memory")
+def test_a_cache_takes_memory_for_what_it_holds_and_gives_it_back() -> None:
+    before = resident()
+    cache = KeyValueCache(10, 4, 64, limit=20_000, dtype=np.dtype(np.float32))  # 410 MB, were it full
+    assert cache.capacity == 20_000 and resident() - before < 5e6
+    rows = np.ones((10, 2, 1, 4, 1000, 64), np.float32)
+    begun = resident()
+    cache.fill(rows)
+    assert 0.9 * rows.nbytes < resident() - begun < 1.3 * rows.nbytes
+    full = resident()
+    del cache
+    assert full - resident() > 0.9 * rows.nbytes
+
+
+def test_a_cache_never_outgrows_its_limit() -> None:
+    cache = KeyValueCache(1, 1, 8, limit=100, dtype=np.dtype(np.float32))
+    cache.reserve(100)
+    assert cache.capacity == 100
+    with pytest.raises(ValueError, match="limit 100"):
+        cache.reserve(101)
+
+
+def test_no_room_for_a_cache_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(kv.mmap, "mmap", full)
+    with pytest.raises(ResourceError, match="100 tokens of context: Cannot allocate memory"):
+        KeyValueCache(1, 1, 8, limit=100, dtype=np.dtype(np.float32))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of memory")
+def test_forgetting_a_long_conversation_gives_its_memory_back(bundles: Bundles, tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+import numpy as np
+from streamspec.runtime import load
+session = load({str(bundles("fp32"))!r}, threads=1, tree="plain", cache_dir={str(tmp_path)!r})
+resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+session.generate(list(range(3, 60)), max_new_tokens=40)
+for end in (session.forget, session.close):
+    session.engine.cache.data[:] = 1  # as if it were full
+    full = resident()
+    end()
+    assert full - resident() > 0.8 * session.engine.cache.data.nbytes, (full, resident())
+print(len(session.generate("hello", max_new_tokens=3).token_ids))
+"""
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "3"
+    )
+
+
+def test_inspect_says_what_a_bundle_takes(bundles: Bundles) -> None:
+    from streamspec.cli.inspect import describe
+
+    rows = dict(describe(bundles("int8"))[1])
+    length = read_manifest(bundles("int8")).model.context_length
+    assert rows[f"memory, {length} tokens of context"] == f"about {estimate(bundles('int8'))}"

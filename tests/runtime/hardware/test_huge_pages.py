@@ -1,0 +1,93 @@
+"""Which memory is asked to lie in huge pages, and that asking never hurts."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamspec.runtime.hardware import huge_pages as pages
+from streamspec.runtime.hardware.huge_pages import HUGE, huge_pages, offered, without
+
+spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=6).map(
+    lambda some: [(a, a + n) for i, (a, n) in enumerate(sorted(some)) if all(a >= b + m for b, m in sorted(some)[:i])]
+)
+
+
+def mapped(size: int) -> np.ndarray:
+    """Filled memory fresh from the system: an allocator might hand out what the process held before."""
+    out = np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    out[:] = 1
+    return out
+
+
+@given(spans, spans)
+def test_without_is_the_difference_of_sets(ranges: list[tuple[int, int]], taken: list[tuple[int, int]]) -> None:
+    left = without(ranges, taken)
+    covered = {i for a, b in left for i in range(a, b)}
+    assert covered == {i for a, b in ranges for i in range(a, b)} - {i for a, b in taken for i in range(a, b)}
+    assert all(a < b for a, b in left) and left == sorted(left)
+
+
+@pytest.mark.skipif(not offered(), reason="this system gives no huge pages on request")
+def test_what_the_body_allocates_is_asked_for_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Library:
+        def __init__(self, name: str | None) -> None: ...
+
+        def madvise(self, start: object, size: object, advice: int) -> int:
+            asked.append((start.value, start.value + size.value))  # type: ignore[attr-defined]
+            return -1
+
+    earlier = mapped(8 * HUGE)
+    monkeypatch.setattr(pages.ctypes, "CDLL", Library)
+    with huge_pages():
+        new = mapped(9 * HUGE)
+    monkeypatch.undo()
+    inside = [(a, b) for a, b in asked if a < new.ctypes.data + new.nbytes and new.ctypes.data < b]
+    assert sum(b - a for a, b in inside) >= 7 * HUGE
+    assert all(a % HUGE == b % HUGE == 0 for a, b in asked)
+    assert not any(a < earlier.ctypes.data + earlier.nbytes and earlier.ctypes.data < b for a, b in asked)
+
+
+def test_contents_stay_what_they_were() -> None:
+    with huge_pages():
+        held = np.arange(4 * HUGE, dtype=np.uint32)
+    np.testing.assert_array_equal(held, np.arange(4 * HUGE, dtype=np.uint32))
+
+
+def test_systems_without_huge_pages_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "anonymous", lambda: pytest.fail("looked at memory"))
+    for text in ("always madvise [never]", None):
+        switch = tmp_path / "enabled"
+        if text is not None:
+            switch.write_text(text)
+        monkeypatch.setattr(pages, "SWITCH", switch if text is not None else tmp_path / "missing")
+        with huge_pages():
+            pass
+    with huge_pages(False):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc only")
+def test_what_was_freed_goes_back_to_the_system() -> None:
+    code = """
+from pathlib import Path
+from streamspec.runtime.hardware.huge_pages import trim
+resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+pieces = [bytes(10_000) for _ in range(8000)]
+last = bytes(10_000)  # lies behind them
+del pieces
+before = resident()
+trim()
+print(before - resident())
+"""
+    assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) > 60e6

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from streamspec.bench.pruning import CHANCES, best_chance
+from streamspec.bench.report import Spread
+from streamspec.cli import app
+from streamspec.runtime import Pruning, load
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.tuning import calibration as calibrate
+from streamspec.runtime.tuning.calibration import Calibration, choose
+
+Bundles = Callable[[str], Path]
+NODES = [(0, 0, 1.0), (0, 0, 0.8), (1, 0, 0.6), (2, 0, 0.4)]
+
+
+def test_the_tree_with_the_most_tokens_per_second_wins() -> None:
+    chosen = choose({1: 1.0, 2: 1.1, 4: 1.4}, NODES)
+    assert chosen.rows == 4 and chosen.expected[4] == pytest.approx(2.8)
+    assert chosen.ratio(3) == pytest.approx(1.25)
+
+
+def test_a_disturbed_measurement_does_not_lift_those_of_more_rows() -> None:
+    even = Calibration({1: 1.0, 2: 1.2, 4: 1.4, 8: 2.0}, {}, 8).curve
+    assert even[[0, 1, 3, 7]].tolist() == [1.0, 1.2, 1.4, 2.0]
+    odd = Calibration({1: 1.0, 2: 1.9, 4: 1.4, 8: 2.0}, {}, 8).curve
+    assert odd[[0, 1, 2, 3, 7]].tolist() == [1.0, 1.4, 1.4, 1.4, 2.0]
+    slow = Calibration({1: 1.5, 2: 1.2, 4: 1.8}, {}, 4).curve  # the plain step itself was disturbed
+    assert slow.tolist()[:2] == [1.0, 1.0] and bool((np.diff(slow) >= 0).all())
+
+
+def test_plain_decoding_wins_where_trees_cost_too_much() -> None:
+    assert choose({1: 1.0, 2: 2.1, 4: 3.2}, NODES).rows == 1
+    assert choose({1: 1.0, 2: 1.8 / 0.85, 4: 9.0}, NODES).rows == 1
+    assert choose({1: 1.0}, NODES).rows == 1
+    assert "2.8 tokens per step expected at 3.0x" in choose({1: 1.0, 2: 2.9, 4: 3.0}, NODES).reason
+
+
+def test_measurements_are_cached_and_damaged_ones_ignored(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    measure = calibrate.measure
+
+    def counted(*args: Any) -> tuple[dict[int, float], bool]:
+        calls.append(1)
+        return measure(*args, budget=60.0)  # however busy this machine is
+
+    monkeypatch.setattr(calibrate, "measure", counted)
+
+    def opened() -> dict[int, float]:
+        session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+        assert session.calibration is not None
+        return session.calibration.costs
+
+    first = opened()
+    assert len(calls) == 1 and set(first) == {1, 2, 4, 6, 8, 12, 16, 24, 32} and opened() == first and len(calls) == 1
+    (file,) = (tmp_path / "calibration").iterdir()
+    for damage in (
+        "",
+        "{",
+        "[]",
+        '{"format_version": 1, "costs": {"1": -5}}',
+        '{"format_version": 1, "costs": {"x": 1}}',
+        '{"format_version": 9, "costs": {"1": 1}}',
+        '{"format_version": 1, "costs": {"2": 1}}',
+        '{"format_version": 1, "costs": {"1": 1}, "least": 2}',
+    ):
+        file.write_text(damage)
+        before = len(calls)
+        opened()
+        assert len(calls) == before + 1 and json.loads(file.read_text())["format_version"] == 1
+
+
+def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles, tmp_path: Path) -> None:
+    session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+    assert session.pruning is None and isinstance(session.engine, OrtEngine)
+    calibrate.keep_least(session.engine, session.manifest, 0.02, tmp_path)
+    later = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
+    assert later.pruning == Pruning(least=0.02) and later.calibration == replace(session.calibration, least=0.02)  # type: ignore[type-var]
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).pruning == Pruning(3)
+    calibrate.tune(session.engine, session.manifest, [8], tmp_path)
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path).pruning is None
+
+
+def test_tune_keeps_what_it_found_on_the_prompts(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dev.jsonl").write_text('{"prompt": "a b c", "completion": "d"}\n' * 2)
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibrate, "TUNING_BUDGET", 0.2)
+    options = ["--prompts", tmp_path / "dev.jsonl", "--max-new-tokens", 8, "--context", 8, "--threads", 1, "--json"]
+    done = CliRunner().invoke(app, ["tune", str(bundles("fp32")), *map(str, options)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [one["name"] for one in found["prune"]["tried"]] == [f"chance {chance:g}" for chance in CHANCES]
+    assert not any(one["mismatches"] for one in found["prune"]["tried"])
+    calibration = load(bundles("fp32"), threads=1).calibration
+    assert calibration is not None and calibration.least == found["prune"]["least"]
+
+
+def test_pruning_has_to_pay_in_every_repetition() -> None:
+    without = Spread(2.0, 1.9, 2.2)
+    assert best_chance(without, [Spread(2.1, 1.95, 2.3), Spread(2.0, 2.0, 2.0)], (0.1, 0.2)) == 0
+    assert best_chance(without, [Spread(2.1, 2.05, 2.3), Spread(2.4, 2.3, 2.5)], (0.1, 0.2)) == 0.2
+
+
+def test_pruning_wants_an_early_exit(bundles: Bundles, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", str(bundles("lora")), "--prompts", str(tmp_path / "dev.jsonl")])
+    assert done.exit_code == 2 and "without an early exit" in done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(bundles: Bundles, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path / "file").calibration is not None
+
+
+def test_a_tight_budget_measures_plain_and_the_most_telling_tree(bundles: Bundles) -> None:
+    session = load(bundles("fp32"), threads=1, tree="plain")
+    assert isinstance(session.engine, OrtEngine)
+    costs, complete = calibrate.measure(session.engine, NODES, budget=0.0)
+    assert set(costs) == {1, 4} and min(costs.values()) > 0 and not complete
+
+
+def test_time_in_line_behind_other_sessions_is_no_cost_of_a_step() -> None:
+    class Waits:
+        vocab_size, waited_seconds = 4, 0.0
+
+        def verify(self, *arguments: object, **options: object) -> None:
+            time.sleep(0.2)
+            self.waited_seconds += 0.2
+
+        def keep(self, path: object) -> None: ...
+
+        def rewind(self, length: int) -> None: ...
+
+    assert calibrate._time_step(Waits(), ROOT_ONLY, 3) < 0.1  # type: ignore[arg-type]

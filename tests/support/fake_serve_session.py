@@ -1,0 +1,124 @@
+"""A session without a model: it says the prompt's last word again and again, a letter a token, two tokens a step, as
+slowly as asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from streamspec.errors import ConfigError, ContextOverflow
+from streamspec.runtime import Chunk
+from streamspec.runtime.decoding.stats import Stats
+from tests.support.byte_tokenizers import byte_level
+
+TOKENIZER = byte_level()
+CONTEXT = 4096
+
+
+@dataclass
+class Shared:
+    """What the sessions of one fake bundle share, for tests to look at and to steer."""
+
+    step: float = 0.0  # seconds a step takes
+    swapping: float = 0.0  # and taking another adapter
+    running: int = 0
+    most: int = 0  # running at once, at most
+    swaps: int = 0
+    asked: list[str] = field(default_factory=list)  # prompts in the order in which they began
+    gate: threading.Event = field(default_factory=threading.Event)  # nothing is said before it is set
+    fails: BaseException | None = None  # raised behind the first chunk
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class FakeSession:
+    """As much of `Session` as the server uses."""
+
+    def __init__(self, shared: Shared, adapter: str | None = None) -> None:
+        self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
+        self.adapters = ["alpha", "beta"]
+        self.manifest = SimpleNamespace(prompt_format=SimpleNamespace(kind="raw"))
+        self.engine = SimpleNamespace(tokens=[])
+
+    def another(self) -> FakeSession:
+        return FakeSession(self.shared, self.adapter)
+
+    def swap(self, adapter: str | Path | None) -> None:
+        self.shared.swaps += 1
+        time.sleep(self.shared.swapping)
+        self.adapter, self.engine.tokens = None if adapter is None else str(adapter), []
+
+    def encode(self, prompt: Any) -> list[int]:
+        text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+        ids = list(TOKENIZER.encode(text).ids)
+        if len(ids) >= CONTEXT:
+            raise ContextOverflow(f"a prompt of {len(ids)} tokens", f"fewer than {CONTEXT}", "shorten the prompt")
+        return ids
+
+    def stream(
+        self, prompt: Any, *, max_new_tokens: int = 256, timeout: float | None = None, **options: Any
+    ) -> FakeStream:
+        ids = self.encode(prompt)
+        if options.get("stop") == ["refuse"]:
+            raise ConfigError("a stop string", "another", "correct it")
+        cancelled = threading.Event()
+        return FakeStream(self._chunks(ids, max_new_tokens, timeout or 1e9, cancelled), cancelled)
+
+    def _chunks(self, ids: list[int], limit: int, timeout: float, cancelled: threading.Event) -> Iterator[Chunk]:
+        shared, ends = self.shared, time.perf_counter() + timeout
+        with shared.lock:
+            shared.running += 1
+            shared.most = max(shared.most, shared.running)
+            shared.asked.append(TOKENIZER.decode(ids).split()[-1])
+        try:
+            reused = next(
+                (i for i, (a, b) in enumerate(zip(self.engine.tokens, ids, strict=False)) if a != b),
+                min(len(ids), len(self.engine.tokens)),
+            )
+            word = TOKENIZER.decode(ids).split()[-1] + " "
+            stats = Stats(prompt_tokens=len(ids), reused_tokens=reused, prefill_seconds=0.01)
+            said = list(TOKENIZER.encode(word).ids) * (1 + limit // len(word))
+            while True:
+                while not (shared.gate.wait(0.005) or cancelled.is_set() or time.perf_counter() > ends):
+                    pass
+                time.sleep(shared.step)
+                count = min(2 if stats.new_tokens else 1, limit - stats.new_tokens)
+                tokens = said[stats.new_tokens : stats.new_tokens + count]
+                stats.steps += stats.new_tokens > 0
+                stats.step_tokens += count if stats.new_tokens else 0
+                stats.rows = 4 if stats.new_tokens else 0
+                stats.new_tokens += count
+                self.engine.tokens = [*ids, *said[: stats.new_tokens]]
+                reason = (
+                    "length"
+                    if stats.new_tokens == limit
+                    else "timeout"
+                    if time.perf_counter() > ends
+                    else "cancelled"
+                    if cancelled.is_set()
+                    else None
+                )
+                yield Chunk(TOKENIZER.decode(tokens), tokens, [True] * (count - 1) + [False], reason, replace(stats))
+                if reason:
+                    return
+                if shared.fails is not None:
+                    raise shared.fails
+        finally:
+            with shared.lock:
+                shared.running -= 1
+
+
+class FakeStream:
+    def __init__(self, chunks: Iterator[Chunk], cancelled: threading.Event) -> None:
+        self._chunks, self._cancelled = chunks, cancelled
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def cancel(self) -> None:
+        self._cancelled.set()

@@ -1,0 +1,36 @@
+"""A small valid manifest for tests to bend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamspec.bundle.manifest import BaseInfo, Manifest, ModelInfo, ProbeInfo, StreamsInfo, TreesInfo
+from streamspec.prompt.prompt_format import PromptFormat
+
+
+def manifest(**changes: Any) -> Manifest:
+    """A streaming bundle's manifest, without files."""
+    fields: dict[str, Any] = {
+        "base": BaseInfo("tiny", "ab" * 32, "llama"),
+        "method": "streaming",
+        "precision": "int8",
+        "model": ModelInfo(2, 1, 8, 257, 16, 128, (0,), 1),
+        "prompt_format": PromptFormat("raw", "\n"),
+        "streams": StreamsInfo(2, 1, 5),
+        "trees": TreesInfo(((0, 0, 1.0), (0, 0, 0.75), (1, 0, 0.5), (0, 4, 0.125)), 3),
+        "probe": ProbeInfo((1, 2, 3), (2, 3, 4), (1.5, 2.5, -3.0)),
+        "recipe": "staged",
+        "drafter": "streaming",
+        "parity": {"max_difference": 1e-5},
+        "weights_bytes": 10,
+        "tools": {"streamspec": "0.1.0"},
+    }
+    return Manifest(**(fields | changes))
+
+
+FILES: dict[str, Any] = {
+    "model.onnx": b"graph",
+    "model.onnx.data": b"weights",
+    "tokenizer.json": "{}",
+    "README.md": "card",
+}

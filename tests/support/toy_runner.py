@@ -1,0 +1,209 @@
+"""A toy model that offers the engine's interface: its next token is a hash of all tokens so far, or a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from streamspec.draft_tree import DraftTree
+from streamspec.runtime.decoding.draft_tree_search import PlaceGuesses
+from streamspec.runtime.decoding.model_runner import Cancelled, Pruning, Verified
+from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.speculation_controller import Governor
+from streamspec.runtime.engine.runner import shared_prefix
+
+Rule = Callable[[Sequence[int]], int]
+
+
+def hashed(vocab: int, seed: int = 0) -> Rule:
+    """Every token depends on every token before it, so that a wrong context shows."""
+
+    def rule(ids: Sequence[int]) -> int:
+        state = seed * 7919 + 17
+        for token in ids:
+            state = (state * 31 + token + 1) % 1_000_003
+        return (state >> 4) % vocab
+
+    return rule
+
+
+def scripted(prompt: int, script: Sequence[int]) -> Rule:
+    """Says `script` whatever was said before; `prompt` is the prompt's length."""
+    return lambda ids: script[min(len(ids) - prompt, len(script) - 1)]
+
+
+def varied(prompt: int, seed: int) -> Rule:
+    """Repeats itself with a period of 1 to 7 (odd seeds) or not at all."""
+    period = [1, 4, 2, 3, 1, 6, 2][: 1 + seed % 7]
+    return scripted(prompt, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
+
+
+class ToyEngine:
+    """Keeps its cache as token ids. Guesses are right with probability `skill`, at a random rank, and of random
+    chances.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        vocab: int,
+        gamma: int = 3,
+        width: int = 3,
+        context: int = 64,
+        skill: float = 0.7,
+        seed: int = 0,
+    ) -> None:
+        self.rule, self.vocab, self.gamma, self.width, self.context_length = rule, vocab, gamma, width, context
+        self.skill, self.random = skill, np.random.default_rng(seed)
+        self.graph_seconds = self.waited_seconds = 0.0
+        self.cache: list[int] = []
+        self.calls: list[tuple[int, bool]] = []
+        self.on_call: Callable[[], None] = lambda: None
+        self._rows: tuple[list[int], DraftTree] = ([], DraftTree((0,), (0,)))
+        self._stop = self._wants_logits = False
+
+    @property
+    def length(self) -> int:
+        return len(self.cache)
+
+    def reset(self) -> None:
+        self.cache = []
+
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+        same = shared_prefix(self.cache, prompt[:-1])
+        self.cache, self.sampling, self._wants_logits = self.cache[:same], sampling, logits
+        return same
+
+    @contextmanager
+    def generation(self) -> Iterator[None]:
+        self._stop = False
+        yield
+
+    def cancel(self) -> None:
+        self._stop = True
+
+    def prefill(
+        self,
+        ids: Sequence[int],
+        draft: bool,
+        progress: Callable[[int], None] | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> Verified:
+        self._begin(len(ids), draft)
+        assert self.length + len(ids) + (self.gamma if draft else 0) <= self.context_length
+        self.cache += ids
+        if progress is not None:
+            progress(len(ids))
+        root = self._choose(self.cache, allowed, 0)
+        return Verified(
+            np.array([root]),
+            0 if draft else None,
+            self._draft(self.cache, root) if draft else None,
+            self._logits([self.cache]),
+        )
+
+    def verify(
+        self,
+        tokens: np.ndarray,
+        tree: DraftTree,
+        draft: bool,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> Verified:
+        """Where rows may be pruned, a fair coin decides. Of what is `allowed` the first from the rule's token on is
+        chosen.
+        """
+        self._begin(len(tree), draft)
+        assert self.length + tree.depth + 1 + (self.gamma if draft else 0) <= self.context_length
+        ids = [int(t) for t in tokens]
+        contexts = [[*self.cache, *(ids[i] for i in tree.path(node))] for node in range(len(tree))]
+        choices = np.array([self._choose(c, allowed, row) for row, c in enumerate(contexts)])
+        if pruning is not None:
+            assert priors is not None and len(priors) == len(tree) and priors[0] == 0 and (priors <= 0).all()
+            for node in range(1, len(tree)):
+                if choices[tree.parents[node]] < 0 or self.random.random() < 0.5:
+                    choices[node] = -1
+        self._rows = ids, tree
+        if not draft:
+            return Verified(choices, logits=self._logits(contexts))
+        node = max(
+            (
+                n
+                for n in range(len(tree))
+                if choices[n] >= 0 and all(ids[i] == choices[tree.parents[i]] for i in tree.path(n)[1:])
+            ),
+            key=lambda n: (tree.depths[n], -n),
+        )
+        return Verified(choices, node, self._draft(contexts[node], int(choices[node])), self._logits(contexts))
+
+    def keep(self, path: Sequence[int]) -> None:
+        self.cache += [self._rows[0][i] for i in path]
+
+    def _choose(self, context: Sequence[int], allowed: np.ndarray | None, row: int) -> int:
+        token = self.rule(context)
+        if allowed is None:
+            return token
+        assert allowed.shape[1] == self.vocab and allowed.any(axis=1).all()
+        return next(t % self.vocab for t in range(token, token + self.vocab) if allowed[row, t % self.vocab])
+
+    def _logits(self, contexts: Sequence[Sequence[int]]) -> np.ndarray | None:
+        """Of each context, and of nothing else."""
+        if not self._wants_logits:
+            return None
+        return np.stack([np.random.default_rng([*c]).normal(size=self.vocab) for c in contexts]).astype(np.float32)
+
+    def _begin(self, rows: int, draft: bool) -> None:
+        self.on_call()
+        if self._stop:
+            raise Cancelled
+        self.calls.append((rows, draft))
+
+    def _draft(self, context: list[int], root: int) -> PlaceGuesses:
+        ahead, out = [*context, root], np.empty((self.gamma, self.width), np.int64)
+        for j in range(self.gamma):
+            ahead.append(self.rule(ahead))
+            out[j] = self.random.permutation(self.vocab)[: self.width]
+            if self.random.random() < self.skill and ahead[-1] not in out[j]:
+                out[j, self.random.integers(self.width)] = ahead[-1]
+        chances = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
+        return PlaceGuesses(out, np.log(chances))
+
+
+class Untimed(Governor):
+    """Believes in the costs it is given: a toy's own times say nothing."""
+
+    def step(self, committed: int, cost: float | None, seconds: float | None = None) -> None:
+        super().step(committed, cost)
+
+    def plain_step(self, seconds: float | None = None) -> None:
+        super().plain_step()
+
+
+class ToyMatcher:
+    """A grammar of token ids: which may follow, and whether the text may end, is a hash of the tokens so far."""
+
+    def __init__(self, vocab: int, seed: int, never: int = 5) -> None:
+        self.vocab, self.seed, self.never, self.text = vocab, seed, never, list[int]()
+
+    def allowed(self) -> tuple[np.ndarray, bool]:
+        random = np.random.default_rng([self.seed, *self.text])
+        kind = random.integers(6)
+        mask = random.random(self.vocab) < 0.5
+        if kind < 3:  # one token alone
+            mask = np.arange(self.vocab) == random.integers(self.vocab)
+        if kind == 5 and len(self.text) > 3:
+            mask[:] = False
+        mask[self.never] = False
+        return mask, kind >= 4 or not mask.any()
+
+    def consume(self, token: int) -> bool:
+        fits = bool(self.allowed()[0][token])
+        self.text += [token] * fits
+        return fits
+
+    def back(self, tokens: int) -> None:
+        assert 0 < tokens <= len(self.text)
+        del self.text[-tokens:]
