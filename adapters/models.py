@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters import adapter_writer as folder
-from streamspec.adapters.base_models.hf_decoder import Decoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.base import DraftingModel
-from streamspec.adapters.drafters.draft_layer import JakiroConfig, JakiroModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
 from streamspec.adapters.drafters.draft_layer import fit_start as fit_layer
 from streamspec.adapters.drafters.medusa import MedusaModel
 from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel, fit_start, measure_scale
@@ -72,7 +72,7 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
 
 def inject_stream_lora(run: Run, model: PreTrainedModel) -> None:
     """Puts a LoRA that only stream rows use on the linear maps of the last Ns layers."""
-    config, decoder = run.config, Decoder(model)
+    config, decoder = run.config, HFDecoder(model)
     names = decoder.linear_names(len(decoder.layers) - run.ns)
     stack = next(n for n, m in model.named_modules() if m is decoder.layers)
     lora = LoraConfig(
@@ -95,9 +95,9 @@ def new_drafter(run: Run, model: PreTrainedModel, vocabulary: Tensor | None, fro
     return MedusaModel(model, config.gamma, frozen, vocabulary, config.own_heads, bigram).to(run.device)
 
 
-def new_draft_layer(run: Run, model: PreTrainedModel) -> JakiroModel:
+def new_draft_layer(run: Run, model: PreTrainedModel) -> DraftLayerModel:
     """A fresh draft layer."""
-    drafter = JakiroModel(model, JakiroConfig(run.config.gamma, **run.config.layer_shape())).to(run.device)
+    drafter = DraftLayerModel(model, DraftLayerConfig(run.config.gamma, **run.config.layer_shape())).to(run.device)
     start_fitted(run, lambda batches: fit_layer(drafter.eval(), batches))
     return drafter
 

@@ -25,14 +25,14 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, set_seed
 from streamspec.acceptance_stats import node_order, per_stream_accuracy, simulated_tau
 from streamspec.adapters import adapter_writer as folder
 from streamspec.adapters.base_models.resolve import Base, resolve_base
-from streamspec.adapters.drafters.base import DraftingModel, Target
-from streamspec.adapters.drafters.draft_layer import JakiroConfig, JakiroModel
+from streamspec.adapters.drafters.base import DraftingModel, TargetModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
 from streamspec.adapters.drafters.streams import StreamingModel
 from streamspec.adapters.models import choose_vocabulary, inject_stream_lora, load_target, new_drafter, with_task_lora
 from streamspec.adapters.training.acceptance_eval import layer_statistics, record_ranks, validation_loss
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Formatter, TokenRow, joined
-from streamspec.adapters.training.hidden_state_cache import RememberedPass
+from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.losses import (
     draft_losses,
     exit_loss,
@@ -42,8 +42,8 @@ from streamspec.adapters.training.losses import (
     pick_passes,
     pick_rows,
 )
-from streamspec.adapters.training.run_state import Journal
-from streamspec.adapters.training.self_distillation import AnswerFile, regenerate
+from streamspec.adapters.training.run_state import RunState
+from streamspec.adapters.training.self_distillation import CompletionFile, regenerate
 from streamspec.adapters.training.stage import Stage, clock_of, has_bf16, run_stage, spare_allocator
 from streamspec.atomic import sha256_file, write_text
 from streamspec.bundle.adapter_folder import (
@@ -80,7 +80,7 @@ class Run:
     val_examples: list[Example]
     val_rows: list[TokenRow]
     ns: int  # MSA layers
-    journal: Journal
+    journal: RunState
 
     @property
     def work(self) -> Path:
@@ -134,7 +134,7 @@ def prepare(config: TrainConfig) -> Run:
                 expected,
                 "choose another --base or --method",
             )
-        JakiroConfig(config.gamma, **config.layer_shape()).check(layers)
+        DraftLayerConfig(config.gamma, **config.layer_shape()).check(layers)
     ns = config.ns or max(1, round(layers / 3))
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
@@ -158,8 +158,8 @@ def prepare(config: TrainConfig) -> Run:
     if config.method != "lora":
         check_answers(config, formatter, examples, val_examples)
     if config.answers:
-        AnswerFile(config.answers, made_by(config, base))
-    journal = Journal(config.out / WORK / JOURNAL, config, contents(config, base))
+        CompletionFile(config.answers, made_by(config, base))
+    journal = RunState(config.out / WORK / JOURNAL, config, contents(config, base))
     return Run(config, base, tokenizer, formatter, examples, rows, val_examples, val_rows, ns, journal)
 
 
@@ -272,7 +272,7 @@ def within(rows: list[TokenRow], longest: int) -> list[TokenRow]:
 def train_lora(run: Run) -> dict[str, Any]:
     """The plain fine-tune: the baseline of every comparison."""
     model = task_stage(run, run.config.out, run.config.max_minutes).eval()
-    loss = validation_loss(Target(model), run.val_rows)
+    loss = validation_loss(TargetModel(model), run.val_rows)
     return folder.finish_plain(run, {"val_loss": round(loss, 4)})
 
 
@@ -331,7 +331,7 @@ def train_staged(run: Run) -> dict[str, Any]:
 def task_stage(run: Run, out: Path, minutes: float | None) -> PreTrainedModel:
     """Trains the task LoRA on references and writes it to `out` in PEFT's format."""
     peft, model = with_task_lora(run)
-    plain = Target(model)
+    plain = TargetModel(model)
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
@@ -360,13 +360,15 @@ def fit_drafter(
     labels, state_weight = config.taught
     done = run.work / f"{name}.safetensors"
 
-    main_pass = RememberedPass(drafter) if config.epochs > 1 and RememberedPass.serves(drafter) else drafter.main_pass
+    main_pass = (
+        HiddenStateCache(drafter) if config.epochs > 1 and HiddenStateCache.serves(drafter) else drafter.main_pass
+    )
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not drafter.frozen):
             main = main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
-        if isinstance(drafter, JakiroModel):
+        if isinstance(drafter, DraftLayerModel):
             passes = config.counted_passes
             if config.random_unroll and not drafter.heads:  # heads of their own would all have to be met as often
                 passes = pick_passes(passes)
@@ -418,7 +420,7 @@ def own_answers(
     config, part = run.config, f"regenerated_{name}"
     prompts = [p for e in examples if fits(p := run.formatter.opening_ids(e), config)]
     prompts = prompts[:: max(1, len(prompts) // count)][:count]
-    kept = AnswerFile(config.answers or run.work / f"answers-{name}.jsonl", made_by(config, run.base))
+    kept = CompletionFile(config.answers or run.work / f"answers-{name}.jsonl", made_by(config, run.base))
     used = run.work / f"answered-{name}.json"
     if run.journal.finished(part):  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
@@ -484,7 +486,7 @@ def finish_drafter(
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
         "val_loss": round(loss, 4),
     }
-    if isinstance(drafter, JakiroModel):
+    if isinstance(drafter, DraftLayerModel):
         metrics |= layer_statistics(drafter, rows, vocabulary)
     return folder.finish_drafting(run, drafter, vocabulary, ranks, metrics)
 

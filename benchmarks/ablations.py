@@ -148,7 +148,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     own = arguments.out / "variants" / f"{variant.group}-{variant.name}".replace(" ", "-")
     changes = {name: value for name, value in asdict(shared).items() if name not in variant.options and name != "out"}
     run.config = TrainConfig(**changes, **variant.options, out=own)
-    run.ns, run.journal = run.config.ns or run.ns, stages.Journal(own / "run" / "journal.json", run.config)
+    run.ns, run.journal = run.config.ns or run.ns, stages.RunState(own / "run" / "journal.json", run.config)
     vocabulary = models.choose_vocabulary(run, rows)
     models.inject_stream_lora(run, model)
     torch.manual_seed(shared.seed)

@@ -245,11 +245,11 @@ def export(folder: Path, bundle: Path, precision: str) -> None:
 def curve(bundle: Path, threads: int | None) -> dict[int, float]:
     """Rows -> ms of a step, medians in turns; a chain of drafts behind `CONTEXT` tokens."""
     from streamspec.bundle.manifest import read_manifest
-    from streamspec.runtime.engine.loaded_model import Graph
-    from streamspec.runtime.engine.runner import OrtEngine
+    from streamspec.runtime.engine.loaded_model import LoadedModel
+    from streamspec.runtime.engine.runner import OrtRunner
     from streamspec.runtime.tuning.calibration import CONTEXT, TUNING_ROUNDS, measure
 
-    engine = OrtEngine(Graph(bundle / "model.onnx", read_manifest(bundle), threads=threads))
+    engine = OrtRunner(LoadedModel(bundle / "model.onnx", read_manifest(bundle), threads=threads))
     chain = [(max(0, node - 1), 0, 1.0) for node in range(32)]
     return {rows: 1e3 * seconds for rows, seconds in measure(engine, chain, SECONDS, CONTEXT, TUNING_ROUNDS)[0].items()}
 

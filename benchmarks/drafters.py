@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from streamspec.bench.arms import Contender
+from streamspec.bench.arms import Arm
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import load
@@ -38,9 +38,9 @@ def main() -> None:
     cases = read_cases(arguments.prompts, arguments.limit)
     sampling = Sampling(temperature=arguments.temperature, top_p=arguments.top_p, seed=0)
     sessions = [load(bundle, threads=arguments.threads, ngram=arguments.ngram) for bundle in arguments.bundles]
-    sides = [Contender("plain", sessions[0], False, sampling)]
+    sides = [Arm("plain", sessions[0], False, sampling)]
     sides += [
-        Contender(bundle.name, session, True, sampling, arguments.rows)
+        Arm(bundle.name, session, True, sampling, arguments.rows)
         for bundle, session in zip(arguments.bundles, sessions, strict=True)
     ]
     seconds = {side.name: [0.0] * arguments.repeats for side in sides}

@@ -112,12 +112,12 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
 
     from streamspec.bundle.manifest import read_manifest
     from streamspec.draft_tree import chain
-    from streamspec.runtime.engine.loaded_model import Graph
-    from streamspec.runtime.engine.runner import OrtEngine
+    from streamspec.runtime.engine.loaded_model import LoadedModel
+    from streamspec.runtime.engine.runner import OrtRunner
 
     model, written = Path(bundle) / "model.onnx", Path(folder) / "model.onnx"
 
-    class Writing(Graph):
+    class Writing(LoadedModel):
         def options(self) -> Any:
             options = super().options()
             if packed and not written.exists():
@@ -132,7 +132,7 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
             return options
 
     before, began = status(), time.perf_counter()
-    engine = OrtEngine(Writing(written if packed and written.exists() else model, read_manifest(bundle), threads=1))
+    engine = OrtRunner(Writing(written if packed and written.exists() else model, read_manifest(bundle), threads=1))
     opening = time.perf_counter() - began
     engine.prefill(prompt(64), draft=False)
     steps = []

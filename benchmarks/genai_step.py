@@ -20,14 +20,14 @@ import onnxruntime_genai as genai
 
 from streamspec.bundle.manifest import read_manifest
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.engine.loaded_model import Graph
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.cpu import physical_cores
 
 WARM = 4  # tokens that do not count
 
 
-def ours(engine: OrtEngine, prompt: np.ndarray, tokens: int) -> tuple[float, list[int]]:
+def ours(engine: OrtRunner, prompt: np.ndarray, tokens: int) -> tuple[float, list[int]]:
     """Median seconds of a token, and the tokens."""
     engine.reset()
     written = [int(engine.prefill(prompt.tolist(), draft=False).choices[-1])]
@@ -70,7 +70,7 @@ def main() -> None:
     config = genai.Config(str(arguments.folder))
     config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": arguments.threads}}}}))
     model = genai.Model(config)
-    engine = OrtEngine(Graph(arguments.bundle / "model.onnx", manifest, threads=arguments.threads))
+    engine = OrtRunner(LoadedModel(arguments.bundle / "model.onnx", manifest, threads=arguments.threads))
     sides = {
         "ours": lambda: ours(engine, prompt, arguments.tokens),
         "theirs": lambda: theirs(model, prompt, arguments.tokens),

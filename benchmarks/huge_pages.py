@@ -21,8 +21,8 @@ from step_profile import prepare, step
 from streamspec.bundle.manifest import read_manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.engine.loaded_model import Graph
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware import huge_pages as pages
 
 CONTEXT, ROUNDS, BLOCK = 64, 10, 14
@@ -34,7 +34,7 @@ def measure(bundle: Path, with_pages: bool, rows: int, threads: int | None) -> d
         pages.SWITCH = Path("/nowhere")
     manifest = read_manifest(bundle)
     started = time.perf_counter()
-    engine = OrtEngine(Graph(bundle / "model.onnx", manifest, threads=threads))
+    engine = OrtRunner(LoadedModel(bundle / "model.onnx", manifest, threads=threads))
     found = {"open s": time.perf_counter() - started}
     trees = {"plain ms": ROOT_ONLY}
     if manifest.trees is not None:

@@ -49,7 +49,7 @@ def parts(bundle: Path) -> None:
     say("tokenizer")
     graph.products_saturate()
     say("probe for saturating products")
-    opened = engine.OrtEngine(graph.Graph(bundle / "model.onnx", manifest))
+    opened = engine.OrtRunner(graph.LoadedModel(bundle / "model.onnx", manifest))
     say("graph")
     probe.check_probe(opened, manifest)
     say("numerical probe")

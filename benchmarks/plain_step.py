@@ -16,13 +16,13 @@ from step_profile import prepare, step
 
 from streamspec.bundle.manifest import read_manifest
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.engine.loaded_model import Graph
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.runner import OrtRunner
 
 BLOCK = 12  # steps of a bundle before the next one's turn; the first two bring its weights back into the caches
 
 
-def medians(engines: dict[Path, OrtEngine], context: int, rounds: int) -> dict[Path, float]:
+def medians(engines: dict[Path, OrtRunner], context: int, rounds: int) -> dict[Path, float]:
     """Bundle -> median ms of a plain step."""
     times: dict[Path, list[float]] = {bundle: [] for bundle in engines}
     for _ in range(rounds):
@@ -44,7 +44,9 @@ def main() -> None:
     ratios: dict[Path, list[float]] = {other: [] for other in others}
     for load in range(arguments.loads):
         order = arguments.bundles if load % 2 == 0 else arguments.bundles[::-1]
-        engines = {b: OrtEngine(Graph(b / "model.onnx", read_manifest(b), threads=arguments.threads)) for b in order}
+        engines = {
+            b: OrtRunner(LoadedModel(b / "model.onnx", read_manifest(b), threads=arguments.threads)) for b in order
+        }
         found = medians(engines, arguments.context, arguments.rounds)
         del engines
         print(f"load {load + 1}: " + ", ".join(f"{b.name} {found[b]:.2f}" for b in arguments.bundles), flush=True)

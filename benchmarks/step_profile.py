@@ -22,8 +22,8 @@ from streamspec.bundle.manifest import read_manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.verify import accept
-from streamspec.runtime.engine.loaded_model import Graph
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.runner import OrtRunner
 
 PARTS = ("trunk", "attention", "main head", "streams", "stream head", "acceptance and rest")
 
@@ -41,12 +41,12 @@ def part_of(name: str) -> str:
     return "acceptance and rest"
 
 
-def prepare(engine: OrtEngine, context: int) -> None:
+def prepare(engine: OrtRunner, context: int) -> None:
     engine.reset()
     engine.prefill([1 % engine.vocab_size] * context, draft=False)
 
 
-def step(engine: OrtEngine, tree: DraftTree, context: int) -> tuple[float, float]:
+def step(engine: OrtRunner, tree: DraftTree, context: int) -> tuple[float, float]:
     """(whole step, graph call) in seconds: verifying, accepting, compacting; without choosing what to draft."""
     before, started = engine.graph_seconds, time.perf_counter()
     tokens = np.arange(len(tree)) % engine.vocab_size
@@ -57,7 +57,7 @@ def step(engine: OrtEngine, tree: DraftTree, context: int) -> tuple[float, float
     return whole, engine.graph_seconds - before
 
 
-def measure(engine: OrtEngine, trees: dict[int, DraftTree], context: int, steps: int) -> dict[int, tuple[float, float]]:
+def measure(engine: OrtRunner, trees: dict[int, DraftTree], context: int, steps: int) -> dict[int, tuple[float, float]]:
     """Rows -> median (whole step, graph call) in ms."""
     prepare(engine, context)
     times: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -75,7 +75,7 @@ def measure(engine: OrtEngine, trees: dict[int, DraftTree], context: int, steps:
 def shares(bundle: Path, tree: DraftTree, context: int, steps: int) -> dict[str, float]:
     """Share of each part in the nodes' time, from ONNX Runtime's profiler."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = OrtEngine(Graph(bundle / "model.onnx", read_manifest(bundle), profile=Path(folder) / "profile"))
+        engine = OrtRunner(LoadedModel(bundle / "model.onnx", read_manifest(bundle), profile=Path(folder) / "profile"))
         prepare(engine, context)
         for _ in range(steps):
             step(engine, tree, context)
@@ -101,7 +101,7 @@ def main() -> None:
     manifest = read_manifest(arguments.bundle)
     nodes = manifest.trees.nodes if manifest.trees else [(0, 0, 1.0)]
     trees = {n: DraftTree.from_nodes(nodes, n) if n > 1 else ROOT_ONLY for n in arguments.rows if n <= len(nodes)}
-    engine = OrtEngine(Graph(arguments.bundle / "model.onnx", manifest))
+    engine = OrtRunner(LoadedModel(arguments.bundle / "model.onnx", manifest))
     times = measure(engine, trees, arguments.context, arguments.steps)
     del engine
     print("| rows | step ms | " + " | ".join(PARTS) + " | call overhead |")

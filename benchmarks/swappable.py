@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from streamspec.bench.arms import Answer, Contender
+from streamspec.bench.arms import Arm, ArmOutput
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import Session, load
@@ -71,10 +71,10 @@ def main() -> None:
 def compare(name: str, sessions: dict[str, Session], prompts: Path, arguments: argparse.Namespace) -> tuple[str, int]:
     """A line of the table, and how many answers differed with drafts."""
     cases = read_cases(prompts, arguments.limit)
-    sides = [Contender(side, sessions[side.split(",")[0]], "plain" not in side, rows=arguments.rows) for side in SIDES]
+    sides = [Arm(side, sessions[side.split(",")[0]], "plain" not in side, rows=arguments.rows) for side in SIDES]
     for side in sides:
         side.answer(cases[0].prompt(0, []), 16)
-    passes: dict[str, list[list[Answer]]] = {side: [] for side in SIDES}
+    passes: dict[str, list[list[ArmOutput]]] = {side: [] for side in SIDES}
     for repeat in range(arguments.repeats):
         for answers in passes.values():
             answers.append([])
@@ -100,12 +100,12 @@ def compare(name: str, sessions: dict[str, Session], prompts: Path, arguments: a
     ), differ
 
 
-def per_second(answers: list[Answer]) -> float:
+def per_second(answers: list[ArmOutput]) -> float:
     """Tokens of the decode phase over its time."""
     return sum(a.measure.step_tokens + a.measure.plain_steps for a in answers) / sum(a.measure.decode for a in answers)
 
 
-def per_step(passes: list[list[Answer]]) -> float:
+def per_step(passes: list[list[ArmOutput]]) -> float:
     """Tokens per step of any kind."""
     measures = [answer.measure for answers in passes for answer in answers]
     return sum(m.step_tokens + m.plain_steps for m in measures) / sum(m.steps + m.plain_steps for m in measures)

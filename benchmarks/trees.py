@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.bundle.manifest import TreesInfo
+from streamspec.bundle.manifest import DraftTreeInfo
 from streamspec.data import read_examples
 from streamspec.draft_tree import DraftTree, cartesian
 from streamspec.runtime import Session, load
 from streamspec.runtime.decoding.draft_tree_search import Draft
-from streamspec.runtime.decoding.loop import Decoder, Plan
-from streamspec.runtime.decoding.model_runner import Pruning, Verified
+from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.verify import off_borders
 
 TREES = (
@@ -66,14 +66,14 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def verify(self, *arguments: Any, **options: Any) -> Verified:
-        result: Verified = self._engine.verify(*arguments, **options)
+    def verify(self, *arguments: Any, **options: Any) -> StepResult:
+        result: StepResult = self._engine.verify(*arguments, **options)
         if len(result.choices) > 1:
             self.rows, self.steps = self.rows + int(np.sum(result.choices >= 0)), self.steps + 1
         return result
 
 
-class FixedTree(Decoder):
+class FixedTree(SpeculativeDecoder):
     """Drafts the same tree in every step. `depends`: a node's rank is one among the guesses behind its parent, else of
     the place.
     """
@@ -96,10 +96,10 @@ class FixedTree(Decoder):
         return off_borders(Draft(tree, np.array(tokens), np.ones(len(tree)), 1.0), self.engine.length)
 
 
-def decoder_of(name: str, engine: Any, plan: Plan, trees: TreesInfo | None) -> Decoder:
+def decoder_of(name: str, engine: Any, plan: DecodingConfig, trees: DraftTreeInfo | None) -> SpeculativeDecoder:
     """The decoder that the tree called `name` stands for."""
     if name == "plain":
-        return Decoder(engine, plan)
+        return SpeculativeDecoder(engine, plan)
     if "x" in name or name.endswith("f"):
         plan.rows = MOST
         fixed = FixedTree(engine, plan)
@@ -114,19 +114,22 @@ def decoder_of(name: str, engine: Any, plan: Plan, trees: TreesInfo | None) -> D
     plan.rows = int(rows)
     if kept:
         plan.pruning = Pruning(least=float(kept)) if "." in kept else Pruning(int(kept))
-    return Decoder(engine, plan)
+    return SpeculativeDecoder(engine, plan)
 
 
 def answers(
     session: Session, prompts: Sequence[Any], trees: Sequence[str], tokens: int
-) -> Iterator[tuple[str, Decoder, Counting]]:
+) -> Iterator[tuple[str, SpeculativeDecoder, Counting]]:
     """Every prompt with every tree, "plain" first."""
     for prompt in prompts:
         expected: list[int] = []
         for name in ("plain", *trees):
             engine = Counting(session.engine)
             decoder = decoder_of(
-                name, engine, Plan(tokens, session.manifest.model.eos_token_ids, ngram=False), session.manifest.trees
+                name,
+                engine,
+                DecodingConfig(tokens, session.manifest.model.eos_token_ids, ngram=False),
+                session.manifest.trees,
             )
             found = [token for done in decoder.run(session.encode(prompt)) for token in done.tokens]
             expected = expected or found

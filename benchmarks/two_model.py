@@ -28,20 +28,20 @@ import numpy as np
 from streamspec.data import read_examples
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime import load
-from streamspec.runtime.decoding.draft_tree_search import PlaceGuesses
-from streamspec.runtime.decoding.loop import Decoder, Plan
-from streamspec.runtime.decoding.model_runner import Pruning, Verified
+from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
+from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.decoding.verify import accept
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.runner import OrtRunner
 
 
 class TwoModelEngine:
     """The target's engine with a second model that drafts `gamma` tokens, one call each
-    (`streamspec.runtime.decoding.model_runner.Engine`).
+    (`streamspec.runtime.decoding.model_runner.ModelRunner`).
     """
 
-    def __init__(self, target: OrtEngine, draft: OrtEngine, gamma: int) -> None:
+    def __init__(self, target: OrtRunner, draft: OrtRunner, gamma: int) -> None:
         self.target, self.draft, self.gamma = target, draft, gamma
         self.context_length = min(target.context_length, draft.context_length)
 
@@ -75,10 +75,10 @@ class TwoModelEngine:
         draft: bool,
         progress: Callable[[int], None] | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         found = self.target.prefill(ids, False, progress, allowed)
         self.draft.prefill(ids, draft=False)
-        return Verified(found.choices, 0, self._guess([int(found.choices[0])])) if draft else found
+        return StepResult(found.choices, 0, self._guess([int(found.choices[0])])) if draft else found
 
     def verify(
         self,
@@ -88,7 +88,7 @@ class TwoModelEngine:
         pruning: Pruning | None = None,
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         found = self.target.verify(tokens, tree, draft=False, allowed=allowed)
         node, path = accept(tree, tokens, found.choices)
         known = min(
@@ -97,7 +97,7 @@ class TwoModelEngine:
         self.draft.rewind(self.target.length + known)
         unseen = [int(tokens[i]) for i in path[known:]]
         if draft:
-            return Verified(found.choices, node, self._guess([*unseen, int(found.choices[node])]))
+            return StepResult(found.choices, node, self._guess([*unseen, int(found.choices[node])]))
         if unseen:
             self._feed(unseen)
         return found
@@ -115,16 +115,16 @@ class TwoModelEngine:
         self.draft.keep(range(len(tokens)))
         return int(choices[-1])
 
-    def _guess(self, committed: list[int]) -> PlaceGuesses:
+    def _guess(self, committed: list[int]) -> IndependentProposal:
         guesses = [self._feed(committed)]
         while len(guesses) < self.gamma:
             guesses.append(self._feed(guesses[-1:]))
-        return PlaceGuesses(np.array(guesses)[:, None], np.zeros((self.gamma, 1), np.float32))
+        return IndependentProposal(np.array(guesses)[:, None], np.zeros((self.gamma, 1), np.float32))
 
 
-def decode(engine: Any, prompt: list[int], plan: Plan) -> tuple[list[int], float, int]:
+def decode(engine: Any, prompt: list[int], plan: DecodingConfig) -> tuple[list[int], float, int]:
     """Tokens, milliseconds without the prompt, calls of the target."""
-    decoder = Decoder(engine, plan)
+    decoder = SpeculativeDecoder(engine, plan)
     tokens = [token for done in decoder.run(prompt) for token in done.tokens]
     stats = decoder.stats
     return tokens, 1e3 * stats.decode_seconds, stats.steps + stats.plain_steps
@@ -135,7 +135,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     session = load(arguments.bundle, threads=arguments.threads, ngram=False)
     small = load(arguments.draft, threads=arguments.threads, tree="plain")
     target, eos = session.engine, session.manifest.model.eos_token_ids
-    plain = Plan(arguments.max_new_tokens, eos)
+    plain = DecodingConfig(arguments.max_new_tokens, eos)
     sides: dict[str, Any] = {"plain": None, "own drafter": None} | {
         f"two models, gamma {n}": n for n in arguments.gammas
     }
@@ -185,7 +185,7 @@ def train(arguments: argparse.Namespace) -> None:
     from transformers import AutoTokenizer
 
     from streamspec.adapters.base_models.resolve import resolve_base
-    from streamspec.adapters.drafters.base import Target
+    from streamspec.adapters.drafters.base import TargetModel
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.data import joined
     from streamspec.adapters.training.losses import next_token_loss
@@ -209,7 +209,7 @@ def train(arguments: argparse.Namespace) -> None:
         for r in map(json.loads, arguments.answers.read_text().splitlines())
         if "answer" in r
     ]
-    target = Target(model)
+    target = TargetModel(model)
 
     def loss(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"total": next_token_loss(target, target.main_pass(batch["input_ids"], batch["attention_mask"]), batch)}

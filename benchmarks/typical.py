@@ -23,15 +23,15 @@ from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import mean_scores, score
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
-from streamspec.runtime.decoding.loop import Decoder, Plan
-from streamspec.runtime.decoding.model_runner import Pruning, Verified
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.engine.runner import OrtRunner
 
 
 class TypicalEngine:
     """The engine of a bundle, its greedy choice replaced by a drafted token where that is typical."""
 
-    def __init__(self, engine: OrtEngine, epsilon: float, delta: float, temperature: float) -> None:
+    def __init__(self, engine: OrtRunner, epsilon: float, delta: float, temperature: float) -> None:
         self._engine, self.epsilon, self.delta, self.temperature = engine, epsilon, delta, temperature
 
     def __getattr__(self, name: str) -> Any:
@@ -45,7 +45,7 @@ class TypicalEngine:
         pruning: Pruning | None = None,
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         """Commits the accepted path at once. Knows no grammars."""
         logits = self._engine.forward(tokens, np.asarray(tree.depths), tree.mask())
         choices = logits.argmax(axis=1)
@@ -64,7 +64,7 @@ class TypicalEngine:
         for parent, node in pairwise(path):
             choices[parent] = tokens[node]
         found = self._engine.prefill(tokens[list(path)].tolist(), draft)
-        return Verified(choices, longest if draft else None, found.guesses)
+        return StepResult(choices, longest if draft else None, found.guesses)
 
     def keep(self, path: Sequence[int]) -> None:
         """Done."""
@@ -83,17 +83,17 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     session = load(arguments.bundle, threads=arguments.threads, tree=arguments.rows)
-    assert isinstance(session.engine, OrtEngine)
+    assert isinstance(session.engine, OrtRunner)
     typical = TypicalEngine(session.engine, arguments.epsilon, arguments.delta, arguments.temperature)
     texts: dict[str, list[str]] = {}
     scores: dict[str, list[dict[str, float]]] = {}
     counts: dict[str, np.ndarray] = {}
     for case in read_cases(arguments.prompts, arguments.limit):
         for name, engine in (("exact", session.engine), ("typical", typical)):
-            plan = Plan(
+            plan = DecodingConfig(
                 arguments.max_new_tokens, session.manifest.model.eos_token_ids, rows=arguments.rows, ngram=False
             )
-            decoder = Decoder(engine, plan)
+            decoder = SpeculativeDecoder(engine, plan)
             tokens = [token for done in decoder.run(session.encode(case.turns[0])) for token in done.tokens]
             text = session.tokenizer.decode(tokens)
             texts.setdefault(name, []).append(text)

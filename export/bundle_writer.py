@@ -25,11 +25,11 @@ from streamspec.bundle.manifest import (
     MODEL,
     TEMPLATE,
     BaseInfo,
+    DrafterInfo,
+    DraftTreeInfo,
     Manifest,
     ModelInfo,
     StaticInfo,
-    StreamsInfo,
-    TreesInfo,
     bundle_folder,
     finish,
 )
@@ -37,10 +37,10 @@ from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import ConfigError
 from streamspec.export.bundle_card import write_card
 from streamspec.export.drafters.base import DraftSpec, most_candidates
-from streamspec.export.drafters.draft_layer import JakiroSpec
+from streamspec.export.drafters.draft_layer import DraftLayerSpec
 from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
 from streamspec.export.graphs.cache_compaction import compact_graph
-from streamspec.export.graphs.static_step_graph import StaticGraph, fitting
+from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
 from streamspec.export.graphs.step_graph import StepGraph
 from streamspec.export.layers.decoder import Source
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
@@ -72,7 +72,7 @@ class Parts:
     model: Any
     spec: DecoderSpec
     streams: DraftSpec | None
-    trees: TreesInfo | None
+    trees: DraftTreeInfo | None
     candidates: int
     static: StaticInfo | None = None
 
@@ -174,7 +174,7 @@ def _load(base: Base, adapter: Adapter | None) -> Parts:
     streams = read_drafter(adapter, spec)
     candidates = most_candidates(streams, spec.vocab)
     nodes = read_nodes(adapter, streams.gamma, candidates)
-    return Parts(base, adapter, model, spec, streams, TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
+    return Parts(base, adapter, model, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
 def _fixed(parts: Parts, target: Target, say: Progress) -> Parts:
@@ -197,18 +197,18 @@ def _fixed(parts: Parts, target: Target, say: Progress) -> Parts:
 def _compact_graph(parts: Parts) -> onnx.ModelProto:
     spec, streams = parts.spec, parts.streams
     exit_layer = streams.first_layer(spec.layers) if streams is not None and streams.pruning is not None else None
-    return compact_graph(spec.layers + isinstance(streams, JakiroSpec), spec.kv_heads, spec.head_dim, exit_layer)
+    return compact_graph(spec.layers + isinstance(streams, DraftLayerSpec), spec.kv_heads, spec.head_dim, exit_layer)
 
 
 def _graph(
     parts: Parts, kind: Precision | StaticPrecision, tokenizer: Tokenizer, stream_weights: str, say: Progress
-) -> StepGraph | StaticGraph:
+) -> StepGraph | StaticStepGraph:
     source = weights(parts.model, parts.spec, kind, tokenizer, say)
     streams = parts.streams
     if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
         streams = source.streams(streams, parts.spec)
     if fixed := parts.static:
-        return StaticGraph(
+        return StaticStepGraph(
             parts.spec,
             source,
             cast(StaticPrecision, kind),
@@ -265,15 +265,15 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
     )
 
 
-def describe_drafter(spec: DraftSpec, candidates: int) -> StreamsInfo:
+def describe_drafter(spec: DraftSpec, candidates: int) -> DrafterInfo:
     """The drafter as a manifest says it."""
     shared: dict[str, Any] = {"bigram": spec.bigram is not None, "pruning": spec.pruning is not None}
-    if isinstance(spec, JakiroSpec):
-        return StreamsInfo(spec.gamma, 0, candidates, "same", root_token=True, levels=spec.levels, **shared)
+    if isinstance(spec, DraftLayerSpec):
+        return DrafterInfo(spec.gamma, 0, candidates, "same", root_token=True, levels=spec.levels, **shared)
     if not isinstance(spec, StreamSpec):
-        return StreamsInfo(spec.gamma, 0, candidates, "same", root_token=False, **shared)
+        return DrafterInfo(spec.gamma, 0, candidates, "same", root_token=False, **shared)
     positions = "shifted" if spec.shifted else "same"
-    return StreamsInfo(spec.gamma, spec.ns, candidates, positions, root_token=spec.root_map is not None, **shared)
+    return DrafterInfo(spec.gamma, spec.ns, candidates, positions, root_token=spec.root_map is not None, **shared)
 
 
 def to_stderr(line: str) -> None:

@@ -30,10 +30,10 @@ from streamspec.bundle.manifest import (
     TEMPLATE,
     TOKENIZER,
     BaseInfo,
+    DrafterInfo,
+    DraftTreeInfo,
     Manifest,
-    Room,
-    StreamsInfo,
-    TreesInfo,
+    SwappableCapacity,
     bundle_folder,
     finish,
     plain_name,
@@ -261,7 +261,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
             recipe=adapter.recipe,
             prompt_format=adapter.prompt_format,
             streams=info,
-            trees=TreesInfo(nodes, min(DEFAULT_ROWS, len(nodes))) if nodes else None,
+            trees=DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))) if nodes else None,
             ranks=ranks,
             parity=parity,
             tools=tools,
@@ -271,7 +271,12 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
 
 
 def tensors(
-    source: ModelSource, spec: DecoderSpec, room: Room, precision: Precision, task: Lora, streams: StreamSpec | None
+    source: ModelSource,
+    spec: DecoderSpec,
+    room: SwappableCapacity,
+    precision: Precision,
+    task: Lora,
+    streams: StreamSpec | None,
 ) -> dict[str, Array]:
     """What the graph's inputs of an adapter hold (`swappable.forms`). `task`, `streams`: in the coordinates of the
     graph. Updates of rank 0 are left out.
@@ -290,7 +295,7 @@ def tensors(
 
 
 def _stream_tensors(
-    source: ModelSource, spec: DecoderSpec, room: Room, precision: Precision, streams: StreamSpec
+    source: ModelSource, spec: DecoderSpec, room: SwappableCapacity, precision: Precision, streams: StreamSpec
 ) -> dict[str, Array]:
     ones = np.ones((streams.gamma, 2), np.float32)
     shares = ones if streams.shares is None else streams.shares
@@ -323,12 +328,12 @@ def _stream_tensors(
     return out if bias is None else out | {f"{HEAD}.bias": bias[vocabulary]}
 
 
-def _room(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> Room:
+def _room(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> SwappableCapacity:
     """Enough for all of them."""
     streams = [one for one in drafters if isinstance(one, StreamSpec)]
     ns, bigram = tuple(sorted({one.ns for one in streams}, reverse=True)), any(one.bigram for one in streams)
     lists = [len(one.draft_vocab) for one in streams if one.draft_vocab is not None]
-    return Room(
+    return SwappableCapacity(
         ns=ns,
         candidates=min(BIGRAM_CANDIDATES if bigram else DRAFT_CANDIDATES, spec.vocab, *lists),
         root_token=any(one.root_map is not None for one in streams),
@@ -338,7 +343,9 @@ def _room(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> Room:
     )
 
 
-def _described(adapter: Adapter, streams: StreamSpec | None, room: Room, spec: DecoderSpec) -> StreamsInfo | None:
+def _described(
+    adapter: Adapter, streams: StreamSpec | None, room: SwappableCapacity, spec: DecoderSpec
+) -> DrafterInfo | None:
     """The drafter as the manifest says it. Raises AdapterError where the bundle has no room for it."""
     if streams is None:
         return None

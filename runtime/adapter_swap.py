@@ -18,8 +18,8 @@ import numpy as np
 from streamspec.bundle import swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
-from streamspec.runtime.decoding_policy import Asked, Learnt, Setting, settle
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.decoding_policy import AdaptiveState, DecodingPolicy, LoadPolicy, settle
+from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
 
 
@@ -37,22 +37,23 @@ class _Adapter(NamedTuple):
     tensors: Tensors
 
 
-class Swapper:
+class AdapterSwapper:
     """Of one open bundle. What was settled and learnt for an adapter is kept for when it comes back."""
 
-    def __init__(self, folder: Path, manifest: Manifest, engine: OrtEngine, asked: Asked, verify: bool) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, engine: OrtRunner, asked: LoadPolicy, verify: bool) -> None:
         self.folder, self.bundle, self.engine, self.asked, self.verify = folder, manifest, engine, asked, verify
         self._now = _Adapter(None, manifest, Tensors())
-        self._settings: dict[str, Setting] = {}
+        self._settings: dict[str, DecodingPolicy] = {}
         self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
 
-    def over(self, engine: OrtEngine) -> Swapper:
+    def over(self, engine: OrtRunner) -> AdapterSwapper:
         """One for another sequence of the same graph: adapters are read and measured once for all, what is learnt is
         each one's own.
         """
-        new = Swapper(self.folder, self.bundle, engine, self.asked, self.verify)
+        new = AdapterSwapper(self.folder, self.bundle, engine, self.asked, self.verify)
         new._settings = {
-            key: replace(setting, learnt=Learnt(setting.calibration)) for key, setting in self._settings.copy().items()
+            key: replace(setting, learnt=AdaptiveState(setting.calibration))
+            for key, setting in self._settings.copy().items()
         }
         new._shared = self._shared
         return new
@@ -61,7 +62,7 @@ class Swapper:
         """Adapters that lie in the bundle."""
         return swappable.names(self.folder)
 
-    def to(self, adapter: str | Path | None) -> Setting:
+    def to(self, adapter: str | Path | None) -> DecodingPolicy:
         """From now on the engine computes with this adapter, None: the base alone. Raises AdapterError; all is then as
         before.
         """

@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamspec.bundle.manifest import Manifest
-from streamspec.runtime.decoding.draft_tree_search import Experience
-from streamspec.runtime.decoding.drafter_gate import StreamsWorth
+from streamspec.runtime.decoding.draft_tree_search import DraftCalibration
+from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.speculation_controller import Governor
+from streamspec.runtime.decoding.speculation_controller import SpeculationController
 
 if TYPE_CHECKING:
-    from streamspec.runtime.engine.runner import OrtEngine
+    from streamspec.runtime.engine.runner import OrtRunner
     from streamspec.runtime.tuning.calibration import Calibration
 
 
-class Learnt:
+class AdaptiveState:
     """What a session learns of its drafts while it runs, from answer to answer."""
 
     def __init__(self, calibration: Calibration | None) -> None:
-        self.governor, self.experience = Governor(), Experience()
-        self.worth = StreamsWorth(calibration.curve) if calibration and len(calibration.curve) > 1 else None
+        self.governor, self.experience = SpeculationController(), DraftCalibration()
+        self.worth = DrafterGate(calibration.curve) if calibration and len(calibration.curve) > 1 else None
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadPolicy:
     """See `streamspec.runtime.load`."""
 
     tree: int | str = "auto"
@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Setting:
+class DecodingPolicy:
     """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay. `adapter`:
     what a user calls it.
     """
@@ -49,11 +49,11 @@ class Setting:
     rows: int
     calibration: Calibration | None
     pruning: Pruning | None
-    learnt: Learnt
+    learnt: AdaptiveState
     adapter: str | None = None
 
 
-def settle(engine: OrtEngine, manifest: Manifest, asked: Asked, adapter: str | None = None) -> Setting:
+def settle(engine: OrtRunner, manifest: Manifest, asked: LoadPolicy, adapter: str | None = None) -> DecodingPolicy:
     """Measures what steps cost, unless that is known, and chooses by it."""
     from streamspec.runtime.tuning.calibration import calibrated
 
@@ -67,4 +67,4 @@ def settle(engine: OrtEngine, manifest: Manifest, asked: Asked, adapter: str | N
             rows = max(calibration.costs) if calibration.rows > 1 else 1
             if calibration.least and pruning is None:
                 pruning = Pruning(least=calibration.least)
-    return Setting(manifest, rows, calibration, pruning, Learnt(calibration), adapter)
+    return DecodingPolicy(manifest, rows, calibration, pruning, AdaptiveState(calibration), adapter)

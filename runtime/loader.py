@@ -10,7 +10,7 @@ from streamspec.bundle import swappable
 from streamspec.bundle.manifest import verify_files
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding_policy import Asked, settle
+from streamspec.runtime.decoding_policy import LoadPolicy, settle
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory
 from streamspec.runtime.session import Session
@@ -68,7 +68,7 @@ def load(
     engine.graph.hashes = verify
     if context is not None:
         engine = engine.another(context)
-    asked = Asked(tree, ngram, pruning, cache_dir)
+    asked = LoadPolicy(tree, ngram, pruning, cache_dir)
     if manifest.swappable is None:
         found = settle(engine, manifest, asked)
         session = Session(
@@ -76,9 +76,9 @@ def load(
         )
         engine.graph.keeper.limit(idle)
         return session
-    from streamspec.runtime.adapter_swap import Swapper
+    from streamspec.runtime.adapter_swap import AdapterSwapper
 
-    swapper = Swapper(folder, manifest, engine, asked, verify)
+    swapper = AdapterSwapper(folder, manifest, engine, asked, verify)
     session = Session(engine, manifest, tokenizer, template, ngram=ngram, provider=chosen, swapper=swapper)
     session.swap(adapter)
     if pruning is not None:

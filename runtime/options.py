@@ -15,8 +15,8 @@ MOST_LOGPROBS = 100
 Progress = Callable[[int, int], None]
 
 
-class Options(TypedDict, total=False):
-    """Keywords of `generate`, `stream`, `chat` and `stream_chat`; what each means: `Wanted`."""
+class GenerationKwargs(TypedDict, total=False):
+    """Keywords of `generate`, `stream`, `chat` and `stream_chat`; what each means: `GenerationOptions`."""
 
     max_new_tokens: int
     stop: str | Sequence[str]
@@ -29,7 +29,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GenerationOptions:
     """`stop`: strings behind which the text ends; they are left out of it. `speculate` False decodes plainly, with the
     same result, sampled or not (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds after
     which the answer ends with what there is. `grammar`: what the answer must follow (docs/structured.md), as far as it

@@ -28,7 +28,7 @@ AGAIN = "save it again, or begin a new conversation"
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedSession:
     """`tokens` of the text so far, `rows` [layers, 2, 1, kv_heads, tokens, head_dim] of the cache, `messages` of the
     chat.
     """
@@ -43,7 +43,7 @@ def key(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.to_json().encode()).hexdigest()
 
 
-def write(path: Path, saved: Saved, manifest: Manifest) -> None:
+def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
     """All or nothing. Raises ConversationError where that cannot be written."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
@@ -65,7 +65,7 @@ def write(path: Path, saved: Saved, manifest: Manifest) -> None:
         ) from None
 
 
-def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: int) -> Saved:
+def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: int) -> SavedSession:
     """A conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for one
     of another bundle, adapter or template, and for a damaged or hostile file."""
     from safetensors import SafetensorError, safe_open
@@ -104,7 +104,7 @@ def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: 
         raise ConversationError(
             f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {model.vocab_size}", AGAIN
         )
-    return Saved(tokens, arrays["rows"], _messages(_json(found, "messages"), path))
+    return SavedSession(tokens, arrays["rows"], _messages(_json(found, "messages"), path))
 
 
 def _messages(value: object, path: Path) -> list[dict[str, Any]]:

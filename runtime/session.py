@@ -20,17 +20,17 @@ from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import conversation
 from streamspec.runtime import saved_session as saved
 from streamspec.runtime.conversation import Message
-from streamspec.runtime.decoding.loop import Plan
-from streamspec.runtime.decoding.model_runner import Engine, Pruning
-from streamspec.runtime.decoding_policy import Learnt
-from streamspec.runtime.hardware.providers import CPU, Chosen
-from streamspec.runtime.options import Options, Wanted
-from streamspec.runtime.stream import Chunk, Completion, Control, Job, Stream
+from streamspec.runtime.decoding.loop import DecodingConfig
+from streamspec.runtime.decoding.model_runner import ModelRunner, Pruning
+from streamspec.runtime.decoding_policy import AdaptiveState
+from streamspec.runtime.hardware.providers import CPU, ProviderChoice
+from streamspec.runtime.options import GenerationKwargs, GenerationOptions
+from streamspec.runtime.stream import CancelToken, Chunk, Completion, GenerationRequest, Stream
 from streamspec.runtime.text.grammar import Vocabulary
 
 if TYPE_CHECKING:
-    from streamspec.runtime.adapter_swap import Swapper
-    from streamspec.runtime.engine.loaded_model import Graph
+    from streamspec.runtime.adapter_swap import AdapterSwapper
+    from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.tuning.calibration import Calibration
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -46,7 +46,7 @@ class Session:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ModelRunner,
         manifest: Manifest,
         tokenizer: Any,
         template: str | None = None,
@@ -54,21 +54,21 @@ class Session:
         calibration: Calibration | None = None,
         ngram: bool = True,
         pruning: Pruning | None = None,
-        provider: Chosen | None = None,
-        swapper: Swapper | None = None,
+        provider: ProviderChoice | None = None,
+        swapper: AdapterSwapper | None = None,
     ) -> None:
         """`rows`: most rows of a verification step, 1: plain. With a `calibration` each step has as many as pay.
         `swapper`: of a swappable bundle.
         """
         self.engine, self.manifest, self.tokenizer, self.template = engine, manifest, tokenizer, template
         self.rows, self.calibration, self.ngram, self.pruning = rows, calibration, ngram, pruning
-        self.provider = provider or Chosen(CPU.name)
-        self.learnt = Learnt(calibration)
+        self.provider = provider or ProviderChoice(CPU.name)
+        self.learnt = AdaptiveState(calibration)
         self.messages: list[Message] = []
         self.adapter: str | None = None  # the one at work, by the name or path it was asked for
         self._vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
         self._busy = threading.Lock()
-        self._control: Control | None = None  # of the generation under way
+        self._control: CancelToken | None = None  # of the generation under way
         self._swapper, self._swaps = swapper, 0
 
     def another(self) -> Session:
@@ -132,21 +132,23 @@ class Session:
             return "off (the bundle has no streams)"
         return f"off ({self.calibration.reason})" if self.calibration else "off (asked for plain decoding)"
 
-    def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Completion:
+    def generate(self, prompt: Prompt, **options: Unpack[GenerationKwargs]) -> Completion:
         """The answer to `prompt`: text, a list of messages, or token ids taken as they are. `options`:
-        `streamspec.runtime.options.Wanted`.
+        `streamspec.runtime.options.GenerationOptions`.
 
         Raises ContextOverflow where the prompt leaves no room, DataError or ConfigError for prompts or options that
         make no sense, and ConfigError while another generation runs.
         """
         return Completion.of(list(self.stream(prompt, **options)))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+    def stream(self, prompt: Prompt, **options: Unpack[GenerationKwargs]) -> Stream:
         """As `generate`, one chunk per model call. The prompt is checked at once, not at the first chunk."""
         swaps = self._swaps  # before anything of the adapter is read: another thread may swap it
-        return self._stream(self.encode(prompt), Wanted(**options), swaps, None)
+        return self._stream(self.encode(prompt), GenerationOptions(**options), swaps, None)
 
-    def chat(self, message: str | Message, *, overflow: str = "refuse", **options: Unpack[Options]) -> Completion:
+    def chat(
+        self, message: str | Message, *, overflow: str = "refuse", **options: Unpack[GenerationKwargs]
+    ) -> Completion:
         """The answer to `message` behind all `messages` so far; both are added to them. Errors as in `generate`.
 
         A turn that is cancelled or runs out of time stays as far as it came; one that is cancelled with `rollback`,
@@ -156,9 +158,11 @@ class Session:
         """
         return Completion.of(list(self.stream_chat(message, overflow=overflow, **options)))
 
-    def stream_chat(self, message: str | Message, *, overflow: str = "refuse", **options: Unpack[Options]) -> Stream:
+    def stream_chat(
+        self, message: str | Message, *, overflow: str = "refuse", **options: Unpack[GenerationKwargs]
+    ) -> Stream:
         """As `chat`, one chunk per model call."""
-        swaps, wanted = self._swaps, Wanted(**options)
+        swaps, wanted = self._swaps, GenerationOptions(**options)
         conversation.check_overflow(overflow)
         before = self.messages
         turns = [*before, conversation.message(message)]
@@ -186,7 +190,7 @@ class Session:
         """
         with self._exclusive():
             tokens, rows = self.engine.kept()  # type: ignore[attr-defined]
-            saved.write(Path(path), saved.Saved(tokens, rows, [dict(m) for m in self.messages]), self.manifest)
+            saved.write(Path(path), saved.SavedSession(tokens, rows, [dict(m) for m in self.messages]), self.manifest)
 
     def restore(self, path: str | Path) -> None:
         """Goes on with a conversation that was saved with this bundle, adapter and template. Raises ConversationError;
@@ -270,7 +274,7 @@ class Session:
         with self._exclusive():
             return np.asarray(self.engine.score(ids, start))  # type: ignore[attr-defined]
 
-    def _stream(self, ids: list[int], wanted: Wanted, swaps: int, finished: Any) -> Stream:
+    def _stream(self, ids: list[int], wanted: GenerationOptions, swaps: int, finished: Any) -> Stream:
         if len(ids) >= self.engine.context_length:
             raise ContextOverflow(
                 f"a prompt of {len(ids)} tokens",
@@ -282,7 +286,7 @@ class Session:
             calibrated = {"costs": self.calibration.curve, "governor": self.learnt.governor, "worth": self.learnt.worth}
         fixed = self.manifest.static
         rows = min(self.rows, fixed.rows) if fixed else self.rows
-        plan = Plan(
+        plan = DecodingConfig(
             wanted.max_new_tokens,
             self.manifest.model.eos_token_ids,
             rows if wanted.speculate else 1,
@@ -300,7 +304,7 @@ class Session:
         )
 
         @contextmanager
-        def exclusive(control: Control) -> Iterator[None]:
+        def exclusive(control: CancelToken) -> Iterator[None]:
             with self._exclusive(control):
                 if swaps != self._swaps:
                     raise ConfigError(
@@ -309,7 +313,7 @@ class Session:
                 yield
 
         return Stream(
-            Job(
+            GenerationRequest(
                 self.engine,
                 self.tokenizer,
                 ids,
@@ -322,7 +326,7 @@ class Session:
         )
 
     @contextmanager
-    def _exclusive(self, control: Control | None = None, wake: bool = True) -> Iterator[bool]:
+    def _exclusive(self, control: CancelToken | None = None, wake: bool = True) -> Iterator[bool]:
         """Holds the session without waiting for it, for a generation that `control` ends. The graph is open, unless it
         slept and is not to `wake`: the body is told."""
         if not self._busy.acquire(blocking=False):
@@ -340,11 +344,11 @@ class Session:
             self._busy.release()
 
     def _awake(self, wake: bool = True) -> AbstractContextManager[bool]:
-        """The body finds the graph open (`Keeper.at_work`)."""
+        """The body finds the graph open (`IdleUnloader.at_work`)."""
         return nullcontext(True) if self._graph is None else self._graph.keeper.at_work(wake)
 
     @property
-    def _graph(self) -> Graph | None:
+    def _graph(self) -> LoadedModel | None:
         """What sleeps and wakes; None for an engine without one."""
         return getattr(self.engine, "graph", None)
 

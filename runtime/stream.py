@@ -16,8 +16,8 @@ from typing import Any
 from weakref import WeakSet
 
 from streamspec.runtime.decoding.logprobs import Logprob
-from streamspec.runtime.decoding.loop import Decoder, Plan
-from streamspec.runtime.decoding.model_runner import Cancelled, Engine
+from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.text.detokenize import TextStream
 
@@ -63,22 +63,22 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationRequest:
     """What a stream is to do. `exclusive`: holds the session while the body runs. `finished` is given the chunks of an
     answer that is to stay.
     """
 
-    engine: Engine
+    engine: ModelRunner
     tokenizer: Any
     ids: list[int]
-    plan: Plan
+    plan: DecodingConfig
     stops: list[str]
     timeout: float | None
-    exclusive: Callable[[Control], AbstractContextManager[None]]
+    exclusive: Callable[[CancelToken], AbstractContextManager[None]]
     finished: Callable[[list[Chunk]], None]
 
 
-class Control:
+class CancelToken:
     """How one generation is ended from outside, by any thread at any time."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Control:
         self._lock = (
             threading.RLock()
         )  # while it is held, a stream that nobody holds any longer may end in the same thread
-        self._engine: Engine | None = None
+        self._engine: ModelRunner | None = None
 
     def end(self, reason: str, rollback: bool = False) -> None:
         with self._lock:
@@ -110,7 +110,7 @@ class Control:
             timer.cancel()
 
     @contextmanager
-    def over(self, engine: Engine) -> Iterator[None]:
+    def over(self, engine: ModelRunner) -> Iterator[None]:
         """The body is a generation on `engine`, which `end` reaches."""
         with engine.generation():
             with self._lock:
@@ -130,8 +130,8 @@ class Control:
 class Stream(Iterator[Chunk]):
     """An answer in the making. Work begins with the first chunk asked for and goes on as chunks are asked for."""
 
-    def __init__(self, job: Job) -> None:
-        self._control = Control()
+    def __init__(self, job: GenerationRequest) -> None:
+        self._control = CancelToken()
         self._chunks = _chunks(
             job, self._control
         )  # knows nothing of this object: one that nobody holds any longer ends it
@@ -154,7 +154,7 @@ class Stream(Iterator[Chunk]):
         return Running(self, notify)
 
 
-def _chunks(job: Job, control: Control) -> Generator[Chunk, None, None]:
+def _chunks(job: GenerationRequest, control: CancelToken) -> Generator[Chunk, None, None]:
     chunks = list[Chunk]()
     with control.within(job.timeout), job.exclusive(control), control.over(job.engine):
         for chunk in _answer(job, control):
@@ -164,8 +164,8 @@ def _chunks(job: Job, control: Control) -> Generator[Chunk, None, None]:
             yield chunk
 
 
-def _answer(job: Job, control: Control) -> Iterator[Chunk]:
-    decoder, text = Decoder(job.engine, job.plan), TextStream(job.tokenizer, job.stops)
+def _answer(job: GenerationRequest, control: CancelToken) -> Iterator[Chunk]:
+    decoder, text = SpeculativeDecoder(job.engine, job.plan), TextStream(job.tokenizer, job.stops)
     decoder.stats.call_rows = job.plan.call_rows
     asked = job.plan.logprobs is not None
     try:

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "bench", "export", "load", "train"]
+
+# In a checkout the sub-packages adapters, export and runtime stand beside this folder, in an installation within it.
+_beside = Path(__file__).resolve().parents[1]
+if all((_beside / name / "__init__.py").is_file() for name in ("adapters", "export", "runtime")):
+    __path__.append(str(_beside))
 
 # name -> (module, attribute)
 _LAZY = {

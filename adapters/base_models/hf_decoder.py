@@ -19,7 +19,7 @@ from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, switched
 
 
-class Decoder:
+class HFDecoder:
     """Uniform view of a causal LM's decoder: `layers`, `call_layer`, `head`. Holds no parameters of its own."""
 
     def __init__(self, model: PreTrainedModel) -> None:

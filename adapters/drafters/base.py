@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from streamspec.adapters.base_models.hf_decoder import Decoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 
 IGNORE = -100
 
@@ -51,7 +51,7 @@ class DraftRows:
     labels: Tensor  # int64 [B, P, gamma], tokens t+2 .. t+1+gamma
 
 
-class Target(nn.Module):
+class TargetModel(nn.Module):
     """A causal LM. `frozen`: nothing that is trained may change it, and LoRA layers inside it belong to the drafter
     alone: they are switched off in the main pass."""
 
@@ -60,7 +60,7 @@ class Target(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.frozen = model, frozen
-        self.decoder = Decoder(model)
+        self.decoder = HFDecoder(model)
         self.first = len(self.decoder.layers) - 1 if first is None else first
         self.tapped = tapped or (self.first,)
 
@@ -68,7 +68,7 @@ class Target(nn.Module):
     def device(self) -> torch.device:
         return self.decoder.embedding.weight.device
 
-    def train(self, mode: bool = True) -> Target:
+    def train(self, mode: bool = True) -> TargetModel:
         """A target that nothing must change is never in training mode: its dropout would blur what drafters learn from
         it.
         """
@@ -121,7 +121,7 @@ class Target(nn.Module):
         return self.decoder.capped(logits)
 
 
-class DraftingModel(Target, ABC):
+class DraftingModel(TargetModel, ABC):
     """A target with a drafter of `gamma` places beside every main row: place j guesses the token j behind the row's
     next.
 

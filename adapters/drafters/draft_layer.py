@@ -53,7 +53,7 @@ EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start f
 
 
 @dataclass
-class JakiroConfig:
+class DraftLayerConfig:
     """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by
     their mixture; `parallel`: without a pass of its own. `two_lists`: experts that count guess each for itself. `taps`:
     layers of the target above each of the states that the layer reads. `prefix_attention`: only the first pass attends;
@@ -165,10 +165,10 @@ class _Pass(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
 
-class JakiroModel(DraftingModel):
+class DraftLayerModel(DraftingModel):
     """A causal LM with a draft layer of its own, for `gamma` places ahead. The target is frozen."""
 
-    def __init__(self, model: PreTrainedModel, config: JakiroConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: DraftLayerConfig) -> None:
         layers = model.config.num_hidden_layers
         config.check(layers)
         super().__init__(model, config.gamma, layers, True, tapped=tuple(layers - tap for tap in config.taps))
@@ -327,7 +327,7 @@ class JakiroModel(DraftingModel):
 
 
 @torch.no_grad()
-def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     """Sets U, V and b to the least-squares fit of what the target's last layer sees at row t + 1, by e(y_(t+1)) and
     m_t, over the rows of `batches` (ids and attention mask [B, T] each); then S, by which a finished state f_t best
     makes V m_t; then C and T, by which the last branch at row t best makes f_(t+2), or f_(t+1), before its norm.
@@ -377,7 +377,7 @@ def fit_start(drafter: JakiroModel, batches: Iterable[tuple[Tensor, Tensor]]) ->
     return float((wanted - inputs @ solved).pow(2).sum() / (wanted - wanted.mean(0)).pow(2).sum())
 
 
-def _last_and_true(drafter: JakiroModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
+def _last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
     """What the last branch has at rows t, its token beside its state, and the target's finished states of the row it
     stands for, before the norm's weight [n, H].
     """

@@ -29,7 +29,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass, Target
+from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass, TargetModel
 from streamspec.errors import ConfigError
 
 RIDGE = 1e-2  # of the mean square, added to the diagonal
@@ -199,7 +199,7 @@ def stream_mask(
 @torch.no_grad()
 def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, Tensor]]) -> float:
     """Median rms of the hidden state at the input of layer N-Ns over all real tokens: P_j must live at this scale."""
-    probe = Target(model, model.config.num_hidden_layers - ns)
+    probe = TargetModel(model, model.config.num_hidden_layers - ns)
     values = []
     for input_ids, attention_mask in batches:
         entry = probe.main_pass(input_ids, attention_mask).entry.float()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from streamspec.acceptance_stats import ENDED, MISSED
-from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, Target
-from streamspec.adapters.drafters.draft_layer import JakiroModel
+from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, TargetModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
 from streamspec.adapters.training.data import Collator, TokenRow
 from streamspec.adapters.training.losses import lookup_table, next_token_loss, number, pick_rows
 from streamspec.progress import track
@@ -55,7 +55,7 @@ def record_ranks(
 
 @torch.no_grad()
 def layer_statistics(
-    model: JakiroModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
+    model: DraftLayerModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
 ) -> dict[str, list[float] | float]:
     """How a draft layer's parts are used, over rows of the text: `expert_shares`, the experts' weights;
     `expert_overlap`, the squared cosine of what the two best say; and where the last place has a branch of its own
@@ -102,7 +102,7 @@ def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:
 
 
 @torch.no_grad()
-def validation_loss(model: Target, rows: list[TokenRow], batch_size: int = 8) -> float:
+def validation_loss(model: TargetModel, rows: list[TokenRow], batch_size: int = 8) -> float:
     """Mean next-token loss per completion token."""
     collate, total, count = Collator(model.device), 0.0, 0
     for start in range(0, len(rows), batch_size):

@@ -267,8 +267,8 @@ class TrainConfig:
             )
 
     def layer_shape(self) -> dict[str, Any]:
-        """Of a draft layer, by the names of `jakiro.JakiroConfig`. All but jakiro have one expert, and a pass for every
-        place.
+        """Of a draft layer, by the names of `jakiro.DraftLayerConfig`. All but jakiro have one expert, and a pass for
+        every place.
         """
         jakiro, hydra = self.method == "jakiro", self.method == "hydra"
         taps = self.taps or ("1" if self.method == "mtp" else "2")

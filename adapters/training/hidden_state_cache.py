@@ -15,7 +15,7 @@ from streamspec.adapters.drafters.base import DraftingModel, MainPass
 MOST_BYTES = 2 << 30  # of states; texts beyond are passed anew every time
 
 
-class RememberedPass:
+class HiddenStateCache:
     """`main_pass` of a drafter that reads no K/V. A text is passed alone and unpadded, so its states depend on nothing
     else: a resumed run, which remembers nothing, goes on exactly as one that was never interrupted."""
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, smooth_l1_loss
 
-from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, MainPass, Target
-from streamspec.adapters.drafters.draft_layer import JakiroModel
+from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, MainPass, TargetModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
 from streamspec.adapters.drafters.streams import StreamingModel
 
 MOST_LIKELY = 10  # tokens that top-k distillation counts
 
 
-def next_token_loss(model: Target, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
+def next_token_loss(model: TargetModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
     """Mean cross-entropy of completion tokens; only their rows go through the head."""
     targets = batch["loss_mask"][:, 1:]
     hidden = main.final[:, :-1][targets]
@@ -68,7 +68,7 @@ def draft_losses(
 
 
 def jakiro_losses(
-    model: JakiroModel,
+    model: DraftLayerModel,
     main: MainPass,
     picked: DraftRows,
     vocabulary: Tensor | None,

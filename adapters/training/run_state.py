@@ -17,7 +17,7 @@ from streamspec.errors import AdapterError, ConfigError
 MAY_CHANGE = ("out", "resume", "threads", "save_steps", "tensorboard")  # options that a resumed run need not repeat
 
 
-class Journal:
+class RunState:
     """`log[part]`: what a finished part reports; `minutes[part]`: what it took of `--max-minutes`, all attempts
     together (of regeneration the last alone: what the others wrote is a gift)."""
 

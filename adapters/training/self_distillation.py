@@ -22,7 +22,7 @@ from streamspec.errors import DataError
 from streamspec.progress import track
 
 
-class AnswerFile:
+class CompletionFile:
     """Answers by prompt, kept in a file: a first line that says what made them, then a line for each, written as they
     come.
 
@@ -93,7 +93,7 @@ def regenerate(
     model: PreTrainedModel,
     prompts: list[list[int]],
     eos: int,
-    kept: AnswerFile,
+    kept: CompletionFile,
     *,
     max_new_tokens: int,
     batch_size: int,

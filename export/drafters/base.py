@@ -160,7 +160,7 @@ class DraftPass(ABC):
         return g.op("Gather", VOCABULARY, numbers, axis=0), values, numbers
 
 
-class PlacePass(DraftPass):
+class ParallelDraftPass(DraftPass):
     """A drafter that guesses all its places at once; with a bigram each guess makes something of each before it."""
 
     @abstractmethod

@@ -31,15 +31,15 @@ from streamspec.export.layers.attention import RowExactAttention, attend, by_hea
 from streamspec.export.layers.decoder import Decoder, Residual, Source
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
-from streamspec.export.weights.lazy_weights import LazyRows
+from streamspec.export.weights.lazy_weights import LazyMatrix
 
 BEAM = 4  # guesses of a level that the next one goes on from
 LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "post_attention_layernorm"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class JakiroSpec(DraftSpec):
-    """The draft layer of one adapter. Named as in `adapters.jakiro.JakiroConfig`; `tensors`: by their names in the
+class DraftLayerSpec(DraftSpec):
+    """The draft layer of one adapter. Named as in `adapters.jakiro.DraftLayerConfig`; `tensors`: by their names in the
     adapter.
     """
 
@@ -74,12 +74,12 @@ class JakiroSpec(DraftSpec):
         return tuple(layers - tap for tap in self.taps)
 
 
-class DraftSource:
+class DraftLayerSource:
     """The target's weights, and the draft layer's as those of layer number `layers`, of heads of its own behind it as
     of those that follow.
     """
 
-    def __init__(self, source: Source, spec: JakiroSpec, layers: int) -> None:
+    def __init__(self, source: Source, spec: DraftLayerSpec, layers: int) -> None:
         self.source = source
         self.own = {}
         self.prefixes = tuple(f"model.layers.{layers + number}." for number in range(spec.gamma))
@@ -95,7 +95,7 @@ class DraftSource:
     def weight(self, name: str) -> Array:
         return self.own[name] if name in self.own else self.source.weight(name)
 
-    def rows_of(self, name: str) -> LazyRows:
+    def rows_of(self, name: str) -> LazyMatrix:
         return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
@@ -143,14 +143,14 @@ class _Chosen:
     path: str
 
 
-class JakiroPass(DraftPass):
+class DraftLayerPass(DraftPass):
     """The draft layer as a branch, and its rows' K/V in the main graph."""
 
-    spec: JakiroSpec
+    spec: DraftLayerSpec
 
-    def __init__(self, decoder: Decoder, spec: JakiroSpec, candidates: int) -> None:
+    def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int) -> None:
         self.layer = decoder.spec.layers
-        own = Decoder(decoder.spec, DraftSource(decoder.source, spec, self.layer), decoder.precision)
+        own = Decoder(decoder.spec, DraftLayerSource(decoder.source, spec, self.layer), decoder.precision)
         super().__init__(own, spec, candidates)
         self.inputs = ""  # x [1, n, H] of the main rows
         self.present = ("", "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamspec.export.drafters.base import Accepted, DraftSpec, PlacePass
+from streamspec.export.drafters.base import Accepted, DraftSpec, ParallelDraftPass
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 
@@ -25,7 +25,7 @@ class MedusaSpec(DraftSpec):
     heads: Array | None = None  # [gamma, D, H]
 
 
-class MedusaPass(PlacePass):
+class MedusaPass(ParallelDraftPass):
     """Heads as a branch. All places are computed, in the order of `stream_ids`."""
 
     spec: MedusaSpec

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streamspec.draft_tree import MASKED
-from streamspec.export.drafters.base import Accepted, DraftSpec, PlacePass
+from streamspec.export.drafters.base import Accepted, DraftSpec, ParallelDraftPass
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Linear, Residual, Source, Tables
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.export.weights.lazy_weights import LazyRows
+from streamspec.export.weights.lazy_weights import LazyMatrix
 
 STREAM_WEIGHTS = ("merged", "delta")
 DEFAULT_STREAM_WEIGHTS = "merged"
@@ -67,7 +67,7 @@ class MergedSource:
         a, b = self.updates[name]
         return weight + b @ a
 
-    def rows_of(self, name: str) -> LazyRows:
+    def rows_of(self, name: str) -> LazyMatrix:
         return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
@@ -114,7 +114,7 @@ def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, mod
     return g.op("MatMul", g.op("MatMul", x, f"{label}.A"), f"{label}.B")
 
 
-class StreamPass(PlacePass):
+class StreamPass(ParallelDraftPass):
     """Streams as a branch."""
 
     spec: StreamSpec

@@ -33,7 +33,7 @@ FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
 @dataclass
-class StaticGraph:
+class StaticStepGraph:
     """What the graph is made of. `rows` of every call, `slots` of the cache."""
 
     spec: DecoderSpec
@@ -47,7 +47,7 @@ class StaticGraph:
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph."""
-        return _Builder(self, store).build()
+        return _StaticBuilder(self, store).build()
 
 
 def fitting(streams: DraftSpec) -> DraftSpec:
@@ -66,7 +66,7 @@ def fitting(streams: DraftSpec) -> DraftSpec:
 class _TableDecoder(Decoder):
     """Cosines and sines of all positions that can occur, baked."""
 
-    def __init__(self, parts: StaticGraph) -> None:
+    def __init__(self, parts: StaticStepGraph) -> None:
         super().__init__(parts.spec, parts.source, parts.precision)
         self.positions = parts.slots + parts.rows + (parts.streams.gamma if parts.streams else 0)
 
@@ -98,8 +98,8 @@ class _AcceptedApart(Accepted):
         return [(past_key, past_value), (key, value)]
 
 
-class _Builder:
-    def __init__(self, parts: StaticGraph, store: WeightStore) -> None:
+class _StaticBuilder:
+    def __init__(self, parts: StaticStepGraph, store: WeightStore) -> None:
         self.parts, self.spec = parts, parts.spec
         self.decoder = _TableDecoder(parts)
         self.inputs = self._inputs()

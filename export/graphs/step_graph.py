@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from streamspec.bundle.manifest import Room
+from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.base import Accepted, DraftPass, DraftSpec
-from streamspec.export.drafters.draft_layer import JakiroPass, JakiroSpec
+from streamspec.export.drafters.draft_layer import DraftLayerPass, DraftLayerSpec
 from streamspec.export.drafters.medusa import MedusaPass, MedusaSpec
 from streamspec.export.drafters.streams import StreamPass, StreamSpec, window_out
 from streamspec.export.graphs.swappable import SwappableDecoder, SwappableStore, SwappableStreams
@@ -26,7 +26,7 @@ from streamspec.export.layers.attention import RowExactAttention
 from streamspec.export.layers.decoder import Decoder, Residual, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit import EarlyExit
-from streamspec.export.layers.sampling import Chooser
+from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.precisions import Precision, Rows
 
@@ -46,7 +46,7 @@ class StepGraph:
     tree: DraftTree | None = None
     candidates: int = 10
     stream_weights: str = "merged"
-    room: Room | None = None
+    room: SwappableCapacity | None = None
 
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph."""
@@ -77,12 +77,12 @@ class _Builder:
     def __init__(self, parts: StepGraph, store: WeightStore) -> None:
         self.parts, self.spec, self.store = parts, parts.spec, store
         self.decoder = (SwappableDecoder if parts.room else Decoder)(parts.spec, parts.source, parts.precision)
-        self.chooser = Chooser(parts.spec.vocab)
+        self.chooser = TokenSampler(parts.spec.vocab)
         self.g = Scope(store)
         pruning = parts.streams.pruning if parts.streams is not None else None
         self.drafter = self._drafter(parts.streams) if parts.streams is not None else None
         self.exit = EarlyExit(self.decoder, pruning) if pruning is not None else None
-        self.own_layers = int(isinstance(parts.streams, JakiroSpec))  # of the drafter, in the cache
+        self.own_layers = int(isinstance(parts.streams, DraftLayerSpec))  # of the drafter, in the cache
         self.presents: list[tuple[str, ...]] = []
         self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of those that the drafter taps
         self.final = ""
@@ -104,7 +104,7 @@ class _Builder:
             first = streams.first_layer(self.spec.layers)
             drafter = self.drafter
             assert drafter is not None
-            if isinstance(drafter, JakiroPass):
+            if isinstance(drafter, DraftLayerPass):
                 drafter.rows(
                     g,
                     [self.entries[layer] for layer in streams.tapped(self.spec.layers)],
@@ -124,8 +124,8 @@ class _Builder:
                 assert self.parts.room is not None
                 return SwappableStreams(self.decoder, spec, self.parts.candidates, self.parts.room)
             return StreamPass(self.decoder, spec, self.parts.candidates, self.parts.stream_weights)
-        if isinstance(spec, JakiroSpec):
-            return JakiroPass(self.decoder, spec, self.parts.candidates)
+        if isinstance(spec, DraftLayerSpec):
+            return DraftLayerPass(self.decoder, spec, self.parts.candidates)
         assert isinstance(spec, MedusaSpec)
         return MedusaPass(self.decoder, spec, self.parts.candidates)
 
@@ -151,7 +151,7 @@ class _Builder:
             ]
             if streams.uses_root:
                 inputs.append(tensor("forced_root", INT64, [1]))
-            if isinstance(streams, JakiroSpec):
+            if isinstance(streams, DraftLayerSpec):
                 inputs.append(tensor("next_ids", INT64, ["n"]))
         if isinstance(self.store, SwappableStore):
             inputs += self.store.inputs()

@@ -3,8 +3,8 @@
 An adapter's tensors are initializers that may be overridden, of rank 0 or empty without an adapter, so that the graph
 alone is the base. How rows stay exact beside weights that are inputs is told in `lowrank`.
 
-A bundle has `Room` for streams over certain numbers of layers, a bigram, a draft vocabulary; an adapter uses all of it
-or less, and what it lacks is neutral. Knows nothing about files.
+A bundle has `SwappableCapacity` for streams over certain numbers of layers, a bigram, a draft vocabulary; an adapter
+uses all of it or less, and what it lacks is neutral. Knows nothing about files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from streamspec.bundle.manifest import Room
+from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.export.drafters.base import VOCABULARY, Accepted
 from streamspec.export.drafters.streams import StreamPass, StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
@@ -36,7 +36,7 @@ BEGIN, SHIFT = (
 )  # int64 [1]: which of the room's numbers of layers; 1 where stream j sits at t + j, 0 where at t
 
 
-def forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) -> dict[str, Form]:
+def forms(spec: DecoderSpec, room: SwappableCapacity, precision: Precision, head_bias: bool) -> dict[str, Form]:
     """By name, all that an adapter may bring. `head_bias`: the LM head has one."""
     kinds: dict[str, Form] = {}
     for layer in range(spec.layers):
@@ -46,7 +46,7 @@ def forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) 
     return kinds | (_stream_forms(spec, room, precision, head_bias) if room.ns else {})
 
 
-def _stream_forms(spec: DecoderSpec, room: Room, precision: Precision, head_bias: bool) -> dict[str, Form]:
+def _stream_forms(spec: DecoderSpec, room: SwappableCapacity, precision: Precision, head_bias: bool) -> dict[str, Form]:
     tokens: int | str = "draft_tokens" if room.draft_vocab else spec.vocab
     kinds: dict[str, Form] = {
         BEGIN: (np.int64, (1,)),
@@ -78,7 +78,7 @@ def update(spec: DecoderSpec, layer: int, modules: tuple[str, ...], part: str) -
     return LowRank(f"{spec.fused_name(layer, modules)}.{part}", spec.in_width(modules[0]), outputs)
 
 
-def empty_streams(spec: DecoderSpec, room: Room) -> StreamSpec | None:
+def empty_streams(spec: DecoderSpec, room: SwappableCapacity) -> StreamSpec | None:
     """Streams without numbers, of which the graph is built."""
     if not room.ns:
         return None
@@ -142,7 +142,7 @@ class SwappableStreams(StreamPass):
 
     decoder: SwappableDecoder
 
-    def __init__(self, decoder: SwappableDecoder, spec: StreamSpec, candidates: int, room: Room) -> None:
+    def __init__(self, decoder: SwappableDecoder, spec: StreamSpec, candidates: int, room: SwappableCapacity) -> None:
         super().__init__(decoder, spec, candidates, "delta")
         self.linear, self.begins = self._linear, [decoder.spec.layers - ns for ns in room.ns]
         self._entering = Residual("")  # what enters the layers that all use

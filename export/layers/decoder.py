@@ -18,7 +18,7 @@ from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
-from streamspec.export.weights.lazy_weights import LazyRows
+from streamspec.export.weights.lazy_weights import LazyMatrix
 
 UNIT_RMS_EPS = 1e-12
 
@@ -30,7 +30,7 @@ class Source(Protocol):
     order (`DecoderSpec.row_order`), None for a bias that does not exist."""
 
     def weight(self, name: str) -> Array: ...
-    def rows_of(self, name: str) -> LazyRows: ...  # a table, such as the embedding, part by part
+    def rows_of(self, name: str) -> LazyMatrix: ...  # a table, such as the embedding, part by part
     def bias(self, name: str) -> Array | None: ...
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from streamspec.adapters.base_models.hf_decoder import Decoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.errors import BaseModelError
 from streamspec.model_families import Family, switched
 
@@ -159,7 +159,7 @@ class DecoderSpec:
 
 def describe(model: Any) -> DecoderSpec:
     """DecoderSpec of a loaded HF causal LM. Raises BaseModelError for anything the graph would compute wrongly."""
-    config, decoder = model.config, Decoder(model)
+    config, decoder = model.config, HFDecoder(model)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
     check_fields(config, family)
     attention, norm = getattr(layers[0], family.attention), getattr(layers[0], family.attention_norm)

@@ -29,7 +29,7 @@ SCALARS = {
 }
 
 
-class Chooser:
+class TokenSampler:
     """Adds the choice to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0, '' for 1. `tokens` int64
     [n] and `mask` [r, n] (0: precedes or is the row).
     """
@@ -177,8 +177,8 @@ class Chooser:
 
 def choice_graph(vocab: int) -> onnx.ModelProto:
     """The choice as a graph of its own, for targets whose graph is greedy: `raw_logits` [r, vocab], `input_ids` [1, n],
-    `tree_mask` [r, n] and the inputs of `Chooser` in, `choices` int64 [r] out."""
-    g, chooser = Scope(WeightStore()), Chooser(vocab)
+    `tree_mask` [r, n] and the inputs of `TokenSampler` in, `choices` int64 [r] out."""
+    g, chooser = Scope(WeightStore()), TokenSampler(vocab)
     chooser.add(g, "raw_logits", "", g.op("Squeeze", "input_ids", g.ints(0)), "tree_mask", out="choices")
     inputs = [
         tensor("raw_logits", FLOAT, ["r", vocab]),

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from streamspec.export.weights.lazy_weights import LazyRows
+    from streamspec.export.weights.lazy_weights import LazyMatrix
 
 Array = NDArray[Any]
 # codes of weights that are inputs: no x86 kernel's sum of two products with uint8 leaves 16 bits, and ONNX Runtime
@@ -36,7 +36,7 @@ class Simulation:
     peaks: bool
 
 
-def quantise_rows(weight: Array | LazyRows, largest: int = 127) -> tuple[Array, Array]:
+def quantise_rows(weight: Array | LazyMatrix, largest: int = 127) -> tuple[Array, Array]:
     """int8 weights up to +-`largest` and float32 scales [out]: symmetric, plain absmax per output channel."""
     out = np.empty(weight.shape, np.int8)
     scales = np.empty(weight.shape[0], np.float32)
@@ -53,7 +53,7 @@ def dequantise_rows(codes: Array, scales: Array) -> Array:
     return codes.astype(np.float32) * scales[:, None]
 
 
-def quantise_blocks(weight: Array | LazyRows, bits: int, block: int) -> tuple[Array, Array, Array | None]:
+def quantise_blocks(weight: Array | LazyMatrix, bits: int, block: int) -> tuple[Array, Array, Array | None]:
     """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or
     None.
 
@@ -132,6 +132,6 @@ def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:
     return codes, scales, zeros
 
 
-def _chunks(weight: Array | LazyRows) -> list[slice]:
+def _chunks(weight: Array | LazyMatrix) -> list[slice]:
     step = max(1, CHUNK // max(1, weight.shape[1]))
     return [slice(start, start + step) for start in range(0, weight.shape[0], step)]

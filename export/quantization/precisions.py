@@ -42,7 +42,7 @@ from streamspec.export.quantization.arithmetic import (
     quantise_rows,
     round_blocks,
 )
-from streamspec.export.weights.lazy_weights import LazyRows
+from streamspec.export.weights.lazy_weights import LazyMatrix
 from streamspec.export.weights.lora_inputs import LowRank
 
 BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
@@ -59,7 +59,7 @@ class Weight:
     name: str
     rows: int
     columns: int
-    load: Callable[[], Array | LazyRows]
+    load: Callable[[], Array | LazyMatrix]
     sensitive: bool = False
 
 

@@ -24,8 +24,8 @@ from streamspec.export.drafters.streams import Lora, StreamSpec
 from streamspec.export.layers.decoder import Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import Array, Simulation
-from streamspec.export.validate.reference import Oracle
-from streamspec.export.weights.lazy_weights import LazyRows
+from streamspec.export.validate.reference import ReferenceModel
+from streamspec.export.weights.lazy_weights import LazyMatrix
 
 TINY = np.float32(1e-6)
 RARE = 0.25  # of the mean peak: less is not believed of an input that may have slept while we looked
@@ -121,7 +121,7 @@ class SmoothedSource:
             weight = weight * (self.rows[module][:, None] if weight.ndim == 2 else self.rows[module])
         return weight * self.columns[module] if module in self.columns else weight
 
-    def rows_of(self, name: str) -> LazyRows:
+    def rows_of(self, name: str) -> LazyMatrix:
         return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
@@ -136,7 +136,7 @@ class SmoothedSource:
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
-    smoothed, oracle, every = SmoothedSource(source), Oracle(model), groups(spec)
+    smoothed, oracle, every = SmoothedSource(source), ReferenceModel(model), groups(spec)
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:

@@ -34,7 +34,7 @@ def open_session(model: Path, threads: int = 0, static: bool = False, **entries:
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
-class Stepper:
+class GraphRunner:
     """A step graph with its cache, in place. `length` is the number of tokens the cache holds; `adapter`: further
     inputs of a swappable graph.
     """
@@ -112,7 +112,7 @@ class Stepper:
         return out
 
 
-class StaticStepper:
+class StaticGraphRunner:
     """The same over a static graph: rows are padded, prompts cut into chunks, K/V placed here."""
 
     def __init__(self, session: Any) -> None:
@@ -134,7 +134,7 @@ class StaticStepper:
         forced_node: int = -1,
         forced_root: int = -1,
     ) -> dict[str, Array]:
-        """As `Stepper.step`; streams always run, whatever `streams` says."""
+        """As `GraphRunner.step`; streams always run, whatever `streams` says."""
         n, pad = len(tokens), self.rows - len(tokens)
         padded = np.full((self.rows, self.rows), MASKED, np.float32)
         padded[:n, :n] = mask
@@ -185,7 +185,7 @@ class StaticStepper:
         }
 
 
-def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> Stepper | StaticStepper:
+def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> GraphRunner | StaticGraphRunner:
     """The stepper of a session's kind of graph."""
     static = any(value.name == "new.0.key" for value in session.get_outputs())
-    return StaticStepper(session) if static else Stepper(session, capacity, adapter)
+    return StaticGraphRunner(session) if static else GraphRunner(session, capacity, adapter)

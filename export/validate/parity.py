@@ -16,10 +16,10 @@ from streamspec.bundle.manifest import ProbeInfo
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import StreamspecError
 from streamspec.export.drafters.base import DraftSpec
-from streamspec.export.drafters.draft_layer import JakiroSpec
+from streamspec.export.drafters.draft_layer import DraftLayerSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.validate.graph_runner import StaticStepper, Stepper, stepper
-from streamspec.export.validate.reference import LayerOracle, Oracle, tree_rows
+from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper
+from streamspec.export.validate.reference import ReferenceDraftLayer, ReferenceModel, tree_rows
 
 LIMITS = {"fp32": 1e-3, "fp16": 0.02}  # of the logits' standard deviation, root mean square
 CONTEXT_ROWS, TREE_ROWS, PROBE_ROWS, STREAM_NODES = 96, 12, 16, 4
@@ -105,18 +105,18 @@ class Expected:
     streams: DraftSpec | None
     logits: Array  # [T, V] of all rows
     drafts: list[tuple[int, int, Array]]  # node, the token behind it and the drafter's logits [gamma, V] there
-    layer: LayerOracle | None  # of a draft layer, whose guesses depend on the graph's own
+    layer: ReferenceDraftLayer | None  # of a draft layer, whose guesses depend on the graph's own
 
 
 def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TREE_ROWS) -> Expected:
     """Asks PyTorch, once. `most`: rows of a tree that the graph can take."""
-    oracle = Oracle(model, streams)
+    oracle = ReferenceModel(model, streams)
     rows = min(TREE_ROWS, most)
     context, drafted = tokens[:-rows], tokens[-rows:]
     tree = sample_tree(len(drafted), streams.gamma if streams else 4)
     every, positions, sees = tree_rows(context, drafted, tree)
     truth = oracle.states(every, positions, sees)
-    layer = LayerOracle(model, streams) if isinstance(streams, JakiroSpec) else None
+    layer = ReferenceDraftLayer(model, streams) if isinstance(streams, DraftLayerSpec) else None
     drafts = []
     for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int) if streams and not layer else ():
         root = int(drafted[-1 - node])
@@ -163,7 +163,7 @@ def check_rows(logits: Array, expected: Expected, precision: str) -> dict[str, A
     return report
 
 
-def _streams(steps: Stepper | StaticStepper, spec: DraftSpec, truth: Expected) -> dict[str, float | int]:
+def _streams(steps: GraphRunner | StaticGraphRunner, spec: DraftSpec, truth: Expected) -> dict[str, float | int]:
     """The drafter beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
     tree, tokens = truth.tree, truth.drafted
     difference = _Difference([], [])
@@ -193,11 +193,11 @@ def _streams(steps: Stepper | StaticStepper, spec: DraftSpec, truth: Expected) -
     }
 
 
-def _grown(session: Any, oracle: LayerOracle, truth: Expected) -> dict[str, float | int]:
+def _grown(session: Any, oracle: ReferenceDraftLayer, truth: Expected) -> dict[str, float | int]:
     """The draft layer beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
     tree, tokens, context = truth.tree, truth.drafted, truth.context
     difference, agreed = _Difference([], []), []
-    steps = Stepper(session, len(context) + len(tokens))
+    steps = GraphRunner(session, len(context) + len(tokens))
     steps.prefill(context, next_ids=np.append(context[1:], tokens[0]))
     for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int):
         root, path = int(tokens[-1 - node]), list(tree.path(int(node)))

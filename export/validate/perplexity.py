@@ -19,7 +19,7 @@ from streamspec.data import Example, read_examples
 from streamspec.errors import DataError
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.graph_runner import stepper
-from streamspec.export.validate.reference import Oracle
+from streamspec.export.validate.reference import ReferenceModel
 from streamspec.prompt.prompt_format import PromptFormat
 
 LIMIT = 20  # rows
@@ -61,7 +61,7 @@ class HeldOut:
 
 def perplexity_of_model(model: Any, rows: Sequence[TokenRow]) -> float:
     """PyTorch's, in float32, over the answers of `rows`, several side by side in one pass."""
-    oracle, packs = Oracle(model), [[rows[0]]]
+    oracle, packs = ReferenceModel(model), [[rows[0]]]
     for row in rows[1:]:
         if sum(len(other.input_ids) for other in packs[-1]) + len(row.input_ids) > TOKENS:
             packs.append([])
@@ -84,7 +84,7 @@ def answer_tokens(rows: Sequence[TokenRow]) -> int:
     return sum(sum(row.loss_mask) for row in rows)
 
 
-def _loss_of_model(oracle: Oracle, pack: Sequence[TokenRow]) -> float:
+def _loss_of_model(oracle: ReferenceModel, pack: Sequence[TokenRow]) -> float:
     lengths = [len(row.input_ids) for row in pack]
     tokens, text = np.concatenate([row.input_ids for row in pack]), np.repeat(np.arange(len(pack)), lengths)
     positions = np.concatenate([np.arange(length) for length in lengths])

@@ -18,19 +18,19 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.drafters.base import DraftRows
-from streamspec.adapters.drafters.draft_layer import JakiroConfig, JakiroModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.export.drafters.base import DraftSpec
-from streamspec.export.drafters.draft_layer import JakiroSpec
+from streamspec.export.drafters.draft_layer import DraftLayerSpec
 from streamspec.export.drafters.medusa import MedusaSpec
 from streamspec.export.drafters.streams import StreamSpec
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import Array
-from streamspec.export.weights.lazy_weights import FloatDecoder
+from streamspec.export.weights.lazy_weights import Float32Decoder
 
 
 @dataclass
-class Answer:
+class ReferenceOutput:
     """Of a pass over `T` rows: what logits and streams need."""
 
     final: Tensor  # [1, T, H] finished hidden states
@@ -39,11 +39,11 @@ class Answer:
     values: dict[int, Tensor]
 
 
-class Oracle:
+class ReferenceModel:
     """HF's layers of `model`, called one by one in float32."""
 
     def __init__(self, model: Any, streams: DraftSpec | None = None) -> None:
-        self.model, self.streams, self.decoder = model, streams, FloatDecoder(model)
+        self.model, self.streams, self.decoder = model, streams, Float32Decoder(model)
         self.layers = len(self.decoder.layers)
         self.first = streams.first_layer(self.layers) if streams else self.layers
 
@@ -54,7 +54,7 @@ class Oracle:
         positions: Array,
         sees: Array,
         around: Callable[[int], AbstractContextManager[None]] | None = None,
-    ) -> Answer:
+    ) -> ReferenceOutput:
         """Rows at int64 positions [T]. `sees` bool [T, T]: row i may look at row j (sliding windows are added per
         layer). Each layer is called within `around` of it.
         """
@@ -69,16 +69,16 @@ class Oracle:
             mask = self._mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
             with around(layer) if around else nullcontext():
                 hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache)
-        return Answer(self.decoder.finish(hidden), entry, cache.keys, cache.values)
+        return ReferenceOutput(self.decoder.finish(hidden), entry, cache.keys, cache.values)
 
     @torch.no_grad()
-    def logits(self, answer: Answer) -> Array:
+    def logits(self, answer: ReferenceOutput) -> Array:
         """float32 [T, V]"""
         found: Array = self.decoder.logits(answer.final)[0].numpy()
         return found
 
     @torch.no_grad()
-    def draft_logits(self, main: Answer, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+    def draft_logits(self, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int) -> Tensor:
         """[gamma, V]: the drafter beside `row`, whose next token is `root`; without a bigram's share."""
         if isinstance(self.streams, MedusaSpec):
             return self._medusa_logits(main.final[0, row], self.streams)
@@ -98,7 +98,7 @@ class Oracle:
         return logits
 
     def _stream_logits(
-        self, spec: StreamSpec, main: Answer, positions: Array, sees: Array, row: int, root: int
+        self, spec: StreamSpec, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int
     ) -> Tensor:
         """Streams see the main rows that `row` sees."""
         shift = torch.as_tensor(spec.embeddings)
@@ -130,17 +130,17 @@ class Oracle:
         return torch.where(sees, 0.0, MASKED)[None, None]
 
 
-class LayerOracle:
+class ReferenceDraftLayer:
     """The draft layer as it was trained (`adapters/drafters/draft_layer.py`), beside one text."""
 
-    def __init__(self, model: Any, spec: JakiroSpec) -> None:
+    def __init__(self, model: Any, spec: DraftLayerSpec) -> None:
         experts = len(spec.tensors["experts.gate"])
         self.spec = spec
         parts = {
             name: getattr(spec, name)
             for name in ("active", "contrast", "parallel", "two_lists", "taps", "prefix_attention", "own_heads")
         }
-        self.model = JakiroModel(model, JakiroConfig(spec.gamma, experts, **parts)).eval()
+        self.model = DraftLayerModel(model, DraftLayerConfig(spec.gamma, experts, **parts)).eval()
         with torch.no_grad():
             for name, parameter in self.model.drafter_tensors().items():
                 parameter.copy_(torch.as_tensor(spec.tensors[name]))
@@ -206,7 +206,7 @@ class _Record:
 class _Append:
     """A cache holding the main rows' K/V of one layer, to which stream rows append theirs."""
 
-    main: Answer
+    main: ReferenceOutput
     layer: int
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -216,7 +216,7 @@ class _Append:
 class _stream_weights:
     """While entered, a layer's weights carry the streams' LoRA."""
 
-    def __init__(self, decoder: FloatDecoder, layer: int, spec: StreamSpec, shape: DecoderSpec) -> None:
+    def __init__(self, decoder: Float32Decoder, layer: int, spec: StreamSpec, shape: DecoderSpec) -> None:
         self.updates = []
         for module, (a, b) in [(module, pair) for (i, module), pair in spec.lora.items() if i == layer]:
             order, found = shape.row_order(module), decoder.layer(layer).get_submodule(module)

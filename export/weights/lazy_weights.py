@@ -17,14 +17,14 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from streamspec.adapters.base_models.hf_decoder import Decoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.export.ops.builder import Array
 
 HEAD_ROWS = 1 << 14  # of the vocabulary, in float32 at a time
 PAGE, PAGE_OUT = 4096, 21  # MADV_PAGEOUT of Linux 5.4: a hint that loses nothing
 
 
-class FloatDecoder(Decoder):
+class Float32Decoder(HFDecoder):
     """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: what is changed in
     them is gone with the next.
     """
@@ -51,7 +51,7 @@ class FloatDecoder(Decoder):
 
     def logits(self, hidden: Tensor) -> Tensor:
         weight, bias = self.lm_head.weight, self.lm_head.bias
-        parts = LazyRows(weight)
+        parts = LazyMatrix(weight)
         logits = torch.cat(
             [
                 nn.functional.linear(hidden, parts.rows(slice(at, at + HEAD_ROWS)))
@@ -76,7 +76,7 @@ def floated(module: nn.Module) -> nn.Module:
     return holder["it"]
 
 
-class LazyRows:
+class LazyMatrix:
     """A table [rows, columns] at rest of which parts are asked for as float32 arrays."""
 
     def __init__(self, tensor: Tensor) -> None:

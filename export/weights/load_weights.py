@@ -35,13 +35,13 @@ from streamspec.bundle.adapter_folder import (
 from streamspec.bundle.manifest import DRAFT_LAYERS, POSITIONS
 from streamspec.errors import AdapterError
 from streamspec.export.drafters.base import DraftSpec
-from streamspec.export.drafters.draft_layer import JakiroSpec
+from streamspec.export.drafters.draft_layer import DraftLayerSpec
 from streamspec.export.drafters.medusa import MedusaSpec
 from streamspec.export.drafters.streams import Lora, StreamSpec
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit import PruningSpec
 from streamspec.export.ops.builder import Array
-from streamspec.export.weights.lazy_weights import FloatDecoder, LazyRows
+from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 
 
 class ModelSource:
@@ -50,7 +50,7 @@ class ModelSource:
     """
 
     def __init__(self, model: Any, spec: DecoderSpec) -> None:
-        self.spec, self.decoder = spec, FloatDecoder(model)
+        self.spec, self.decoder = spec, Float32Decoder(model)
         self._prefix = f"{spec.stacked(spec.family.layers)}."
         self._beside = {f"{spec.stacked(spec.family.final_norm)}.": self.decoder.norm, "lm_head.": self.decoder.lm_head}
         if spec.family.position_table:
@@ -73,8 +73,10 @@ class ModelSource:
         order = self._orders.get(name.rpartition(".")[0])
         return array if order is None else array[order]
 
-    def rows_of(self, name: str) -> LazyRows:
-        return LazyRows((self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight.detach())
+    def rows_of(self, name: str) -> LazyMatrix:
+        return LazyMatrix(
+            (self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight.detach()
+        )
 
     def bias(self, name: str) -> Array | None:
         return None if self._find(name) is None else self.weight(name)
@@ -99,7 +101,7 @@ class ModelSource:
 
 def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its
-    files' dtype with the LoRA beside it, to be read through `resting.FloatDecoder`."""
+    files' dtype with the LoRA beside it, to be read through `resting.Float32Decoder`."""
     model = AutoModelForCausalLM.from_pretrained(
         base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager", use_safetensors=True
     )
@@ -155,7 +157,7 @@ def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
     """
     if adapter.has_task_lora and read_json(adapter.path / TASK_CONFIG).get("bias", "none") != "none":
         raise _no_plain_lora(adapter, "it changes biases of the base")
-    layers, found = FloatDecoder(model).layers, {}
+    layers, found = Float32Decoder(model).layers, {}
     for layer in range(spec.layers):
         for module in spec.modules:
             one = layers[layer].get_submodule(module)
@@ -215,7 +217,7 @@ def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
             name: bool(config.get(name))
             for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")
         }
-        return JakiroSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=layer)
+        return DraftLayerSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=layer)
     if adapter.method == "medusa":
         blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
         return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))

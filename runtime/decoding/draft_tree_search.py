@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
-from streamspec.runtime.decoding.grammar_state import Path, Walk
-from streamspec.runtime.decoding.ngram import Continuation, Rates
+from streamspec.runtime.decoding.grammar_state import GrammarState, Path
+from streamspec.runtime.decoding.ngram import NgramAcceptanceRates, NgramMatch
 
 MOST_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
 SHARPNESS = (
@@ -32,7 +32,7 @@ LEARNING = 0.003  # and what a nat of error moves it by
 _Place = tuple[int, int | None, float]  # depth, number of the guess before, sharpness
 
 
-class Guesses(ABC):
+class DraftProposal(ABC):
     """What a drafter proposes for the next `depths` places. Guesses for a place have numbers; `conditional`: they
     depend on the guess before them. What was asked for once is remembered."""
 
@@ -89,7 +89,7 @@ class Guesses(ABC):
         return self._found[place]
 
 
-class PlaceGuesses(Guesses):
+class IndependentProposal(DraftProposal):
     """Of streams or heads, for each place by itself. `tokens` int64 [gamma, C]: row d holds guesses for the token d + 1
     places after the root, best first; `logits` float32 [gamma, C]; `pairs` float32 [gamma, C, C] or None: what guess u
     of the row before, if it comes true, adds to the logit of guess v (row 0: the root, the same for every u)."""
@@ -107,7 +107,7 @@ class PlaceGuesses(Guesses):
         return self.tokens[depth], *_softmax(logits, sharpness), 0
 
 
-class GrownGuesses(Guesses):
+class TreeProposal(DraftProposal):
     """Of a draft layer, place after place behind the likeliest guesses of the place before.
 
     `levels`: rows of guesses for each place. `tokens` int64 [rows, C], `logits` float32 [rows, C]: of all levels, one
@@ -144,15 +144,15 @@ def _softmax(logits: np.ndarray, sharpness: float) -> tuple[np.ndarray, np.ndarr
 
 
 @dataclass
-class Experience:
+class DraftCalibration:
     """What drafts have been worth so far; outlives a text. `rates`: of continuations. `sharpness`: the factor of the
     streams' logits that makes tokens come as often as their chances say: smaller where the target samples than where it
     is greedy."""
 
-    rates: Rates = field(default_factory=Rates)
+    rates: NgramAcceptanceRates = field(default_factory=NgramAcceptanceRates)
     sharpness: float = SHARPNESS
 
-    def observe(self, guesses: Guesses | None, found: Continuation | None, came: Sequence[int]) -> None:
+    def observe(self, guesses: DraftProposal | None, found: NgramMatch | None, came: Sequence[int]) -> None:
         """Learns from the tokens that came after `guesses` and `found` had been made."""
         if found is not None:
             self._rate(guesses, found, came)
@@ -160,7 +160,7 @@ class Experience:
             moved = self.sharpness + LEARNING * guesses.gradient(came, self.sharpness)
             self.sharpness = min(max(moved, LEAST), MOST)
 
-    def _rate(self, guesses: Guesses | None, found: Continuation, came: Iterable[int]) -> None:
+    def _rate(self, guesses: DraftProposal | None, found: NgramMatch, came: Iterable[int]) -> None:
         parent: int | None = 0
         for depth, (said, token) in enumerate(zip(found.tokens, came, strict=False)):
             kind = "alone"
@@ -194,12 +194,12 @@ class Draft(NamedTuple):
 
 def draft(
     root: int,
-    guesses: Guesses | None,
-    found: Continuation | None,
+    guesses: DraftProposal | None,
+    found: NgramMatch | None,
     rows: int,
     costs: np.ndarray | None = None,
     sharpness: float = SHARPNESS,
-    walk: Walk | None = None,
+    walk: GrammarState | None = None,
 ) -> Draft:
     """The best draft of at most `rows` nodes behind `root`.
 
@@ -207,7 +207,7 @@ def draft(
     nodes at least. Without costs it has as many nodes as there are guesses for, up to `rows`, and never more than
     `MOST_ROWS`. With a `walk` it holds only what the grammar allows, and what that forces is certain to come.
     """
-    taken = _Search(guesses, found, sharpness, walk).take(root, min(rows, MOST_ROWS), costs)
+    taken = _TreeSearch(guesses, found, sharpness, walk).take(root, min(rows, MOST_ROWS), costs)
     expected = np.cumsum([node.chance for node in taken])
     size = len(taken)
     if costs is not None and size > 2:
@@ -236,9 +236,13 @@ class _Node(NamedTuple):
     path: Path = ()
 
 
-class _Search:
+class _TreeSearch:
     def __init__(
-        self, guesses: Guesses | None, found: Continuation | None, sharpness: float, walk: Walk | None = None
+        self,
+        guesses: DraftProposal | None,
+        found: NgramMatch | None,
+        sharpness: float,
+        walk: GrammarState | None = None,
     ) -> None:
         self._guesses, self._found, self._sharpness, self._walk = guesses, found, sharpness, walk
         self._lawful: dict[Path, list[tuple[int, float, int | None]]] = {}

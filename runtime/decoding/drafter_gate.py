@@ -16,7 +16,7 @@ RATE, WEIGHT = 1.3, 20.0  # tokens per plain step to begin with, and the plain s
 FADE = 0.995  # of what came before, at every step
 
 
-class StreamsWorth:
+class DrafterGate:
     """One per session. `costs` [rows]: time of a step with 1.. rows and streams behind it, over a plain step's;
     costs[0] is 1, the plain step.
     """

@@ -1,7 +1,7 @@
 """Where a text stands in its grammar: which tokens may follow, which one must, and whether nothing may.
 
-One `Walk` belongs to one generation. It looks ahead along the paths of a draft tree and comes back; what it saw is
-remembered until the text grows. Knows token ids; the grammar itself is a `Matcher` (`runtime/text/grammar.py`, or a
+One `GrammarState` belongs to one generation. It looks ahead along the paths of a draft tree and comes back; what it saw
+is remembered until the text grows. Knows token ids; the grammar itself is a `Matcher` (`runtime/text/grammar.py`, or a
 toy's).
 """
 
@@ -34,7 +34,7 @@ class Matcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class AllowedNext:
     """What may come next. `mask` bool [vocabulary], with end-of-text where the grammar may end; never empty. `forced`:
     the only token there is, unless that is end-of-text. `over`: nothing may come and the vocabulary has no end-of-text;
     `dead`: nothing may come and the text may not end here. `mask` is all True in both, and what it lets by is thrown
@@ -46,16 +46,16 @@ class Place:
     dead: bool = False
 
 
-class Walk:
+class GrammarState:
     """See the module. `path` arguments are tokens behind the text so far."""
 
     def __init__(self, matcher: Matcher, eos: Collection[int]) -> None:
         self._matcher, self._eos = matcher, list(eos)
         self._ahead: Path = ()  # of the text, where the matcher stands
-        self._seen: dict[Path, Place] = {}
+        self._seen: dict[Path, AllowedNext] = {}
         self.forced_tokens = 0  # of the text so far
 
-    def at(self, path: Path = ()) -> Place:
+    def at(self, path: Path = ()) -> AllowedNext:
         """What may follow `path`. Raises ConfigError where the grammar has come to its limits, or the text itself to a
         dead end.
         """
@@ -66,7 +66,7 @@ class Walk:
             count = int(np.count_nonzero(mask))
             one = int(np.argmax(mask)) if count == 1 else -1
             mask |= not count
-            self._seen[path] = Place(
+            self._seen[path] = AllowedNext(
                 mask, None if one < 0 or one in self._eos else one, not count and ends, not count and not ends
             )
         place = self._seen[path]
@@ -121,7 +121,7 @@ class Walk:
         self._go(tuple(token for token in tokens if token not in self._eos))
         self._ahead, self._seen = (), {}
 
-    def _draftable(self, place: Place, token: int) -> bool:
+    def _draftable(self, place: AllowedNext, token: int) -> bool:
         return bool(place.mask[token]) and not place.over and not place.dead and token not in self._eos
 
     def _go(self, path: Path) -> None:

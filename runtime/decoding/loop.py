@@ -1,6 +1,6 @@
 """The decoding loop: prefill, then verify, accept and commit until the text ends.
 
-Works on any `Engine`. Knows nothing about text: token ids in, token ids out.
+Works on any `ModelRunner`. Knows nothing about text: token ids in, token ids out.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from itertools import takewhile
 import numpy as np
 
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.draft_tree_search import Draft, Experience, Guesses, draft
-from streamspec.runtime.decoding.drafter_gate import StreamsWorth
-from streamspec.runtime.decoding.grammar_state import Walk
+from streamspec.runtime.decoding.draft_tree_search import Draft, DraftCalibration, DraftProposal, draft
+from streamspec.runtime.decoding.drafter_gate import DrafterGate
+from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.logprobs import logprob
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Engine, Pruning, Verified
-from streamspec.runtime.decoding.ngram import Continuation, NgramIndex
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, Pruning, StepResult
+from streamspec.runtime.decoding.ngram import NgramIndex, NgramMatch
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
-from streamspec.runtime.decoding.speculation_controller import Governor
+from streamspec.runtime.decoding.speculation_controller import SpeculationController
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, off_borders
 
@@ -28,7 +28,7 @@ TINY = 1e-30  # chances of which a logarithm is taken are at least this
 
 
 @dataclass
-class Plan:
+class DecodingConfig:
     """How to decode.
 
     `rows`: most rows of a verification step, 1: plain. `costs` [rows]: time of a step with 1.. rows over a plain
@@ -43,10 +43,10 @@ class Plan:
     eos: Collection[int] = ()
     rows: int = 1
     costs: np.ndarray | None = None
-    governor: Governor | None = None
+    governor: SpeculationController | None = None
     ngram: bool = True
-    experience: Experience = field(default_factory=Experience)
-    worth: StreamsWorth | None = None
+    experience: DraftCalibration = field(default_factory=DraftCalibration)
+    worth: DrafterGate | None = None
     sampling: Sampling = GREEDY
     pruning: Pruning | None = None
     in_place: bool = True
@@ -54,23 +54,23 @@ class Plan:
         None  # is told how many tokens of the prompt have been read, and of how many
     )
     call_rows: int | None = None  # that every call computes, however few are asked for
-    grammar: Walk | None = None
+    grammar: GrammarState | None = None
     logprobs: int | None = None
     plain: str = "off"  # what to say of speculation where there is none
 
 
-class Decoder:
+class SpeculativeDecoder:
     """One generation. Iterate `run()`; `stats` is up to date whenever it yields."""
 
-    def __init__(self, engine: Engine, plan: Plan) -> None:
+    def __init__(self, engine: ModelRunner, plan: DecodingConfig) -> None:
         self.engine, self.plan, self.stats = engine, plan, Stats()
         self.away = 0.0  # seconds the consumer spent elsewhere between calls: not ours
-        self._governor = plan.governor or Governor()
+        self._governor = plan.governor or SpeculationController()
         self._began = 0.0  # of the step under way, in `_clock`
         self._root = -1
-        self._guesses: Guesses | None = None
+        self._guesses: DraftProposal | None = None
         self._index = NgramIndex(plan.experience.rates) if plan.rows > 1 and plan.ngram else None
-        self._found: Continuation | None = None  # what the last draft was made with
+        self._found: NgramMatch | None = None  # what the last draft was made with
         self._worth = plan.worth if engine.gamma and self._index is not None else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
@@ -200,7 +200,7 @@ class Decoder:
         """Bool [1, vocabulary]: what may follow the text; None for anything."""
         return None if self.plan.grammar is None else self.plan.grammar.at().mask[None]
 
-    def _said(self, done: Committed, result: Verified, path: Sequence[int]) -> Committed:
+    def _said(self, done: Committed, result: StepResult, path: Sequence[int]) -> Committed:
         """What the rows of `path` said: cut where the grammar is over, which goes on behind it, and with
         log-probabilities.
         """
@@ -223,7 +223,7 @@ class Decoder:
     def _costs(self) -> np.ndarray | None:
         return self.plan.costs if self._worth is None else self._worth.costs(self._streams())
 
-    def _alone(self, worth: StreamsWorth, came: Sequence[int]) -> tuple[int, int]:
+    def _alone(self, worth: DrafterGate, came: Sequence[int]) -> tuple[int, int]:
         """Tokens that the last draft would have brought without streams' guesses, and its rows."""
         if self._found is None and self.plan.grammar is None:
             return 1, 1

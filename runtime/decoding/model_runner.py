@@ -11,25 +11,25 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError
-from streamspec.runtime.decoding.draft_tree_search import Guesses
+from streamspec.runtime.decoding.draft_tree_search import DraftProposal
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 
 ROOT_ONLY = DraftTree((0,), (0,))
 
 
 class Cancelled(Exception):
-    """A call was stopped by `Engine.cancel`; the cache holds what it held before the call."""
+    """A call was stopped by `ModelRunner.cancel`; the cache holds what it held before the call."""
 
 
 @dataclass(frozen=True)
-class Verified:
+class StepResult:
     """One call's results. `choices` int64 [n]: the target's token after each row, -1 where it was pruned. `accepted`:
     the node the graph found, and `guesses` of the streams behind it; both None where streams did not run. `logits`
     float32 [n, vocabulary]: the model's own, where they were asked for; good until the next call."""
 
     choices: np.ndarray
     accepted: int | None = None
-    guesses: Guesses | None = None
+    guesses: DraftProposal | None = None
     logits: np.ndarray | None = None
 
 
@@ -50,7 +50,7 @@ class Pruning:
             )
 
 
-class Engine(Protocol):
+class ModelRunner(Protocol):
     """A model with a cache of `length` committed tokens."""
 
     gamma: int  # streams; 0 for a plain model
@@ -75,7 +75,7 @@ class Engine(Protocol):
         draft: bool,
         progress: Callable[[int], None] | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         """Commits `ids`; `choices` [1] is the token after the last of them, with guesses behind it where `draft`.
         `progress` is told after each call how many of them are in the cache. `allowed` bool [1, vocabulary]: the tokens
         it may be, None for all."""
@@ -88,7 +88,7 @@ class Engine(Protocol):
         pruning: Pruning | None = None,
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         """Runs the tree's rows; commits nothing. `priors` float32 [n], for pruning: the drafter's log chance of every
         node. `allowed` bool [n, vocabulary]: tokens that may be chosen after each row, at least one; None for all."""
 

@@ -25,7 +25,7 @@ MEMORY = 200.0  # observations remembered
 
 
 @dataclass
-class Rates:
+class NgramAcceptanceRates:
     """Rates per kind of agreement and match length, from what was assumed and what was seen since."""
 
     trials: dict[str, list[float]] = field(default_factory=lambda: {k: [WEIGHT] * len(v) for k, v in ASSUMED.items()})
@@ -44,7 +44,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Continuation:
+class NgramMatch:
     """`tokens` may come next. `match`: how many tokens agreed. `chance[kind]` of each token, if those before it
     came.
     """
@@ -57,9 +57,9 @@ class Continuation:
 class NgramIndex:
     """`text` so far; `find` looks its end up."""
 
-    def __init__(self, rates: Rates | None = None) -> None:
+    def __init__(self, rates: NgramAcceptanceRates | None = None) -> None:
         self.text: list[int] = []
-        self.rates = rates or Rates()
+        self.rates = rates or NgramAcceptanceRates()
         self._after: dict[
             tuple[int, ...], int
         ] = {}  # n-gram -> where its latest occurrence but the newest was followed
@@ -72,7 +72,7 @@ class NgramIndex:
                 self._after[tuple(self.text[end - n :])] = end
             self.text.append(int(token))
 
-    def find(self, limit: int = CONTINUATION) -> Continuation | None:
+    def find(self, limit: int = CONTINUATION) -> NgramMatch | None:
         """At most `limit` tokens that followed the latest of the longest matches; None where the newest token is
         new.
         """
@@ -81,7 +81,7 @@ class NgramIndex:
             if at is not None:
                 match = self._match(at)
                 chance = {kind: self.rates.of(kind, match) for kind in ASSUMED}
-                return Continuation(tuple(self.text[at : at + min(limit, CONTINUATION)]), match, chance)
+                return NgramMatch(tuple(self.text[at : at + min(limit, CONTINUATION)]), match, chance)
         return None
 
     def _match(self, at: int) -> int:

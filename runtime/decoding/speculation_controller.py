@@ -30,7 +30,7 @@ MARGIN = 1.1  # gain of verification steps over plain ones that is no accident o
 SMOOTHING = 0.06  # weight of the newest step in the average that is shown
 
 
-class Governor:
+class SpeculationController:
     """One per session: the account is carried from answer to answer."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakMethod
 from streamspec.errors import ConfigError
 
 
-class Keeper:
+class IdleUnloader:
     """`seconds`: how long idleness may last, None: for ever. Safe to use from several threads."""
 
     def __init__(self, sleep: Callable[[], None], wake: Callable[[], None]) -> None:

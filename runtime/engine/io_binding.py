@@ -23,7 +23,7 @@ TYPES: dict[str, Any] = {
 }
 
 
-class Binding:
+class IoBinding:
     """One IOBinding and the numpy buffers behind it. `adapter`: further inputs, which stay as they are. `in_place`: the
     provider reads them where they lie; others get a copy at the moment of binding, so what is written later has to be
     bound again."""

@@ -15,14 +15,14 @@ from weakref import WeakSet
 
 import numpy as np
 
-from streamspec.bundle.manifest import COMPACT, FLOAT_ROWS, Manifest, Room, verify_files
+from streamspec.bundle.manifest import COMPACT, FLOAT_ROWS, Manifest, SwappableCapacity, verify_files
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.model_runner import Cancelled
 from streamspec.runtime.decoding.sampling import GREEDY
-from streamspec.runtime.engine.idle_unload import Keeper
-from streamspec.runtime.engine.io_binding import TYPES, Binding
-from streamspec.runtime.engine.scheduler import Turns
+from streamspec.runtime.engine.idle_unload import IdleUnloader
+from streamspec.runtime.engine.io_binding import TYPES, IoBinding
+from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.hardware.cpu import physical_cores
 from streamspec.runtime.hardware.huge_pages import huge_pages, trim
 from streamspec.runtime.hardware.int8_saturation import products_saturate
@@ -46,7 +46,7 @@ _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 _PRUNING_INPUTS = ("keep_rows", "keep_above", "priors")
 
 
-class Sleeper(Protocol):
+class Unloadable(Protocol):
     """What holds on to an open graph."""
 
     def sleep(self) -> None:
@@ -56,7 +56,7 @@ class Sleeper(Protocol):
         """Takes hold of it as it is now."""
 
 
-class Graph:
+class LoadedModel:
     """The graph of a bundle, `manifest`, open on a provider."""
 
     def __init__(
@@ -78,12 +78,12 @@ class Graph:
         self.threads = threads if threads is not None else physical_cores()
         self.model, self.manifest, self.provider, self.spin = model, manifest, provider, spin
         self.rows = manifest.static.rows if manifest.static else None  # of every call, where shapes are fixed
-        self.turns = Turns()
+        self.turns = FairLock()
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
-        self.keeper = Keeper(self._close, self._reopen)
+        self.keeper = IdleUnloader(self._close, self._reopen)
         self.hashes = True  # whether files are hashed again before they are opened again
-        self._engines: WeakSet[Sleeper] = WeakSet()
+        self._engines: WeakSet[Unloadable] = WeakSet()
         self._begin(profile)
 
     def _begin(self, profile: Path | None = None) -> None:
@@ -115,7 +115,7 @@ class Graph:
         """How many engines there are over this graph."""
         return len(self._engines)
 
-    def serves(self, engine: Sleeper) -> None:
+    def serves(self, engine: Unloadable) -> None:
         """From now on `engine` sleeps and wakes with this graph, as long as anybody else holds it."""
         self._engines.add(engine)
 
@@ -130,7 +130,7 @@ class Graph:
         check_placement(mover, named(self.provider))
         return mover
 
-    def run(self, binding: Binding, options: Any, cancelled: threading.Event) -> tuple[float, float]:
+    def run(self, binding: IoBinding, options: Any, cancelled: threading.Event) -> tuple[float, float]:
         """Calls the graph when it is our turn; returns seconds spent inside and in line. Raises Cancelled, or
         BundleError for a graph that fails.
         """
@@ -194,7 +194,7 @@ class Graph:
 
     def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
         """Names of the inputs that the graph must have and of its outputs."""
-        room, layers = manifest.swappable or Room(), range(cached_layers(manifest))
+        room, layers = manifest.swappable or SwappableCapacity(), range(cached_layers(manifest))
         streams = manifest.streams
         drafts = streams is not None or bool(room.ns)
         wanted = set(_NEEDED) | set(_CHOICE_INPUTS) | (set(_STREAM_INPUTS) if drafts else set())

@@ -33,7 +33,7 @@ STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes that a loaded bundle adds to a process that has imported `streamspec.runtime`, at most, with every context
     full.
 
@@ -56,7 +56,7 @@ class Estimate:
         return f"{megabytes(self.total)} MB ({parts})"
 
 
-def estimate(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> Estimate:
+def estimate(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> MemoryEstimate:
     """What `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context` tokens each
     (default: the model's).
 
@@ -80,7 +80,7 @@ def estimate(bundle: str | Path | Manifest, *, context: int | None = None, sessi
     layers = model.layers + bool(manifest.streams and manifest.streams.levels)
     tokenizer = manifest.files[TOKENIZER].bytes if TOKENIZER in manifest.files else 0
     floats = ALIVE * rows * heads(model) * context + STATES * CHUNK * model.hidden_size + LOGIT_ROWS * model.vocab_size
-    return Estimate(
+    return MemoryEstimate(
         weights=STORED[manifest.precision] * wider * model.vocab_size * model.hidden_size + adapter,
         packed=int(PACKED[manifest.precision] * wider * data),
         cache=sessions * layers * 2 * model.kv_heads * model.head_dim * context * 4,

@@ -1,8 +1,8 @@
 """One sequence of tokens on a step graph: its cache, its prebuilt bindings, how its tokens are chosen.
 
-Any number of engines share a `Graph`. One session serves prompt chunks and draft trees: shapes are dynamic. Inputs live
-in numpy buffers that ONNX Runtime reads in place; a buffer is bound again only where its shape changes. The cache is
-bound as past and present at once. Knows nothing about text or about which tokens are worth drafting.
+Any number of engines share a `LoadedModel`. One session serves prompt chunks and draft trees: shapes are dynamic.
+Inputs live in numpy buffers that ONNX Runtime reads in place; a buffer is bound again only where its shape changes. The
+cache is bound as past and present at once. Knows nothing about text or about which tokens are worth drafting.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from streamspec.acceptance_stats import MAX_GAMMA
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.errors import BundleError, ConfigError, ProviderError
-from streamspec.runtime.decoding.draft_tree_search import GrownGuesses, PlaceGuesses
-from streamspec.runtime.decoding.model_runner import Pruning, Verified
+from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, TreeProposal
+from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.engine.device_cache import DeviceCache
-from streamspec.runtime.engine.io_binding import Binding
+from streamspec.runtime.engine.io_binding import IoBinding
 from streamspec.runtime.engine.kv_cache import KeyValueCache
-from streamspec.runtime.engine.loaded_model import Graph, cached_layers
+from streamspec.runtime.engine.loaded_model import LoadedModel, cached_layers
 from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
 from streamspec.runtime.hardware.providers import named
 
@@ -33,12 +33,12 @@ SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB
 NO_LIMIT = np.array([-np.inf], np.float32)
 
 
-class OrtEngine:
-    """See `streamspec.runtime.decoding.model_runner.Engine`. Not for use from several threads at once, `cancel`
+class OrtRunner:
+    """See `streamspec.runtime.decoding.model_runner.ModelRunner`. Not for use from several threads at once, `cancel`
     excepted.
     """
 
-    def __init__(self, graph: Graph, context: int | None = None) -> None:
+    def __init__(self, graph: LoadedModel, context: int | None = None) -> None:
         """`context`: most tokens that the cache is to hold, by default as many as the model can.
 
         Raises ConfigError for a context that the model does not have, ProviderError for a device without room for the
@@ -60,7 +60,7 @@ class OrtEngine:
         self.tokens: list[int] = []  # in the cache
         self.cache = self._empty_cache()
         self._binding = self._bind()
-        self._scoring: Binding | None = None
+        self._scoring: IoBinding | None = None
         self._options, self._shrinking = self._run_options(shrink=False), self._run_options(shrink=graph.in_place)
         self._shrink = False  # whether the next call gives the room it worked in back to the system
         self._cancelled = threading.Event()
@@ -70,7 +70,7 @@ class OrtEngine:
         self._kept: np.ndarray | None = None  # rows of the last `verify` that went on, None for all
         graph.serves(self)
 
-    def another(self, context: int | None = None) -> OrtEngine:
+    def another(self, context: int | None = None) -> OrtRunner:
         """A sequence of its own on the same graph, of the same context unless told; for a swappable bundle the base
         alone.
         """
@@ -90,9 +90,9 @@ class OrtEngine:
         self.rewind(0)
         self._kept = None
 
-    def _bind(self, adapter: Mapping[str, Any] | None = None) -> Binding:
+    def _bind(self, adapter: Mapping[str, Any] | None = None) -> IoBinding:
         graph = self.graph
-        return Binding(
+        return IoBinding(
             graph.ort, graph.session, self.cache, self._adapter if adapter is None else adapter, graph.in_place
         )
 
@@ -185,9 +185,9 @@ class OrtEngine:
         draft: bool,
         progress: Callable[[int], None] | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         tokens = np.asarray(ids, dtype=np.int64)
-        result, end = Verified(np.empty(0, np.int64)), 0
+        result, end = StepResult(np.empty(0, np.int64)), 0
         while end < len(tokens):
             start, end = end, min(end + self._prompt_rows(), len(tokens))
             chunk, n = tokens[start:end], end - start
@@ -210,7 +210,7 @@ class OrtEngine:
         pruning: Pruning | None = None,
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         n = len(tree)
         self._verified, self._kept = tokens, None
         inputs = self._inputs(tokens, np.asarray(tree.depths), tree.mask(), np.asarray(tree.parents), np.arange(n))
@@ -331,7 +331,7 @@ class OrtEngine:
             "keep_above": NO_LIMIT,
         }
 
-    def _bind_inputs(self, binding: Binding, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> None:
+    def _bind_inputs(self, binding: IoBinding, inputs: dict[str, np.ndarray], draft: bool, forced_node: int) -> None:
         for name, value in inputs.items():
             binding.input(name, value)
         if self.gamma:
@@ -339,7 +339,7 @@ class OrtEngine:
             binding.input("forced_node", np.array([forced_node]))
             binding.input("forced_root", np.array([-1]))
 
-    def _bind_choice(self, binding: Binding, positions: np.ndarray, allowed: np.ndarray | None) -> None:
+    def _bind_choice(self, binding: IoBinding, positions: np.ndarray, allowed: np.ndarray | None) -> None:
         """What the rows at `positions` need for choosing the token behind them, out of those `allowed`."""
         binding.input("free", np.array([allowed is None]))
         if allowed is not None:
@@ -360,7 +360,7 @@ class OrtEngine:
         if wanted != self._logits_wanted:
             self._binding, self._logits_wanted = self._bind(), wanted
 
-    def _bind_logits(self, binding: Binding, rows: int) -> tuple[np.ndarray, np.ndarray] | None:
+    def _bind_logits(self, binding: IoBinding, rows: int) -> tuple[np.ndarray, np.ndarray] | None:
         """Buffers of raw logits [rows, vocabulary] and their scale [rows, 1], where they are wanted."""
         if not self._logits_wanted:
             return None
@@ -368,7 +368,7 @@ class OrtEngine:
 
     def _call(
         self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int, allowed: np.ndarray | None = None
-    ) -> Verified:
+    ) -> StepResult:
         rows = len(inputs["logit_rows"])
         self._make_room(inputs["input_ids"].shape[1])
         binding = self._binding
@@ -378,7 +378,7 @@ class OrtEngine:
         choices = binding.output("choices", (rows,))
         if not self.gamma:
             self._run(binding)
-            return Verified(self._checked(choices), logits=_product(scaled))
+            return StepResult(self._checked(choices), logits=_product(scaled))
         accepted = binding.output("accepted_node", (1,))
         shape = ((sum(self._levels) or self.gamma) if draft else 0, self._candidates)
         candidates, logits = binding.output("candidates", shape), binding.output("candidate_logits", shape)
@@ -386,14 +386,14 @@ class OrtEngine:
         origins = binding.output("origins", shape[:1]) if self._levels else None
         self._run(binding)
         if not draft:
-            return Verified(self._checked(choices), logits=_product(scaled))
+            return StepResult(self._checked(choices), logits=_product(scaled))
         found = candidates.copy(), logits.copy()
         guesses = (
-            GrownGuesses(*found, origins, self._levels)
+            TreeProposal(*found, origins, self._levels)
             if origins is not None
-            else PlaceGuesses(*found, None if pairs is None else pairs.copy())
+            else IndependentProposal(*found, None if pairs is None else pairs.copy())
         )
-        return Verified(self._checked(choices), int(accepted[0]), guesses, _product(scaled))
+        return StepResult(self._checked(choices), int(accepted[0]), guesses, _product(scaled))
 
     def _run_options(self, shrink: bool) -> Any:
         options = self.graph.ort.RunOptions()
@@ -405,7 +405,7 @@ class OrtEngine:
         options.log_severity_level = 4
         return options
 
-    def _run(self, binding: Binding) -> None:
+    def _run(self, binding: IoBinding) -> None:
         options, self._shrink = self._shrinking if self._shrink else self._options, False
         inside, waited = self.graph.run(binding, options, self._cancelled)
         self.graph_seconds += inside

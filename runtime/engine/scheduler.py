@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from streamspec.runtime.decoding.model_runner import Cancelled
 
 
-class Turns:
+class FairLock:
     """A fair lock: whoever has had a turn stands in line again behind all that wait."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Static step graphs (docs/static.md): one shape for prompt chunks, drafts and plain steps alike.
 
-What is `OrtEngine`'s stays so: session, cancelling, prompts, the probe. A call pads its rows to the graph's; the cache
+What is `OrtRunner`'s stays so: session, cancelling, prompts, the probe. A call pads its rows to the graph's; the cache
 is read by the graph and written here, accepted rows alone, so that nothing is ever compacted. The graph chooses
 greedily and drafts behind that; where tokens are sampled, a second small graph chooses on the CPU, and guesses behind
 another token are dropped.
@@ -17,22 +17,22 @@ import numpy as np
 from streamspec.bundle.manifest import CHOICE, Manifest
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.draft_tree_search import PlaceGuesses
-from streamspec.runtime.decoding.model_runner import Pruning, Verified
+from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
+from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.verify import accept
-from streamspec.runtime.engine.io_binding import Binding
+from streamspec.runtime.engine.io_binding import IoBinding
 from streamspec.runtime.engine.kv_cache import KeyValueCache, views
-from streamspec.runtime.engine.loaded_model import Graph
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.runner import OrtRunner
 
 _INPUTS = ("input_ids", "position_ids", "tree_mask", "past_length")
 _STREAM_INPUTS = ("parents", "forced_node")
 _STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
 
 
-class StaticGraph(Graph):
-    """See `streamspec.runtime.engine.loaded_model.Graph`. `choice`: a session of the graph that chooses tokens where
-    that is not greedy.
+class StaticModel(LoadedModel):
+    """See `streamspec.runtime.engine.loaded_model.LoadedModel`. `choice`: a session of the graph that chooses tokens
+    where that is not greedy.
     """
 
     def _begin(self, profile: Path | None = None) -> None:
@@ -80,12 +80,12 @@ class StaticGraph(Graph):
         return dtype
 
 
-class StaticEngine(OrtEngine):
-    """See `streamspec.runtime.decoding.model_runner.Engine`. Its graph is a `StaticGraph`, whose rows every call has,
-    however few are asked for.
+class StaticOrtRunner(OrtRunner):
+    """See `streamspec.runtime.decoding.model_runner.ModelRunner`. Its graph is a `StaticModel`, whose rows every call
+    has, however few are asked for.
     """
 
-    graph: StaticGraph
+    graph: StaticModel
     rows: int
 
     def verify(
@@ -96,11 +96,11 @@ class StaticEngine(OrtEngine):
         pruning: Pruning | None = None,
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         result = super().verify(tokens, tree, draft, allowed=allowed)
         greedy = self._sampling.plain_argmax and allowed is None
         if not greedy and result.accepted is not None and accept(tree, tokens, result.choices)[0] != result.accepted:
-            return Verified(result.choices, logits=result.logits)
+            return StepResult(result.choices, logits=result.logits)
         return result
 
     def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ class StaticEngine(OrtEngine):
 
     def _call(
         self, inputs: dict[str, np.ndarray], draft: bool, forced_node: int, allowed: np.ndarray | None = None
-    ) -> Verified:
+    ) -> StepResult:
         self._compute(inputs, forced_node)
         rows = inputs["logit_rows"]
         greedy, logits = self._greedy[rows], self._raw[rows] if self._logits_wanted else None
@@ -125,7 +125,7 @@ class StaticEngine(OrtEngine):
             greedy if self._sampling.plain_argmax and allowed is None else self._sample(inputs, rows, allowed)
         )
         if not self.gamma or not draft:
-            return Verified(choices, logits=logits)
+            return StepResult(choices, logits=logits)
         accepted, candidates, scores, *pairs = self._drafted
         node = int(accepted[0])
         at = np.flatnonzero(rows == node)
@@ -136,9 +136,12 @@ class StaticEngine(OrtEngine):
                 "export the bundle again",
             )
         if self._root_matters and choices[at[0]] != greedy[at[0]]:
-            return Verified(choices, logits=logits)
-        return Verified(
-            choices, node, PlaceGuesses(candidates.copy(), scores.copy(), pairs[0].copy() if pairs else None), logits
+            return StepResult(choices, logits=logits)
+        return StepResult(
+            choices,
+            node,
+            IndependentProposal(candidates.copy(), scores.copy(), pairs[0].copy() if pairs else None),
+            logits,
         )
 
     def _compute(self, inputs: dict[str, np.ndarray], forced_node: int) -> None:
@@ -205,7 +208,7 @@ class StaticEngine(OrtEngine):
         shape, slots = self.graph.manifest.model, self.graph.manifest.model.context_length
         return KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, slots, self.graph.cache_type, first=slots)
 
-    def _bind(self, adapter: Mapping[str, Any] | None = None) -> Binding:
+    def _bind(self, adapter: Mapping[str, Any] | None = None) -> IoBinding:
         binding = super()._bind(adapter)
         kept = self._kept_rows.data
         self._new = np.zeros((*kept.shape[:4], self.rows, kept.shape[5]), kept.dtype)  # K/V of the last call's rows
@@ -217,7 +220,7 @@ class StaticEngine(OrtEngine):
         self._drafted = self._bind_drafter(binding)
         return binding
 
-    def _bind_drafter(self, binding: Binding) -> list[np.ndarray]:
+    def _bind_drafter(self, binding: IoBinding) -> list[np.ndarray]:
         """Buffers of what the drafter gives: accepted node, candidates, their logits and, with a bigram, their
         pairs.
         """

@@ -55,18 +55,18 @@ HEAVY = frozenset(
     )
 )
 
-Options = dict[str, str]
+GenerationKwargs = dict[str, str]
 
 
-def _none(threads: int) -> Options:
+def _none(threads: int) -> GenerationKwargs:
     return {}
 
 
-def _exact(threads: int) -> Options:
+def _exact(threads: int) -> GenerationKwargs:
     return {"use_tf32": "0"}  # 10 bits of a float32's 23: trees and plain decoding would part
 
 
-def _float32(threads: int) -> Options:
+def _float32(threads: int) -> GenerationKwargs:
     # Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantised weights: a rounding
     # makes a whole step of the small differences between plain and drafted rows (docs/decisions.md).
     exact = {
@@ -77,7 +77,7 @@ def _float32(threads: int) -> Options:
     return {"load_config": json.dumps({"CPU": exact})}
 
 
-def _compiled(threads: int) -> Options:
+def _compiled(threads: int) -> GenerationKwargs:
     folder = cache.cache_dir() / "migraphx"  # compiling a shape takes seconds to minutes
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def _compiled(threads: int) -> Options:
     return {"migraphx_model_cache_dir": str(folder)}
 
 
-def _whole(threads: int) -> Options:
+def _whole(threads: int) -> GenerationKwargs:
     return {"ModelFormat": "MLProgram", "MLComputeUnits": "ALL", "RequireStaticInputShapes": "1"}
 
 
@@ -106,9 +106,9 @@ class Provider:
     flavours: tuple[str, ...]
     plugin: str = ""
     device: str = "GPU"
-    options: Callable[[int], Options] = _none
+    options: Callable[[int], GenerationKwargs] = _none
     system: str = ""
-    built_in: Options = field(default_factory=dict)
+    built_in: GenerationKwargs = field(default_factory=dict)
     memory: str = ""
 
     @property
@@ -144,7 +144,7 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
 
 
 @dataclass(frozen=True)
-class Found:
+class UsableProvider:
     """A provider as this machine has it. `why_not`: why it cannot be used, '' where it can. `devices`: of a plug-in."""
 
     provider: Provider
@@ -154,7 +154,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ProviderChoice:
     """The provider a session runs on. `on_cpu`: nodes of the graph, all of them small, that it leaves to the CPU.
     `passed_over`: with "auto", providers that are installed but are not it, each with the reason."""
 
@@ -193,7 +193,7 @@ def flavour(manifest: Manifest) -> str:
     return STATIC if manifest.static else DEVICE if COMPACT in manifest.files else DYNAMIC
 
 
-def find(provider: Provider, wanted: str = "") -> Found:
+def find(provider: Provider, wanted: str = "") -> UsableProvider:
     """Looks the provider up: in ONNX Runtime itself, then in its plug-in package. Raises nothing.
 
     `wanted`: the flavour it is to run; where it cannot, its plug-in is left alone.
@@ -201,16 +201,20 @@ def find(provider: Provider, wanted: str = "") -> Found:
     ort = import_onnxruntime()
     built_in = provider.ort in ort.get_available_providers()
     if not built_in and not _devices(ort, provider) and not (provider.plugin and find_spec(provider.plugin)):
-        return Found(provider, False, provider.missing)
+        return UsableProvider(provider, False, provider.missing)
     if wanted and wanted not in provider.flavours:
-        return Found(provider, True, f"runs {' and '.join(provider.flavours)} bundles only, and this one is {wanted}")
+        return UsableProvider(
+            provider, True, f"runs {' and '.join(provider.flavours)} bundles only, and this one is {wanted}"
+        )
     if built_in:
-        return Found(provider, True)
+        return UsableProvider(provider, True)
     failure = "" if _devices(ort, provider) else _register(provider.plugin)
     devices = _devices(ort, provider)
     if not devices:
-        return Found(provider, True, failure or f"{provider.plugin} finds no {provider.device} here that it can use")
-    return Found(provider, True, devices=devices)
+        return UsableProvider(
+            provider, True, failure or f"{provider.plugin} finds no {provider.device} here that it can use"
+        )
+    return UsableProvider(provider, True, devices=devices)
 
 
 def fitting(wanted: str) -> tuple[list[str], dict[str, str]]:
@@ -223,7 +227,7 @@ def fitting(wanted: str) -> tuple[list[str], dict[str, str]]:
     }
 
 
-def usable(provider: Provider, wanted: str = "") -> Found:
+def usable(provider: Provider, wanted: str = "") -> UsableProvider:
     """The same. Raises ProviderError where it cannot be used."""
     found = find(provider, wanted)
     if found.why_not:
@@ -235,7 +239,7 @@ def usable(provider: Provider, wanted: str = "") -> Found:
     return found
 
 
-def prepare(ort: Any, found: Found, options: Any, threads: int) -> Sequence[Any] | None:
+def prepare(ort: Any, found: UsableProvider, options: Any, threads: int) -> Sequence[Any] | None:
     """Makes session `options` ask for the provider; returns the session's argument `providers`."""
     provider = found.provider
     if provider is CPU:

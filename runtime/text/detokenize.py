@@ -12,7 +12,7 @@ from typing import Protocol
 _BROKEN = "\ufffd"
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What is needed of `tokenizers.Tokenizer`."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
@@ -26,7 +26,7 @@ class Detokenizer:
     piece did: a place where the text was whole.
     """
 
-    def __init__(self, tokenizer: Decoder) -> None:
+    def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._window = self._read = 0  # ids before _read are spoken; decoding starts at _window
@@ -93,7 +93,7 @@ def _overlap(text: str, stop: str) -> int:
 class TextStream:
     """Tokens in, showable text out: detokenizer and stop strings in one."""
 
-    def __init__(self, tokenizer: Decoder, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: TokenDecoder, stops: Sequence[str] = ()) -> None:
         self._detokenizer, self._stops = Detokenizer(tokenizer), StopStrings(stops)
 
     def push(self, token: int) -> tuple[str, bool]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from streamspec.errors import BundleError, ConfigError
-from streamspec.runtime.decoding.grammar_state import Walk
+from streamspec.runtime.decoding.grammar_state import GrammarState
 
 MOST_TEXT = 200_000  # characters of a schema, or of all choices
 MOST_PATTERN = 10_000  # characters of a regular expression
@@ -120,14 +120,14 @@ class Vocabulary:
         self._lock = threading.Lock()
         self._built: tuple[Any, int] | None = None
 
-    def walk(self, grammar: Grammar) -> Walk:
+    def walk(self, grammar: Grammar) -> GrammarState:
         """The grammar at the beginning of an answer. Raises ConfigError where it is beyond the limits, BundleError for
         a tokenizer that the library cannot take."""
         tokens, end = self._tokens()
         made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
         if made.is_error():
             raise _bad(grammar.kind, made.get_error())
-        return Walk(_Followed(made, grammar.kind, self._size, end), self._eos)
+        return GrammarState(_Followed(made, grammar.kind, self._size, end), self._eos)
 
     def _tokens(self) -> tuple[Any, int]:
         with self._lock:

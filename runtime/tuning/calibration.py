@@ -26,7 +26,7 @@ from streamspec.errors import ConfigError, StreamspecError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.ngram import CONTINUATION
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.cpu import cpu_model
 from streamspec.runtime.hardware.providers import import_onnxruntime
 
@@ -78,7 +78,7 @@ class Calibration:
         )
 
 
-def calibrated(engine: OrtEngine, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
+def calibrated(engine: OrtRunner, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
     """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is
     possible.
     """
@@ -114,7 +114,7 @@ def _judged(costs: dict[int, float], least: float, manifest: Manifest) -> Calibr
 
 
 def tune(
-    engine: OrtEngine, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
+    engine: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
 ) -> dict[int, Calibration]:
     """Measures at leisure, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
     model's reaches); what the first of them says is cached.
@@ -142,7 +142,7 @@ def tune(
     return found
 
 
-def keep_least(engine: OrtEngine, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
+def keep_least(engine: OrtRunner, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
     """From now on sessions of this machine and bundle prune rows whose chance is below `least`."""
     costs = calibrated(engine, manifest, cache_dir).costs
     _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs, least)
@@ -156,7 +156,7 @@ def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibra
 
 
 def measure(
-    engine: OrtEngine,
+    engine: OrtRunner,
     nodes: Sequence[Sequence[float]],
     budget: float = BUDGET,
     context: int = CONTEXT,
@@ -188,7 +188,7 @@ def measure(
     return costs, min(map(len, samples.values())) > ENOUGH
 
 
-def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
+def _time_step(engine: OrtRunner, tree: DraftTree, context: int) -> float:
     started, waited = (
         time.perf_counter(),
         engine.waited_seconds,
@@ -200,7 +200,7 @@ def _time_step(engine: OrtEngine, tree: DraftTree, context: int) -> float:
     return seconds
 
 
-def _most_context(engine: OrtEngine) -> int:
+def _most_context(engine: OrtRunner) -> int:
     """Tokens in the cache that leave room for the largest tree measured."""
     return engine.context_length - (engine.rows or max(ROWS)) - engine.gamma - 1
 

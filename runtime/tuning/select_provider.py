@@ -10,11 +10,11 @@ from pathlib import Path
 from streamspec.bundle.manifest import MODEL, Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import StreamspecError, one_line
-from streamspec.runtime.engine.loaded_model import Graph
-from streamspec.runtime.engine.runner import OrtEngine
-from streamspec.runtime.engine.static_runner import StaticEngine, StaticGraph
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.static_runner import StaticModel, StaticOrtRunner
 from streamspec.runtime.hardware.cpu import physical_cores
-from streamspec.runtime.hardware.providers import CPU, Chosen, fitting, flavour, named
+from streamspec.runtime.hardware.providers import CPU, ProviderChoice, fitting, flavour, named
 from streamspec.runtime.tuning.calibration import Calibration, calibrated, remembered
 from streamspec.runtime.tuning.self_test import check_probe
 
@@ -28,7 +28,7 @@ def open_engine(
     threads: int | None = None,
     spin: bool = True,
     cache_dir: str | Path | None = None,
-) -> tuple[OrtEngine, Chosen]:
+) -> tuple[OrtRunner, ProviderChoice]:
     """The graph of the bundle in `folder`, open, its probe passed. `cache_dir`: where measurements are kept.
 
     Raises ConfigError for a name that no provider has; where the provider asked for, or with "auto" the CPU, cannot be
@@ -37,17 +37,17 @@ def open_engine(
     check_graphs(folder, manifest)
     if provider != AUTO:
         engine = open_on(folder, manifest, provider, threads, spin)
-        return engine, Chosen(provider, engine.graph.on_cpu)
-    search = _Search(folder, manifest, threads, spin, cache_dir)
+        return engine, ProviderChoice(provider, engine.graph.on_cpu)
+    search = _ProviderSearch(folder, manifest, threads, spin, cache_dir)
     engine = search.best()
-    return engine, Chosen(engine.provider, engine.graph.on_cpu, tuple(search.passed_over.items()))
+    return engine, ProviderChoice(engine.provider, engine.graph.on_cpu, tuple(search.passed_over.items()))
 
 
 def open_on(
     folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
-) -> OrtEngine:
+) -> OrtRunner:
     """The same on this provider and no other."""
-    opened, kind = (Graph, OrtEngine) if manifest.static is None else (StaticGraph, StaticEngine)
+    opened, kind = (LoadedModel, OrtRunner) if manifest.static is None else (StaticModel, StaticOrtRunner)
     engine = kind(opened(folder / MODEL, manifest, threads, named(provider).name, spin))
     check_probe(engine, manifest)
     return engine
@@ -58,7 +58,7 @@ def speed(calibration: Calibration) -> float:
     return max(calibration.expected.get(rows, 1.0) / cost for rows, cost in calibration.costs.items())
 
 
-class _Search:
+class _ProviderSearch:
     """For the fastest provider that is right. One measured before on this machine is opened only where it is the
     fastest; one that is refused is tried again at every load, since drivers and packages change."""
 
@@ -69,11 +69,11 @@ class _Search:
         self.threads = threads if threads is not None else physical_cores()
         self.fitting, self.passed_over = fitting(flavour(manifest))  # the latter installed, each with the reason
 
-    def best(self) -> OrtEngine:
+    def best(self) -> OrtRunner:
         if self.fitting == [CPU.name]:
             return self._open(CPU.name)
         speeds: dict[str, float] = {}
-        held: OrtEngine | None = None  # the fastest of those that had to be opened
+        held: OrtRunner | None = None  # the fastest of those that had to be opened
         for name in self.fitting:
             known = remembered(name, self.threads, self.manifest, self.cache_dir)
             engine = self._tried(name) if known is None else None
@@ -96,12 +96,12 @@ class _Search:
                 return engine
         return self._open(CPU.name)  # says what is wrong
 
-    def _tried(self, name: str) -> OrtEngine | None:
+    def _tried(self, name: str) -> OrtRunner | None:
         try:
             return self._open(name)
         except StreamspecError as error:
             self.passed_over[name] = one_line(error.found, 200)
             return None
 
-    def _open(self, name: str) -> OrtEngine:
+    def _open(self, name: str) -> OrtRunner:
         return open_on(self.folder, self.manifest, name, self.threads, self.spin)

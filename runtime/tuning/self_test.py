@@ -17,7 +17,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.verify import accept
-from streamspec.runtime.engine.runner import OrtEngine, causal_mask
+from streamspec.runtime.engine.runner import OrtRunner, causal_mask
 
 TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differently, wrong ones are far off
 # Root mean square of a tree's logits less those of the same rows in a chain, over the logits' standard deviation. The
@@ -28,7 +28,7 @@ SINGLE = 2.0  # a row alone scatters more than several
 DEPTH = 6  # nodes of the tree's paths: with fewer, what is ignored tells too little
 
 
-def check_probe(engine: OrtEngine, manifest: Manifest) -> None:
+def check_probe(engine: OrtRunner, manifest: Manifest) -> None:
     """Raises BundleError where the numbers that `engine` gives for the manifest's probe are wrong; empties its
     cache.
     """
@@ -54,7 +54,7 @@ def _check_prompt(logits: np.ndarray, choices: Sequence[int], expected: Sequence
         raise _wrong(provider, "a prompt", f"logits {worst:.2g} off", f"at most {tolerance:.2g}")
 
 
-def _check_tree(engine: OrtEngine, manifest: Manifest, ids: list[int], chain: np.ndarray) -> None:
+def _check_tree(engine: OrtRunner, manifest: Manifest, ids: list[int], chain: np.ndarray) -> None:
     """The last tokens of the prompt once more as a branch of a tree, another branch of other tokens beside them.
 
     `chain` [n, V]: the prompt's logits. The prompt's rows are in the engine's cache.
@@ -92,7 +92,7 @@ def two_branches(depth: int) -> DraftTree:
     return DraftTree(parents, (0, *(int(node == 2) for node in range(1, 2 * depth - 1))))
 
 
-def _check_step(engine: OrtEngine, tokens: list[int], tree: DraftTree, expected: np.ndarray, tolerance: float) -> None:
+def _check_step(engine: OrtRunner, tokens: list[int], tree: DraftTree, expected: np.ndarray, tolerance: float) -> None:
     """What the step makes of these logits: the choice after every row, and the node that stands."""
     room = engine.length + tree.depth + 1 + engine.gamma < engine.context_length
     step = engine.verify(np.asarray(tokens), tree, draft=engine.gamma > 0 and room)

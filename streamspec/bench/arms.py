@@ -16,7 +16,7 @@ import numpy as np
 from streamspec.bench.report import Measure
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
-from streamspec.runtime.decoding_policy import Learnt
+from streamspec.runtime.decoding_policy import AdaptiveState
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session
@@ -26,7 +26,7 @@ MARGIN_FACTOR = 2.0  # both of the two best logits may be off, in opposite direc
 
 
 @dataclass(frozen=True)
-class Answer:
+class ArmOutput:
     text: str
     token_ids: list[int]
     measure: Measure
@@ -35,7 +35,7 @@ class Answer:
 
 
 @dataclass(frozen=True, eq=False)
-class Contender:
+class Arm:
     """`rows`, `pruning`: forced upon the session instead of its own choice; None for the latter is the session's own.
 
     What a session learns of its drafts is the contender's own: no side profits or suffers from another's.
@@ -47,9 +47,9 @@ class Contender:
     sampling: Sampling = GREEDY
     rows: int | None = None
     pruning: Pruning | None = None
-    learnt: list[Learnt] = field(default_factory=list)  # once it has answered
+    learnt: list[AdaptiveState] = field(default_factory=list)  # once it has answered
 
-    def answer(self, prompt: Any, limit: int) -> Answer:
+    def answer(self, prompt: Any, limit: int) -> ArmOutput:
         self.session.forget()  # nobody profits from what another has read
         with self._forced():
             done = self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling)
@@ -63,7 +63,7 @@ class Contender:
             stats.decode_seconds,
             stats.graph_seconds,
         )
-        return Answer(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
+        return ArmOutput(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
 
     @contextmanager
     def _forced(self) -> Iterator[None]:
@@ -73,7 +73,7 @@ class Contender:
             session.rows, session.calibration = self.rows, None
         session.pruning = self.pruning or session.pruning
         if not self.learnt:
-            self.learnt.append(Learnt(session.calibration))
+            self.learnt.append(AdaptiveState(session.calibration))
         session.learnt = self.learnt[0]
         try:
             yield
@@ -81,12 +81,12 @@ class Contender:
             session.rows, session.calibration, session.pruning, session.learnt = before
 
 
-class SessionReferee:
+class SessionTieBreaker:
     """Answers the questions of `agreement.judge` with a session. `texts`: token sequences to measure the tolerance
     on.
     """
 
-    def __init__(self, contender: Contender, texts: list[list[int]], measured: float | None = None) -> None:
+    def __init__(self, contender: Arm, texts: list[list[int]], measured: float | None = None) -> None:
         self.contender, self.texts = contender, texts
         self.measured = measured  # the tolerance, once it is known
 

@@ -16,7 +16,7 @@ Prompt = str | list[Message]
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchPrompt:
     """One row. All `turns` are user inputs of one conversation; `references` are accepted answers to the last."""
 
     turns: list[Prompt]
@@ -33,23 +33,23 @@ class Case:
         return history + _messages(self.turns[turn])
 
 
-def read_cases(path: str | Path, limit: int | None = None) -> list[Case]:
+def read_cases(path: str | Path, limit: int | None = None) -> list[BenchPrompt]:
     """At most `limit` rows of a JSONL file. Raises DataError naming file and line."""
     return [_case(example) for example in read_examples(path, limit)]
 
 
-def _case(example: Example) -> Case:
+def _case(example: Example) -> BenchPrompt:
     category = str(example.extra["category"]) if "category" in example.extra else None
     if example.shape == "turns":
-        return Case(list(example.extra["turns"]), list(example.references), category)
+        return BenchPrompt(list(example.extra["turns"]), list(example.references), category)
     if example.shape == "text":
-        return Case([example.opening])
+        return BenchPrompt([example.opening])
     references = list(example.references)
     if not references and example.completion is not None:
         answer = example.completion
         references = [answer if isinstance(answer, str) else answer[-1]["content"]]
     references = [text for text in references if text]  # an empty one is no answer to be judged by
-    return Case([example.prompt], references, category)
+    return BenchPrompt([example.prompt], references, category)
 
 
 def _messages(said: Prompt) -> list[Message]:

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamspec.bench.arms import Answer, Contender
-from streamspec.bench.prompts import Case, Prompt
+from streamspec.bench.arms import Arm, ArmOutput
+from streamspec.bench.prompts import BenchPrompt, Prompt
 from streamspec.bench.quality import loops, score
 from streamspec.bench.report import Pass
 
@@ -19,7 +19,7 @@ WARM_UP_TOKENS = 16
 class Difference:
     """A speculative output that is not plain's. All token ids."""
 
-    contender: Contender
+    contender: Arm
     index: int  # of the prompt
     prompt: tuple[int, ...]
     plain: tuple[int, ...]
@@ -30,7 +30,7 @@ class Difference:
 class Recorder:
     """`contenders`: plain first. Each list over prompts counts the turns of a conversation as prompts of their own."""
 
-    contenders: list[Contender]
+    contenders: list[Arm]
     limit: int
     passes: dict[str, list[Pass]] = field(default_factory=dict)
     differences: dict[Difference, None] = field(default_factory=dict)  # a set that keeps its order
@@ -41,12 +41,12 @@ class Recorder:
     looping: list[bool] = field(default_factory=list)  # of plain answers
     speculation: str = ""
 
-    def warm_up(self, case: Case) -> None:
+    def warm_up(self, case: BenchPrompt) -> None:
         """The first calls of a session allocate and pack; nobody is measured on them."""
         for contender in self.contenders:
             contender.answer(case.turns[0], min(self.limit, WARM_UP_TOKENS))
 
-    def run(self, case: Case, repetition: int, number: int) -> None:
+    def run(self, case: BenchPrompt, repetition: int, number: int) -> None:
         """All turns of a case, once. The first repetition is also scored and kept."""
         answers: list[str] = []
         for turn in range(len(case.turns)):
@@ -62,7 +62,7 @@ class Recorder:
                 self._keep(case, prompt, given, case.references if turn + 1 == len(case.turns) else [])
             self._compare(len(self.passes[PLAIN][repetition]) - 1, prompt, given)
 
-    def _take_turns(self, prompt: Prompt, repetition: int, shift: int) -> dict[str, Answer]:
+    def _take_turns(self, prompt: Prompt, repetition: int, shift: int) -> dict[str, ArmOutput]:
         given = {}
         start = shift % len(self.contenders)
         for contender in self.contenders[start:] + self.contenders[:start]:
@@ -74,7 +74,7 @@ class Recorder:
             passes[repetition].append(answer.measure)
         return given
 
-    def _keep(self, case: Case, prompt: Prompt, given: dict[str, Answer], references: list[str]) -> None:
+    def _keep(self, case: BenchPrompt, prompt: Prompt, given: dict[str, ArmOutput], references: list[str]) -> None:
         plain, speculative = given[PLAIN], given[SPECULATIVE]
         self.categories.append(case.category)
         self.looping.append(loops(plain.token_ids))
@@ -97,7 +97,7 @@ class Recorder:
             }
         )
 
-    def _compare(self, index: int, prompt: Prompt, given: dict[str, Answer]) -> None:
+    def _compare(self, index: int, prompt: Prompt, given: dict[str, ArmOutput]) -> None:
         plain = given[PLAIN].token_ids
         for contender in self.contenders:
             other = given[contender.name].token_ids

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.runtime.hardware.providers import Chosen
+from streamspec.runtime.hardware.providers import ProviderChoice
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Report:
     new_tokens: int  # plain's, one repetition
     threads: int
     speculation: str  # what speculation did, in words
-    provider: Chosen  # what computed
+    provider: ProviderChoice  # what computed
     plain: Figures
     speculative: Figures
     identical: float

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamspec.atomic import write_text
-from streamspec.bench.arms import Contender
-from streamspec.bench.prompts import Case, read_cases
+from streamspec.bench.arms import Arm
+from streamspec.bench.prompts import BenchPrompt, read_cases
 from streamspec.bench.records import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Report
 from streamspec.bench.summary import Summary, judge_all
@@ -73,17 +73,16 @@ def bench(
             "ask for fewer, or export it with more --rows",
         )
     check_length(cases, session)
-    contenders = [Contender(PLAIN, session, False, sampling), Contender(SPECULATIVE, session, True, sampling)]
+    contenders = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     if prune:
         session.manifest.check_prunes()
-    contenders += [Contender(f"{n} rows", session, True, sampling, n) for n in rows]
+    contenders += [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
     contenders += [
-        Contender(f"chance {least:g}", session, True, sampling, pruning=one)
+        Arm(f"chance {least:g}", session, True, sampling, pruning=one)
         for least, one in zip(prune, pruning, strict=True)
     ]
     others = [
-        Contender(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling)
-        for path in also
+        Arm(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling) for path in also
     ]
     names = [c.name for c in contenders + others]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -106,7 +105,7 @@ def bench(
     return report
 
 
-def check_length(cases: Sequence[Case], session: Session) -> None:
+def check_length(cases: Sequence[BenchPrompt], session: Session) -> None:
     """Every prompt must leave room for an answer, or an hour's measuring would end at the last one."""
     longest = session.engine.context_length - 1
     for number, case in enumerate(cases):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamspec.bench.arms import SessionReferee
+from streamspec.bench.arms import SessionTieBreaker
 from streamspec.bench.quality import mean_scores
 from streamspec.bench.records import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Figures, Pass, Report, Spread, figures, speed
@@ -16,7 +16,7 @@ from streamspec.bench.tie_breaker import Agreement, judge
 
 
 @dataclass
-class Verdicts:
+class Comparisons:
     """Per contender, the worst verdict of every prompt whose output ever differed; the others are identical."""
 
     worst: dict[str, dict[int, Agreement]] = field(default_factory=dict)
@@ -26,11 +26,11 @@ class Verdicts:
         return list(self.worst.get(contender, {}).values())
 
 
-def judge_all(record: Recorder) -> Verdicts:
+def judge_all(record: Recorder) -> Comparisons:
     """Looks at every difference; after the measurements, so that it disturbs none, and says on stderr what it found."""
-    verdicts = Verdicts()
+    verdicts = Comparisons()
     for case in record.differences:
-        referee = SessionReferee(case.contender, record.texts, verdicts.tolerance)
+        referee = SessionTieBreaker(case.contender, record.texts, verdicts.tolerance)
         verdict = judge(case.prompt, case.plain, case.other, referee)
         verdicts.tolerance = referee.measured
         name = case.contender.name
@@ -52,7 +52,7 @@ class Summary:
     """`forced`, `others`: names of the contenders with forced trees, and of the other bundles."""
 
     record: Recorder
-    verdicts: Verdicts
+    verdicts: Comparisons
     forced: list[str]
     others: list[str]
 

@@ -2,7 +2,7 @@
 
 Two kernels may sum the same numbers in another order. Where the two best tokens are closer together than that, either
 is right: a near-tie. The comparison then goes on from plain's choice. Any other difference is a mismatch: a bug.
-Knows nothing about models; a `Referee` answers its questions.
+Knows nothing about models; a `TieBreaker` answers its questions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class Referee(Protocol):
+class TieBreaker(Protocol):
     """Asks the model. `prompt` and `prefix` are token ids."""
 
     def margin(self, prompt: Sequence[int], prefix: Sequence[int]) -> float:
@@ -38,7 +38,7 @@ class Agreement:
         return not self.near_ties and not self.mismatches
 
 
-def judge(prompt: Sequence[int], plain: Sequence[int], other: Sequence[int], referee: Referee) -> Agreement:
+def judge(prompt: Sequence[int], plain: Sequence[int], other: Sequence[int], referee: TieBreaker) -> Agreement:
     """Compares `other` with `plain`, both continuations of `prompt`; after a near-tie, plain's tokens are fed again."""
     margins: list[float] = []
     compared = 0  # tokens of plain that are settled

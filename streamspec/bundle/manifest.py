@@ -72,7 +72,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class StreamsInfo:
+class DrafterInfo:
     """The drafter: `gamma` streams over the last `ns` layers, or heads or places of a draft layer (`ns` 0),
     `candidates` guesses each.
     """
@@ -98,9 +98,9 @@ class StaticInfo:
 
 
 @dataclass(frozen=True)
-class Room:
+class SwappableCapacity:
     """What the adapters of a swappable bundle may have: streams over as many layers as one of `ns` (falling; empty:
-    none), `candidates` guesses each; see `StreamsInfo`. An early exit goes with the first of `ns`. `draft_vocab`: they
+    none), `candidates` guesses each; see `DrafterInfo`. An early exit goes with the first of `ns`. `draft_vocab`: they
     propose from a list of their own."""
 
     ns: tuple[int, ...] = ()
@@ -122,7 +122,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class TreesInfo:
+class DraftTreeInfo:
     """`nodes`: (parent, rank, probability) in order of falling probability; the tree of n rows is the first n."""
 
     nodes: tuple[tuple[int, int, float], ...]
@@ -158,13 +158,13 @@ class Manifest:
     precision: str
     model: ModelInfo
     prompt_format: PromptFormat
-    streams: StreamsInfo | None = None
-    trees: TreesInfo | None = None
+    streams: DrafterInfo | None = None
+    trees: DraftTreeInfo | None = None
     static: StaticInfo | None = None
     probe: ProbeInfo | None = None
     recipe: str | None = None
     drafter: str | None = None
-    swappable: Room | None = None
+    swappable: SwappableCapacity | None = None
     opset: int = 21
     ir_version: int = 10
     provider: str = "cpu"
@@ -282,17 +282,17 @@ def read_prompt_format(manifest: Fields) -> PromptFormat:
     return PromptFormat(raw.choice("kind", KINDS), raw.text("separator"))
 
 
-def read_drafts(manifest: Fields, model: ModelInfo) -> tuple[StreamsInfo | None, TreesInfo | None]:
+def read_drafts(manifest: Fields, model: ModelInfo) -> tuple[DrafterInfo | None, DraftTreeInfo | None]:
     """The sections `streams` and `trees` of a manifest."""
     streams = _streams(manifest.nested("streams"), model) if manifest.optional("streams") else None
     return streams, _trees(manifest.nested("trees"), streams) if manifest.optional("trees") else None
 
 
-def _room(raw: Fields, model: ModelInfo) -> Room:
+def _room(raw: Fields, model: ModelInfo) -> SwappableCapacity:
     ns = raw.integers("ns", 1, model.layers, MAX_LAYERS)
     if list(ns) != sorted(set(ns), reverse=True):
         raise raw.fail("ns", list(ns), "falling numbers of layers")
-    return Room(
+    return SwappableCapacity(
         ns=ns,
         candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
         **{name: raw.flag(name) for name in ("root_token", "bigram", "pruning", "draft_vocab")},
@@ -313,8 +313,8 @@ def _model(raw: Fields) -> ModelInfo:
     )
 
 
-def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
-    return StreamsInfo(
+def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
+    return DrafterInfo(
         gamma=raw.integer("gamma", 1, MAX_GAMMA),
         ns=raw.integer("ns", 0, model.layers),
         candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
@@ -326,7 +326,7 @@ def _streams(raw: Fields, model: ModelInfo) -> StreamsInfo:
     )
 
 
-def _static(raw: Fields, model: ModelInfo, streams: StreamsInfo | None) -> StaticInfo:
+def _static(raw: Fields, model: ModelInfo, streams: DrafterInfo | None) -> StaticInfo:
     if streams is not None and (streams.levels or streams.pruning):
         raise BundleError(
             "a static graph with a draft layer or an early exit",
@@ -338,7 +338,7 @@ def _static(raw: Fields, model: ModelInfo, streams: StreamsInfo | None) -> Stati
     )
 
 
-def _trees(raw: Fields, streams: StreamsInfo | None) -> TreesInfo:
+def _trees(raw: Fields, streams: DrafterInfo | None) -> DraftTreeInfo:
     if streams is None:
         raise BundleError("manifest.trees without manifest.streams", "both or neither", "export the bundle again")
     nodes: list[tuple[int, int, float]] = []
@@ -362,7 +362,7 @@ def _trees(raw: Fields, streams: StreamsInfo | None) -> TreesInfo:
         nodes.append((parent, rank, probability))
     if not nodes:
         raise raw.fail("nodes", [], "at least the root")
-    return TreesInfo(tuple(nodes), raw.integer("default_rows", 1, MAX_NODES))
+    return DraftTreeInfo(tuple(nodes), raw.integer("default_rows", 1, MAX_NODES))
 
 
 def _probe(raw: Fields, model: ModelInfo) -> ProbeInfo:

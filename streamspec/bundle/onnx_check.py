@@ -186,7 +186,7 @@ SHAPE_FIELDS = {1: (BYTES, MANY)}
 DIMENSION_FIELDS = {1: (VARINT, ONCE), 2: (BYTES, ONCE), 3: (BYTES, ONCE)}
 
 
-class _Odd(ValueError):
+class _MalformedGraph(ValueError):
     """What is wrong, in words."""
 
 
@@ -218,11 +218,11 @@ def check_graph(file: Path, outside: int) -> None:
     try:
         size = file.stat().st_size
         if size > MAX_BYTES:
-            raise _Odd(f"{size} bytes, more than {MAX_BYTES}")
+            raise _MalformedGraph(f"{size} bytes, more than {MAX_BYTES}")
         _Reader(file.read_bytes(), data_of(file.name), outside).model()
     except OSError as error:
         raise BundleError(f"{file}: {error.strerror}", "a readable graph", "export the bundle again") from None
-    except _Odd as error:
+    except _MalformedGraph as error:
         raise BundleError(
             f"cannot load {file.name}: {error}",
             "a graph as `streamspec export` writes it",
@@ -242,15 +242,15 @@ class _Reader:
             opset = self.message(span, OPSET_FIELDS, "an opset")
             domain, version = self.text(opset, 1, "an opset's domain"), _number(opset, 2)
             if domain not in OPSETS or domain in versions or version not in OPSETS[domain]:
-                raise _Odd(f"operators of the domain {domain!r}, version {version}")
+                raise _MalformedGraph(f"operators of the domain {domain!r}, version {version}")
             versions[domain] = version
         if 7 not in model or "" not in versions:
-            raise _Odd("a model without a graph or without opsets")
+            raise _MalformedGraph("a model without a graph or without opsets")
         self.graph(_spans(model, 7)[0], MAX_NESTING)
 
     def graph(self, span: Span, nesting: int) -> None:
         if not nesting:
-            raise _Odd(f"branches nested more than {MAX_NESTING} deep")
+            raise _MalformedGraph(f"branches nested more than {MAX_NESTING} deep")
         graph = self.message(span, GRAPH_FIELDS, "a graph")
         for node in _spans(graph, 1):
             self.node(node, nesting)
@@ -263,11 +263,11 @@ class _Reader:
     def node(self, span: Span, nesting: int) -> None:
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            raise _Odd(f"more than {MAX_NODES} nodes")
+            raise _MalformedGraph(f"more than {MAX_NODES} nodes")
         node = self.message(span, NODE_FIELDS, "a node")
         domain, operator = self.text(node, 7, "a node's domain"), self.text(node, 4, "an operator")
         if operator not in OPERATORS.get(domain, ()):
-            raise _Odd(f"the operator {f'{domain}.' if domain else ''}{operator}")
+            raise _MalformedGraph(f"the operator {f'{domain}.' if domain else ''}{operator}")
         for attribute in _spans(node, 5):
             found = self.message(attribute, ATTRIBUTE_FIELDS, "an attribute")
             for tensor in _spans(found, 5):
@@ -279,11 +279,11 @@ class _Reader:
         tensor = self.message(span, TENSOR_FIELDS, "a tensor")
         bits, count = BITS.get(_number(tensor, 2)), 1
         if bits is None:
-            raise _Odd(f"a tensor of type {_number(tensor, 2)}")
+            raise _MalformedGraph(f"a tensor of type {_number(tensor, 2)}")
         for size in tensor.get(1, ()):
             assert isinstance(size, int)
             if size > MAX_SIZE or (count := count * size) > MAX_SIZE:
-                raise _Odd(f"a tensor with a size of {size}")
+                raise _MalformedGraph(f"a tensor with a size of {size}")
         wanted = (count * bits + 7) // 8
         if _number(tensor, 14):
             self.external(tensor, wanted)
@@ -298,7 +298,7 @@ class _Reader:
             or len(listed) + (9 in tensor) > 1
             or any(ONE_BY_ONE[field] != _number(tensor, 2) for field in listed)
         ):
-            raise _Odd(f"a tensor of {wanted} bytes with {here}")
+            raise _MalformedGraph(f"a tensor of {wanted} bytes with {here}")
 
     def external(self, tensor: Message, wanted: int) -> None:
         entries: dict[bytes, bytes] = {}
@@ -306,16 +306,16 @@ class _Reader:
             entry = self.message(span, ENTRY_FIELDS, "a place of external data")
             key, value = (self.bytes(entry, number) for number in (1, 2))
             if key in entries or key not in (b"location", b"offset", b"length"):
-                raise _Odd(f"external data with {key[:40]!r}")
+                raise _MalformedGraph(f"external data with {key[:40]!r}")
             entries[key] = value
         if entries.get(b"location") != self.beside or {9, *ONE_BY_ONE} & tensor.keys() or _number(tensor, 14) != 1:
-            raise _Odd(f"external data in {entries.get(b'location', b'')[:80]!r}")
+            raise _MalformedGraph(f"external data in {entries.get(b'location', b'')[:80]!r}")
         numbers = [entries.get(key, b"") for key in (b"offset", b"length")]
         if not all(number.isdigit() and len(number) < 16 for number in numbers):
-            raise _Odd(f"external data at {numbers[0][:40]!r}, {numbers[1][:40]!r} bytes")
+            raise _MalformedGraph(f"external data at {numbers[0][:40]!r}, {numbers[1][:40]!r} bytes")
         offset, length = map(int, numbers)
         if length != wanted or offset + length > self.outside:
-            raise _Odd(
+            raise _MalformedGraph(
                 f"a tensor of {wanted} bytes at {offset} with {length}, where {self.outside} lie beside the graph"
             )
 
@@ -325,11 +325,11 @@ class _Reader:
             for tensor in _spans(self.message(kind, TYPE_FIELDS, "a value's type"), 1):
                 found = self.message(tensor, TENSOR_TYPE_FIELDS, "a tensor's type")
                 if _number(found, 1) not in BITS:
-                    raise _Odd(f"a value of type {_number(found, 1)}")
+                    raise _MalformedGraph(f"a value of type {_number(found, 1)}")
                 for shape in _spans(found, 2):
                     for size in _spans(self.message(shape, SHAPE_FIELDS, "a shape"), 1):
                         if _number(self.message(size, DIMENSION_FIELDS, "a dimension"), 1) > MAX_SIZE:
-                            raise _Odd("a value with a negative or senseless dimension")
+                            raise _MalformedGraph("a value with a negative or senseless dimension")
 
     # ---- protobuf
 
@@ -345,7 +345,7 @@ class _Reader:
                 )
                 continue
             if wire != expected or (number in out and not many):
-                raise _Odd(f"{what} with an unknown or repeated field {number}")
+                raise _MalformedGraph(f"{what} with an unknown or repeated field {number}")
             out.setdefault(number, []).append(value)
         return out
 
@@ -360,7 +360,7 @@ class _Reader:
             if wire == BYTES:
                 length, at = (data[at], at + 1) if at < end and data[at] < 128 else self.varint(at, end)
                 if length > end - at:
-                    raise _Odd("a field longer than what is left")
+                    raise _MalformedGraph("a field longer than what is left")
                 yield tag >> 3, wire, (at, at + length)
                 at += length
             elif wire == VARINT:
@@ -369,10 +369,10 @@ class _Reader:
             elif wire in (WIDE, NARROW):
                 at += 8 if wire == WIDE else 4
                 if at > end:
-                    raise _Odd("a number that is cut off")
+                    raise _MalformedGraph("a number that is cut off")
                 yield tag >> 3, wire, 0
             else:
-                raise _Odd(f"a field of wire type {wire}")
+                raise _MalformedGraph(f"a field of wire type {wire}")
 
     def packed(self, at: int, end: int) -> Iterator[int]:
         while at < end:
@@ -389,7 +389,7 @@ class _Reader:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value, at
-        raise _Odd("a number that is cut off or too long")
+        raise _MalformedGraph("a number that is cut off or too long")
 
     def bytes(self, message: Message, number: int) -> bytes:
         return b"".join(self.data[start:end] for start, end in _spans(message, number))
@@ -399,7 +399,7 @@ class _Reader:
         try:
             return found[:200].decode()
         except UnicodeDecodeError:
-            raise _Odd(f"{what} that is no text") from None
+            raise _MalformedGraph(f"{what} that is no text") from None
 
 
 def _spans(message: Message, number: int) -> list[Span]:

@@ -18,10 +18,10 @@ from streamspec.atomic import sha256_file, write_text
 from streamspec.bundle.manifest import (
     MODEL,
     BaseInfo,
+    DrafterInfo,
+    DraftTreeInfo,
     FileInfo,
     Manifest,
-    StreamsInfo,
-    TreesInfo,
     check_files,
     plain_name,
     read_base,
@@ -52,8 +52,8 @@ class SwappableAdapter:
     method: str
     prompt_format: PromptFormat
     recipe: str | None = None
-    streams: StreamsInfo | None = None
-    trees: TreesInfo | None = None
+    streams: DrafterInfo | None = None
+    trees: DraftTreeInfo | None = None
     ranks: dict[str, int] = field(default_factory=dict)
     parity: dict[str, Any] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from streamspec.bundle.adapter_folder import (
     read_adapter,
     read_json,
 )
-from streamspec.bundle.manifest import DRAFT_LAYERS, Manifest, StreamsInfo
+from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.errors import StreamspecError, one_line
 
 Rows = list[tuple[str, str]]
@@ -176,7 +176,7 @@ def _layer(layer: dict[str, Any]) -> Rows:
 DESCRIBED = {"medusa": _heads} | dict.fromkeys(DRAFT_LAYERS, _layer)
 
 
-def _where(streams: StreamsInfo) -> str:
+def _where(streams: DrafterInfo) -> str:
     if streams.levels:
         return f"places by a layer of its own, {sum(streams.levels)} rows of guesses"
     return f"over the last {streams.ns} layers" if streams.ns else "heads"

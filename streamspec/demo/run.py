@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamspec.atomic import sha256_file
-from streamspec.bench.arms import Answer, Contender
+from streamspec.bench.arms import Arm, ArmOutput
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import score
 from streamspec.bench.records import PLAIN, SPECULATIVE
@@ -113,7 +113,7 @@ def _bundle(adapter: Path, console: Console) -> Path:
     return target
 
 
-def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[str, Answer]], int]:
+def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[str, ArmOutput]], int]:
     """(answers of both sides per prompt, how many are right)."""
     from streamspec.runtime import load
 
@@ -126,7 +126,7 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
             "tokens: ", ("drafted and verified", DRAFTED_STYLE), ", ", ("the model's own", OWN_STYLE), _legend(console)
         )
     )
-    sides = [Contender(PLAIN, session, False), Contender(SPECULATIVE, session, True)]
+    sides = [Arm(PLAIN, session, False), Arm(SPECULATIVE, session, True)]
     for side in sides:
         side.answer(cases[0].turns[0], MAX_NEW_TOKENS)
     pairs, right = [], 0
@@ -140,7 +140,7 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
     return pairs, right
 
 
-def _show(console: Console, prompt: str, answers: dict[str, Answer], tokenizer: Any) -> None:
+def _show(console: Console, prompt: str, answers: dict[str, ArmOutput], tokenizer: Any) -> None:
     speculative = answers[SPECULATIVE]
     console.print(Text("\n" + prompt.splitlines()[-1], style="dim"), soft_wrap=True)
     console.print(

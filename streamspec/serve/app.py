@@ -24,12 +24,12 @@ from starlette.routing import Route
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, Session
 from streamspec.serve import metrics
-from streamspec.serve.auth import App, Gate, Receive, Scope, Send
+from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime
 from streamspec.serve.limits import DEFAULT, Limits
-from streamspec.serve.pool import Job, Pool
-from streamspec.serve.requests import Wish, read_chat, read_completion
-from streamspec.serve.responses import Answer
+from streamspec.serve.pool import Pool, QueuedRequest
+from streamspec.serve.requests import ParsedRequest, read_chat, read_completion
+from streamspec.serve.responses import ResponseBuilder
 
 PAGE = {
     ".html": "text/html",
@@ -41,7 +41,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 log = logging.getLogger("streamspec.serve")
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client has closed the connection."""
 
 
@@ -84,7 +84,7 @@ class Service:
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(metrics.render(self.pool), media_type="text/plain; version=0.0.4")
 
-    async def _answer(self, request: Request, read: Callable[[bytes, Limits], Wish]) -> Response:
+    async def _answer(self, request: Request, read: Callable[[bytes, Limits], ParsedRequest]) -> Response:
         if self.pool.closed:
             raise closing()
         wish = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
@@ -95,7 +95,9 @@ class Service:
         except StreamspecError as error:
             raise _api_error(error, field) from None
         job = self.pool.submit(adapter, prompt, wish.options, hint)
-        answer = Answer(wish.chat, wish.model, None if adapter is None else str(wish.model), job.tokenizer, wish.usage)
+        answer = ResponseBuilder(
+            wish.chat, wish.model, None if adapter is None else str(wish.model), job.tokenizer, wish.usage
+        )
         chunks = job.chunks()
         try:
             first = await _while_there(request, anext(chunks))  # an error before it has a status of its own
@@ -103,7 +105,7 @@ class Service:
             if wish.stream:
                 return Events(_events(answer, first, chunks), job)
             return JSONResponse(await _while_there(request, _whole(answer, first, chunks)))
-        except (Gone, asyncio.CancelledError):
+        except (ClientDisconnected, asyncio.CancelledError):
             job.cancel()
             raise
         except Exception as error:
@@ -125,7 +127,7 @@ class Events(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], job: Job) -> None:
+    def __init__(self, events: AsyncIterator[bytes], job: QueuedRequest) -> None:
         super().__init__()
         del self.headers["content-length"]
         self.events, self.job = events, job
@@ -140,7 +142,7 @@ class Events(Response):
 
         try:
             await _while_there(Request(scope, receive), write())
-        except Gone:
+        except ClientDisconnected:
             pass
         finally:
             self.job.cancel()
@@ -175,10 +177,11 @@ def create_app(
         *(Route(path, _file(content, kind)) for path, (content, kind) in files.items()),
     ]
     app = Starlette(
-        routes=routes, exception_handlers={ApiError: _say, HTTPException: _say_http, Gone: _hang_up, Exception: _say}
+        routes=routes,
+        exception_handlers={ApiError: _say, HTTPException: _say_http, ClientDisconnected: _hang_up, Exception: _say},
     )
     app.router.redirect_slashes = False
-    return Gate(app, token, port, limits, frozenset({"/health", *files})), service.pool
+    return RequestGuard(app, token, port, limits, frozenset({"/health", *files})), service.pool
 
 
 async def _health(request: Request) -> Response:
@@ -202,7 +205,7 @@ def _page_files() -> dict[str, tuple[bytes, str]]:
     return files
 
 
-def _prompt(wish: Wish) -> Callable[[Session], Any]:
+def _prompt(wish: ParsedRequest) -> Callable[[Session], Any]:
     """What a session is given. Text for completions goes on as it is where the bundle's own format is a chat's."""
 
     def of(session: Session) -> Any:
@@ -213,14 +216,14 @@ def _prompt(wish: Wish) -> Callable[[Session], Any]:
     return of
 
 
-async def _whole(answer: Answer, first: Chunk, chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
+async def _whole(answer: ResponseBuilder, first: Chunk, chunks: AsyncIterator[Chunk]) -> dict[str, Any]:
     answer.push(first)
     async for chunk in chunks:
         answer.push(chunk)
     return answer.whole()
 
 
-async def _events(answer: Answer, first: Chunk, chunks: AsyncIterator[Chunk]) -> AsyncIterator[bytes]:
+async def _events(answer: ResponseBuilder, first: Chunk, chunks: AsyncIterator[Chunk]) -> AsyncIterator[bytes]:
     yield _event(answer.push(first))
     try:
         async for chunk in chunks:
@@ -244,7 +247,7 @@ async def _while_there(request: Request, work: Any) -> Any:
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Gone
+            raise ClientDisconnected
         return task.result()
     finally:
         for one in (task, leaving):

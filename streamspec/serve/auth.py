@@ -43,7 +43,7 @@ ALWAYS = [
 log = logging.getLogger("streamspec.serve")
 
 
-class Gate:
+class RequestGuard:
     """`port`: the one that Host has to name. `open_paths`: what needs no token."""
 
     def __init__(self, app: App, token: str, port: int, limits: Limits, open_paths: frozenset[str]) -> None:

@@ -64,7 +64,7 @@ class Counts:
     totals: dict[str, float] = field(default_factory=dict)  # sums of `Stats`, by field
 
 
-class Job:
+class QueuedRequest:
     """One generation, waiting or running. Iterate `chunks`; `cancel` when nobody reads any more."""
 
     def __init__(
@@ -165,8 +165,8 @@ class Pool:
     def __init__(self, first: Session, limits: Limits) -> None:
         self.first, self.limits = first, limits
         self.slots = [Slot(first), *(Slot() for _ in range(limits.sessions - 1))]
-        self.waiting: deque[Job] = deque()
-        self.jobs: set[Job] = set()
+        self.waiting: deque[QueuedRequest] = deque()
+        self.jobs: set[QueuedRequest] = set()
         self.counts = Counts()
         self.closed = False
 
@@ -176,7 +176,7 @@ class Pool:
         prompt: Callable[[Session], Any],
         options: dict[str, Any],
         hint: list[int] | None = None,
-    ) -> Job:
+    ) -> QueuedRequest:
         """A job under way or in the queue. `hint`: the prompt's tokens, to find the cache that holds most of them.
 
         Raises ApiError: 429 where the queue is full, 503 while the server closes.
@@ -186,7 +186,7 @@ class Pool:
         if all(slot.busy for slot in self.slots) and len(self.waiting) >= self.limits.queue:
             self.counts.refused += 1
             raise too_many(f"{len(self.waiting)} requests wait already; expected fewer; ask again later")
-        job = Job(self, adapter, prompt, options, hint)
+        job = QueuedRequest(self, adapter, prompt, options, hint)
         self.jobs.add(job)
         self.waiting.append(job)
         self._deal()
@@ -218,14 +218,16 @@ class Pool:
         while self.jobs and time.monotonic() < ends:
             await asyncio.sleep(0.01)
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: QueuedRequest) -> None:
         """A job that never began."""
         self.jobs.discard(job)
         if job in self.waiting:
             self.waiting.remove(job)
             self.counts.cancelled += 1
 
-    def release(self, job: Job, slot: Slot, cancelled: bool, last: Chunk | None, failure: BaseException | None) -> None:
+    def release(
+        self, job: QueuedRequest, slot: Slot, cancelled: bool, last: Chunk | None, failure: BaseException | None
+    ) -> None:
         """A job has ended that ran."""
         self.jobs.discard(job)
         slot.busy, slot.used = False, time.monotonic()
@@ -248,7 +250,7 @@ class Pool:
             slot.busy = True
             job.begin(slot)
 
-    def _choose(self, job: Job) -> Slot:
+    def _choose(self, job: QueuedRequest) -> Slot:
         """Of the free sessions with the job's adapter the one that has most of the prompt, where that is nearly all of
         the prompt (asked again) or of what it has (the conversation goes on). Else a new one: what merely begins alike
         may be gone on with yet. Else the one longest unused."""

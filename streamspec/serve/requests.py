@@ -90,7 +90,7 @@ class ResponseFormat(Strict):
     json_schema: NamedSchema | None = None
 
 
-class GrammarWish(Strict):
+class GrammarRequest(Strict):
     """Ours: `{"regex": "..."}` or `{"choice": ["...", ...]}`."""
 
     regex: str | None = None
@@ -112,7 +112,7 @@ class Common(Strict):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     speculate: bool | None = None
-    grammar: GrammarWish | None = None
+    grammar: GrammarRequest | None = None
     response_format: ResponseFormat | None = None
     user: str | None = None  # changes nothing, as the next two
     safety_identifier: str | None = None
@@ -135,7 +135,7 @@ class CompletionRequest(Common):
 
 
 @dataclass(frozen=True)
-class Wish:
+class ParsedRequest:
     """A request in the runtime's terms. `prompt`: messages, text or token ids; `options`: of `Session.stream`."""
 
     chat: bool
@@ -146,7 +146,7 @@ class Wish:
     usage: bool  # at the end of a stream
 
 
-def read_chat(body: bytes, limits: Limits) -> Wish:
+def read_chat(body: bytes, limits: Limits) -> ParsedRequest:
     """Raises ApiError, status 400, naming the field."""
     values = _object(body)
     messages = values.get("messages")
@@ -168,7 +168,7 @@ def read_chat(body: bytes, limits: Limits) -> Wish:
     return _wish(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
 
 
-def read_completion(body: bytes, limits: Limits) -> Wish:
+def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
     """Raises ApiError, status 400, naming the field."""
     request = _parse(CompletionRequest, _without(_object(body), ONLY))
     prompt: Any = request.prompt
@@ -182,7 +182,9 @@ def read_completion(body: bytes, limits: Limits) -> Wish:
     return _wish(False, request, prompt, request.max_tokens, request.logprobs, limits)
 
 
-def _wish(chat: bool, request: Common, prompt: Any, tokens: int | None, logprobs: int | None, limits: Limits) -> Wish:
+def _wish(
+    chat: bool, request: Common, prompt: Any, tokens: int | None, logprobs: int | None, limits: Limits
+) -> ParsedRequest:
     if tokens is not None and tokens > limits.max_tokens:
         raise invalid(f"max_tokens {tokens}; expected at most {limits.max_tokens}", "max_tokens", "too_large")
     if request.stream_options is not None and not request.stream:
@@ -204,7 +206,7 @@ def _wish(chat: bool, request: Common, prompt: Any, tokens: int | None, logprobs
     if logprobs is not None:
         options["logprobs"] = logprobs
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-    return Wish(chat, request.model, prompt, options, bool(request.stream), usage)
+    return ParsedRequest(chat, request.model, prompt, options, bool(request.stream), usage)
 
 
 def _sampling(request: Common) -> Sampling:
@@ -248,7 +250,7 @@ def _format(wanted: ResponseFormat | None, limits: Limits) -> _Made:
     return "json_schema", param, (wanted.json_schema.schema_,)
 
 
-def _own(wanted: GrammarWish | None, limits: Limits) -> _Made:
+def _own(wanted: GrammarRequest | None, limits: Limits) -> _Made:
     if wanted is None:
         return None
     if (wanted.regex is None) == (wanted.choice is None):

@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 from streamspec.runtime import Chunk, Logprob
-from streamspec.serve.text_deltas import Piece, Pieces
+from streamspec.serve.text_deltas import TextDelta, TextDeltas
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
 
 
-class Answer:
+class ResponseBuilder:
     """One answer in the making: `push` every chunk in turn, streamed or not."""
 
     def __init__(self, chat: bool, model: str, adapter: str | None, tokenizer: Any, usage: bool = False) -> None:
@@ -21,7 +21,7 @@ class Answer:
         self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
         self.waited = 0.0  # seconds for a session
-        self._pieces = Pieces(tokenizer)
+        self._pieces = TextDeltas(tokenizer)
         self._text: list[str] = []
         self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not asked for
         self._drafted = self._offset = 0
@@ -131,7 +131,7 @@ class Answer:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
-def _of_call(chunk: Chunk, pieces: list[Piece]) -> dict[str, Any]:
+def _of_call(chunk: Chunk, pieces: list[TextDelta]) -> dict[str, Any]:
     stats = chunk.stats
     return {
         "tokens": [piece.text for piece in pieces],

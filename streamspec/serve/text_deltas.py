@@ -9,32 +9,32 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from streamspec.runtime.text.detokenize import Decoder, Detokenizer
+from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder
 
 
-class Piece(NamedTuple):
+class TextDelta(NamedTuple):
     text: str
     drafted: bool
 
 
-class Pieces:
+class TextDeltas:
     """Of one answer."""
 
-    def __init__(self, tokenizer: Decoder) -> None:
+    def __init__(self, tokenizer: TokenDecoder) -> None:
         self._detokenizer = Detokenizer(tokenizer)
-        self._held: deque[Piece] = deque()  # text of tokens that came but is not shown yet
+        self._held: deque[TextDelta] = deque()  # text of tokens that came but is not shown yet
 
-    def push(self, tokens: Sequence[int], drafted: Sequence[bool], shown: str) -> list[Piece]:
+    def push(self, tokens: Sequence[int], drafted: Sequence[bool], shown: str) -> list[TextDelta]:
         """Pieces of `shown`, the text that became certain with these tokens; joined they are it."""
         for token, was in zip(tokens, drafted, strict=True):
-            self._held.append(Piece(self._detokenizer.push(token), was))
+            self._held.append(TextDelta(self._detokenizer.push(token), was))
         out, left = [], len(shown)
         while self._held and (left or not self._held[0].text):
             text, was = self._held.popleft()
-            out.append(Piece(text[:left], was))
+            out.append(TextDelta(text[:left], was))
             if len(text) > left:
-                self._held.appendleft(Piece(text[left:], was))
+                self._held.appendleft(TextDelta(text[left:], was))
             left -= min(left, len(text))
         if left:  # the end of a character that never came whole
-            out.append(Piece(shown[-left:], bool(drafted) and drafted[-1]))
+            out.append(TextDelta(shown[-left:], bool(drafted) and drafted[-1]))
         return out

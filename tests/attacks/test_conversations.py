@@ -26,7 +26,7 @@ LAYERS, CONTEXT = 2, 16
 @pytest.fixture
 def talk(tmp_path: Path) -> Path:
     rows = np.arange(LAYERS * 2 * 3 * 8, dtype=np.float32).reshape(LAYERS, 2, 1, 1, 3, 8)
-    saved.write(tmp_path / "talk", saved.Saved([1, 2, 3], rows, [{"role": "user", "content": "hi"}]), manifest())
+    saved.write(tmp_path / "talk", saved.SavedSession([1, 2, 3], rows, [{"role": "user", "content": "hi"}]), manifest())
     return tmp_path / "talk"
 
 

@@ -12,7 +12,7 @@ import pytest
 import streamspec.runtime
 from streamspec.bench import bench
 from streamspec.bench import records as record
-from streamspec.bench.arms import Contender, SessionReferee, wide_narrow_difference
+from streamspec.bench.arms import Arm, SessionTieBreaker, wide_narrow_difference
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.report import Measure, Spread, figures
 from streamspec.bench.tie_breaker import first_difference, judge
@@ -201,7 +201,7 @@ def test_a_seed_that_nothing_draws_with_leaves_near_ties_alone() -> None:
         (Sampling(repetition_penalty=1.1), math.inf),
         (Sampling(1.0, seed=5), math.inf),
     ):
-        referee = SessionReferee(Contender("x", session, True, sampling), [])  # type: ignore[arg-type]
+        referee = SessionTieBreaker(Arm("x", session, True, sampling), [])  # type: ignore[arg-type]
         assert referee.margin(prompt, [7]) == margin
 
 
@@ -222,7 +222,7 @@ def test_wide_and_narrow_rows_are_compared_over_the_rows_asked_for() -> None:
 
 def test_forced_rows_are_given_back() -> None:
     session = FakeSession(rows="own", pruning="own", learnt="own")
-    Contender("2 rows", session, True, rows=2, pruning=Pruning(3)).answer("a b", 4)  # type: ignore[arg-type]
+    Arm("2 rows", session, True, rows=2, pruning=Pruning(3)).answer("a b", 4)  # type: ignore[arg-type]
     assert (session.rows, session.calibration, session.pruning, session.learnt) == ("own", None, "own", "own")
 
 

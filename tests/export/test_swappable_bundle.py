@@ -14,11 +14,11 @@ import pytest
 from peft import LoraConfig, get_peft_model
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.bundle.manifest import Manifest, Room, read_manifest, verify_files
+from streamspec.bundle.manifest import Manifest, SwappableCapacity, read_manifest, verify_files
 from streamspec.errors import AdapterError, ConfigError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_swappable
 from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.graph_runner import Stepper, open_session
+from streamspec.export.validate.graph_runner import GraphRunner, open_session
 from streamspec.export.validate.parity import sample_tree
 from tests.support.tiny_exports import FAMILIES, VOCAB, save_adapter, save_base, tiny_model, tiny_streams
 
@@ -97,7 +97,7 @@ def test_the_graph_alone_is_the_base(bundles: dict[str, Path], base: Base, tmp_p
     plain = export_bundle(base.path, None, tmp_path / "plain", kind, progress=quiet)
     tokens = np.arange(24) * 7 % VOCAB
     logits = [
-        Stepper(open_session(folder / "model.onnx", 1), 64).prefill(tokens, rows=np.arange(24))["logits"]
+        GraphRunner(open_session(folder / "model.onnx", 1), 64).prefill(tokens, rows=np.arange(24))["logits"]
         for folder in (bundles[kind], tmp_path / "plain")
     ]
     if kind == "int4":  # ONNX Runtime adds a bias within the product, where nothing stands between them
@@ -124,11 +124,11 @@ def test_with_an_adapter_it_is_what_pytorch_says(bundles: dict[str, Path], name:
 def test_a_row_is_the_same_alone_and_in_a_tree(bundles: dict[str, Path], kind: str, name: str, threads: int) -> None:
     session, adapter = open_session(bundles[kind] / "model.onnx", threads), tensors(bundles[kind], name) if name else {}
     tree, tokens = sample_tree(12, 4), np.arange(12) * 5 % VOCAB
-    stepper = Stepper(session, 64, adapter)
+    stepper = GraphRunner(session, 64, adapter)
     stepper.prefill(np.arange(9))
     together = stepper.step(tokens, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))["logits"]
     for node in range(len(tree)):
-        alone = Stepper(session, 64, adapter)
+        alone = GraphRunner(session, 64, adapter)
         alone.prefill(np.arange(9))
         for step in tree.path(node):
             logits = alone.step(tokens[step : step + 1], np.zeros(1), np.zeros((1, 1)))["logits"]
@@ -155,7 +155,7 @@ def test_onnxruntime_itself_runs_the_adapter(bundles: dict[str, Path]) -> None:
         if value.name.startswith("past_key")
     }
     ours = [
-        Stepper(session, 64, given).prefill(tokens, rows=tokens)["raw_logits"]
+        GraphRunner(session, 64, given).prefill(tokens, rows=tokens)["raw_logits"]
         for given in (tensors(folder, "task"), {})
     ]
     theirs = [session.run(["raw_logits"], feed | caches, options)[0], session.run(["raw_logits"], feed | caches)[0]]
@@ -182,13 +182,13 @@ def test_every_family(family: str, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     manifest = export_swappable(base.path, [adapter], bundle, "fp32", progress=quiet)
     parity = described(bundle, "one")["parity"]
-    assert manifest.swappable == Room((2,), 10, True, False, False, True)
+    assert manifest.swappable == SwappableCapacity((2,), 10, True, False, False, True)
     assert all(parity[part]["relative"] < 1e-4 for part in ("plain", "tree", "streams"))
 
 
 def test_the_bundle_has_room_for_all_its_adapters(bundles: dict[str, Path]) -> None:
     manifest = read_manifest(bundles["int8"])
-    assert manifest.swappable == Room(
+    assert manifest.swappable == SwappableCapacity(
         ns=(2, 1), candidates=10, root_token=True, bigram=False, pruning=True, draft_vocab=False
     )
     assert manifest.method == "lora" and manifest.streams is None
@@ -257,7 +257,7 @@ def test_merged_bundles_take_no_adapters(base: Base, adapters: dict[str, Path], 
 
 def test_without_adapters_there_is_room_for_a_task_lora(base: Base, adapters: dict[str, Path], tmp_path: Path) -> None:
     manifest = export_swappable(base.path, [], tmp_path / "bundle", "int8", progress=quiet)
-    assert manifest.swappable == Room() and Manifest.from_json(manifest.to_json()) == manifest
+    assert manifest.swappable == SwappableCapacity() and Manifest.from_json(manifest.to_json()) == manifest
     written = adapt(tmp_path / "bundle", adapters["task"], out=tmp_path / "beside", base=base.path, progress=quiet)
     assert written == tmp_path / "beside" and not (tmp_path / "bundle" / "adapters").exists()
     assert sorted(file.name for file in written.iterdir()) == ["adapter.json", "adapter.onnx_adapter"]

@@ -98,9 +98,11 @@ def _swappable() -> list[Any]:
 
 
 def _room() -> Any:
-    from streamspec.bundle.manifest import Room
+    from streamspec.bundle.manifest import SwappableCapacity
 
-    return manifest(method="lora", streams=None, trees=None, swappable=Room((1,), 5, True, True, True, True))
+    return manifest(
+        method="lora", streams=None, trees=None, swappable=SwappableCapacity((1,), 5, True, True, True, True)
+    )
 
 
 def run_swappable(data: bytes, folder: Path) -> object:
@@ -210,7 +212,7 @@ def _conversation(folder: Path) -> tuple[Any, list[bytes]]:
     rows = np.zeros((2, 2, 1, 1, 3, 8), np.float32)
     out = []
     for messages in ([], [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]):
-        saved.write(folder / "good", saved.Saved([1, 2, 3], rows, messages), about)
+        saved.write(folder / "good", saved.SavedSession([1, 2, 3], rows, messages), about)
         out.append((folder / "good").read_bytes())
     return about, out
 

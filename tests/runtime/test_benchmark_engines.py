@@ -18,8 +18,8 @@ from streamspec.adapters.drafters.streams import StreamConfig
 from streamspec.adapters.training.losses import draft_losses, pick_rows
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
-from streamspec.runtime.decoding.loop import Decoder, Plan
-from streamspec.runtime.decoding.model_runner import Verified
+from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.model_runner import StepResult
 from tests.support.tiny_models import tiny_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -34,7 +34,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def written(decoder: Decoder, prompt: list[int]) -> list[int]:
+def written(decoder: SpeculativeDecoder, prompt: list[int]) -> list[int]:
     return [token for done in decoder.run(prompt) for token in done.tokens]
 
 
@@ -52,10 +52,10 @@ def test_two_models_write_what_the_target_writes(
         small.engine, "verify", lambda tokens, *rest, **named: fed.append(len(tokens)) or verify(tokens, *rest, **named)
     )
     for prompt in map(target.encode, PROMPTS):
-        plain, _, calls = decode(target.engine, prompt, Plan(30))
+        plain, _, calls = decode(target.engine, prompt, DecodingConfig(30))
         assert calls == 29  # the first token is the prompt's
         engine = TwoModelEngine(target.engine, small.engine, gamma)
-        drafted, _, calls = decode(engine, prompt, Plan(30, rows=gamma + 1, ngram=False))
+        drafted, _, calls = decode(engine, prompt, DecodingConfig(30, rows=gamma + 1, ngram=False))
         assert drafted == plain
         steps, tokens = steps + calls, tokens + len(plain) - 1
     assert tokens > 1.5 * steps  # a draft model so close to the target is often right
@@ -70,7 +70,8 @@ def test_every_tree_writes_what_plain_decoding_writes(bundles: Bundles, scripts:
     steps = tokens = 0
     for prompt in map(session.encode, PROMPTS):
         decoders = [
-            decoder_of(name, session.engine, Plan(40, ngram=False), session.manifest.trees) for name in ("plain", tree)
+            decoder_of(name, session.engine, DecodingConfig(40, ngram=False), session.manifest.trees)
+            for name in ("plain", tree)
         ]
         plain, drafted = (written(decoder, prompt) for decoder in decoders)
         assert drafted == plain
@@ -89,7 +90,8 @@ def test_typical_acceptance_is_exact_where_nothing_is_typical_and_lossy_where_al
         engine, tokens, steps, same = TypicalEngine(session.engine, epsilon, delta, 0.7), 0, 0, []
         for prompt in map(session.encode, PROMPTS):
             plain, drafted = (
-                Decoder(e, Plan(30, rows=rows, ngram=False)) for e, rows in ((session.engine, 1), (engine, 8))
+                SpeculativeDecoder(e, DecodingConfig(30, rows=rows, ngram=False))
+                for e, rows in ((session.engine, 1), (engine, 8))
             )
             same.append(written(plain, prompt) == written(drafted, prompt))
             tokens, steps = tokens + drafted.stats.step_tokens, steps + drafted.stats.steps
@@ -141,8 +143,8 @@ def test_of_typical_paths_the_longest_is_taken(scripts: Any) -> None:
         def forward(self, *_: Any) -> np.ndarray:
             return np.log(chances)
 
-        def prefill(self, path: list[int], draft: bool) -> Verified:
-            return Verified(np.array([5]), 0)
+        def prefill(self, path: list[int], draft: bool) -> StepResult:
+            return StepResult(np.array([5]), 0)
 
     found = TypicalEngine(Fixed(), 0.3, 1e9, 1.0).verify(tokens, tree, draft=True)  # type: ignore[arg-type]
     assert found.accepted == 3 and found.choices[[0, 2, 3]].tolist() == [2, 3, 5]

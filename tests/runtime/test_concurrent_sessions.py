@@ -358,7 +358,7 @@ def test_rows_and_tokens_that_no_model_makes_are_refused(bundles: Bundles, tmp_p
         ([64] * len(tokens), rows),
         ([-1] * len(tokens), rows),
     ):
-        saved.write(tmp_path / "talk", saved.Saved(bad_tokens, bad_rows, []), session.manifest)
+        saved.write(tmp_path / "talk", saved.SavedSession(bad_tokens, bad_rows, []), session.manifest)
         with pytest.raises(ConversationError, match="no model makes"):
             session.restore(tmp_path / "talk")
     session.messages = [{"role": "user", "content": {1, 2}}]

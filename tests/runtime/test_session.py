@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle.manifest import BaseInfo, Manifest, ModelInfo, StreamsInfo, TreesInfo
+from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest, ModelInfo
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Chunk, Session
@@ -22,8 +22,8 @@ MANIFEST = Manifest(
     precision="fp32",
     model=ModelInfo(2, 1, 8, 257, 8, 64, (EOS,), None),
     prompt_format=PromptFormat("raw", ":"),
-    streams=StreamsInfo(3, 1, 3),
-    trees=TreesInfo(((0, 0, 1.0),), 1),
+    streams=DrafterInfo(3, 1, 3),
+    trees=DraftTreeInfo(((0, 0, 1.0),), 1),
 )
 
 

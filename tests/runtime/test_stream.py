@@ -87,7 +87,7 @@ def test_progress_of_the_prompt_is_told() -> None:
     assert told == [(7, 7)]
 
 
-class Odd(Exception):
+class MalformedGraph(Exception):
     pass
 
 
@@ -95,17 +95,17 @@ def test_an_error_in_the_stream_reaches_its_reader_and_frees_the_session() -> No
     session = saying(TEXT)
 
     def fail() -> None:
-        raise Odd
+        raise MalformedGraph
 
     engine = toy(session)
     engine.on_call = lambda: fail() if len(engine.calls) == 2 else None
     running = session.stream("p").start()
     read = []
-    with pytest.raises(Odd):
+    with pytest.raises(MalformedGraph):
         for chunk in running:
             read.append(chunk.text)
     assert "".join(read) == "abcde"  # all that came before
-    with pytest.raises(Odd):
+    with pytest.raises(MalformedGraph):
         running.result(5)
     engine.on_call = lambda: None
     assert session.generate("p", max_new_tokens=2).text == "ab"
@@ -142,9 +142,9 @@ def test_an_error_of_the_notified_is_no_hidden_one() -> None:
     session = slow()
 
     def notify() -> None:
-        raise Odd
+        raise MalformedGraph
 
-    with pytest.raises(Odd):
+    with pytest.raises(MalformedGraph):
         session.stream("p").start(notify).result(5)
     assert session.generate("p", max_new_tokens=2).text == "ab"
 

@@ -16,7 +16,7 @@ import pytest
 from streamspec.export import export_swappable
 from streamspec.runtime import load
 from streamspec.serve import Limits
-from streamspec.serve.responses import Answer
+from streamspec.serve.responses import ResponseBuilder
 from tests.serve.conftest import TOKEN, Running, until, user
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 
@@ -79,8 +79,8 @@ def visit(browser: Any) -> Iterator[Open]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Every chunk that a server has sent."""
     chunks: list[dict[str, Any]] = []
-    push = Answer.push
-    monkeypatch.setattr(Answer, "push", lambda self, chunk: chunks.append(push(self, chunk)) or chunks[-1])
+    push = ResponseBuilder.push
+    monkeypatch.setattr(ResponseBuilder, "push", lambda self, chunk: chunks.append(push(self, chunk)) or chunks[-1])
     return chunks
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamspec.serve.limits import Limits
-from streamspec.serve.pool import Job, Pool, Slot
+from streamspec.serve.pool import Pool, QueuedRequest, Slot
 from tests.support.fake_serve_session import FakeSession, Shared
 
 SHARED = Shared()
@@ -22,7 +22,7 @@ def session(tokens: str, adapter: str | None = None) -> Any:
 def choose(slots: list[Slot], prompt: str, adapter: str | None = None) -> int:
     pool = Pool(session(""), Limits(sessions=len(slots)))
     pool.slots = slots
-    slot = pool._choose(Job(pool, adapter, lambda session: prompt, {}, list(prompt.encode())))
+    slot = pool._choose(QueuedRequest(pool, adapter, lambda session: prompt, {}, list(prompt.encode())))
     return slots.index(slot)
 
 

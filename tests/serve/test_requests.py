@@ -12,18 +12,18 @@ import pytest
 from streamspec.errors import ConfigError
 from streamspec.serve.errors import ApiError
 from streamspec.serve.limits import Limits
-from streamspec.serve.requests import ONLY, Wish, read_chat, read_completion
+from streamspec.serve.requests import ONLY, ParsedRequest, read_chat, read_completion
 
 LIMITS = Limits(max_tokens=500, default_tokens=50, messages=3, text=100, grammar=200)
 
 
-def chat(**fields: Any) -> Wish:
+def chat(**fields: Any) -> ParsedRequest:
     return read_chat(
         json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields).encode(), LIMITS
     )
 
 
-def completion(**fields: Any) -> Wish:
+def completion(**fields: Any) -> ParsedRequest:
     return read_completion(json.dumps({"model": "m", "prompt": "hi"} | fields).encode(), LIMITS)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.decoding.speculation_controller import DEPOSIT, FRESH_START, PAYBACK, Governor
+from streamspec.runtime.decoding.speculation_controller import DEPOSIT, FRESH_START, PAYBACK, SpeculationController
 
 Text = Callable[[int, np.random.Generator], int]  # (tokens so far, dice) -> tokens a verification step commits there
 
@@ -19,7 +19,7 @@ def clock(
 ) -> float:
     """Time in plain steps, plain decoding's being answers * length. `believed`: what the calibration says, and steps
     are timed then, with an error of `noise` and ten times that in one step of twenty."""
-    governor, dice, time = Governor(), np.random.default_rng(seed), 0.0
+    governor, dice, time = SpeculationController(), np.random.default_rng(seed), 0.0
 
     def timed(true: float) -> float | None:
         late = noise * (10 if dice.random() < 0.05 else 1)
@@ -78,7 +78,7 @@ def test_good_texts_keep_nearly_all_of_their_gain(cost: float, skill: float) -> 
 
 @pytest.mark.parametrize(("cost", "patience"), [(2.0, 400), (4.0, 800), (6.0, 1000)])
 def test_a_text_that_turns_good_is_noticed(cost: float, patience: int) -> None:
-    governor = Governor()
+    governor = SpeculationController()
     while governor.on:
         governor.step(1, cost)
     waited = 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streamspec.runtime.decoding.stats import Stats
-from streamspec.runtime.hardware.providers import Chosen
+from streamspec.runtime.hardware.providers import ProviderChoice
 
 VOCAB, EOS = 50, 0
 
@@ -53,7 +53,7 @@ class FakeSession:
     pruning: Any = None
     learnt: Any = None
     speculation: str = "on"
-    provider: Chosen = field(default_factory=lambda: Chosen("cpu"))
+    provider: ProviderChoice = field(default_factory=lambda: ProviderChoice("cpu"))
     calls: list[bool] = field(default_factory=list)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object(), static=None))
 

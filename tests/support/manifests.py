@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamspec.bundle.manifest import BaseInfo, Manifest, ModelInfo, ProbeInfo, StreamsInfo, TreesInfo
+from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest, ModelInfo, ProbeInfo
 from streamspec.prompt.prompt_format import PromptFormat
 
 
@@ -16,8 +16,8 @@ def manifest(**changes: Any) -> Manifest:
         "precision": "int8",
         "model": ModelInfo(2, 1, 8, 257, 16, 128, (0,), 1),
         "prompt_format": PromptFormat("raw", "\n"),
-        "streams": StreamsInfo(2, 1, 5),
-        "trees": TreesInfo(((0, 0, 1.0), (0, 0, 0.75), (1, 0, 0.5), (0, 4, 0.125)), 3),
+        "streams": DrafterInfo(2, 1, 5),
+        "trees": DraftTreeInfo(((0, 0, 1.0), (0, 0, 0.75), (1, 0, 0.5), (0, 4, 0.125)), 3),
         "probe": ProbeInfo((1, 2, 3), (2, 3, 4), (1.5, 2.5, -3.0)),
         "recipe": "staged",
         "drafter": "streaming",

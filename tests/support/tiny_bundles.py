@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import resolve_base
-from streamspec.adapters.drafters.draft_layer import JakiroConfig, JakiroModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
 from streamspec.export import Target, export_bundle
 from streamspec.export.target import PLAIN_CPU
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
@@ -118,12 +118,12 @@ def draft_layer(folder: Path, base: Path, method: str) -> Path:
     adapter = tiny_adapter(folder, base)
     torch.manual_seed(0)
     shape = (
-        JakiroConfig(GAMMA, 1, 1, False, False)
+        DraftLayerConfig(GAMMA, 1, 1, False, False)
         if method == "eagle"
-        else JakiroConfig(GAMMA, two_lists=method == "lists")
+        else DraftLayerConfig(GAMMA, two_lists=method == "lists")
     )
     method = "eagle" if method == "eagle" else "jakiro"
-    layer = JakiroModel(AutoModelForCausalLM.from_pretrained(base), shape)
+    layer = DraftLayerModel(AutoModelForCausalLM.from_pretrained(base), shape)
     config = json.loads((adapter / "streamspec_config.json").read_text())
     config |= {"method": method, "recipe": "staged", "streams": layer.described() | {"draft_vocab": None}}
     (adapter / "streamspec_config.json").write_text(json.dumps(config))

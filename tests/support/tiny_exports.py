@@ -19,14 +19,14 @@ from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.base import DraftSpec
 from streamspec.export.drafters.medusa import MedusaSpec
 from streamspec.export.drafters.streams import StreamSpec
-from streamspec.export.graphs.static_step_graph import StaticGraph, fitting
+from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
 from streamspec.export.graphs.step_graph import StepGraph
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.early_exit import PruningSpec
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.precisions import precision
 from streamspec.export.quantization.static_precisions import static_precision
-from streamspec.export.validate.graph_runner import StaticStepper, Stepper, open_session, stepper
+from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, open_session, stepper
 from streamspec.export.validate.parity import PASSAGE
 from streamspec.export.weights.load_weights import ModelSource
 
@@ -174,7 +174,7 @@ class Built:
     path: Path
     session: Any
 
-    def stepper(self, capacity: int = 64) -> Stepper | StaticStepper:
+    def stepper(self, capacity: int = 64) -> GraphRunner | StaticGraphRunner:
         return stepper(self.session, capacity)
 
 
@@ -209,7 +209,7 @@ def build_static(
     spec = describe(model)
     drafter = fitting(tiny_streams(spec)) if streams is True else (streams or None)
     candidates = 10 if drafter is None or drafter.draft_vocab is None else min(10, len(drafter.draft_vocab))
-    graph = StaticGraph(
+    graph = StaticStepGraph(
         spec, source or ModelSource(model, spec), static_precision(kind), 10, 64, drafter, candidates, mode
     )
     onnx.save(graph.build(WeightStore(folder / "model.onnx.data")), folder / "model.onnx")

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
-from streamspec.runtime.decoding.draft_tree_search import PlaceGuesses
-from streamspec.runtime.decoding.model_runner import Cancelled, Pruning, Verified
+from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
+from streamspec.runtime.decoding.model_runner import Cancelled, Pruning, StepResult
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
-from streamspec.runtime.decoding.speculation_controller import Governor
+from streamspec.runtime.decoding.speculation_controller import SpeculationController
 from streamspec.runtime.engine.runner import shared_prefix
 
 Rule = Callable[[Sequence[int]], int]
@@ -90,14 +90,14 @@ class ToyEngine:
         draft: bool,
         progress: Callable[[int], None] | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         self._begin(len(ids), draft)
         assert self.length + len(ids) + (self.gamma if draft else 0) <= self.context_length
         self.cache += ids
         if progress is not None:
             progress(len(ids))
         root = self._choose(self.cache, allowed, 0)
-        return Verified(
+        return StepResult(
             np.array([root]),
             0 if draft else None,
             self._draft(self.cache, root) if draft else None,
@@ -112,7 +112,7 @@ class ToyEngine:
         pruning: Pruning | None = None,
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
-    ) -> Verified:
+    ) -> StepResult:
         """Where rows may be pruned, a fair coin decides. Of what is `allowed` the first from the rule's token on is
         chosen.
         """
@@ -128,7 +128,7 @@ class ToyEngine:
                     choices[node] = -1
         self._rows = ids, tree
         if not draft:
-            return Verified(choices, logits=self._logits(contexts))
+            return StepResult(choices, logits=self._logits(contexts))
         node = max(
             (
                 n
@@ -137,7 +137,7 @@ class ToyEngine:
             ),
             key=lambda n: (tree.depths[n], -n),
         )
-        return Verified(choices, node, self._draft(contexts[node], int(choices[node])), self._logits(contexts))
+        return StepResult(choices, node, self._draft(contexts[node], int(choices[node])), self._logits(contexts))
 
     def keep(self, path: Sequence[int]) -> None:
         self.cache += [self._rows[0][i] for i in path]
@@ -161,7 +161,7 @@ class ToyEngine:
             raise Cancelled
         self.calls.append((rows, draft))
 
-    def _draft(self, context: list[int], root: int) -> PlaceGuesses:
+    def _draft(self, context: list[int], root: int) -> IndependentProposal:
         ahead, out = [*context, root], np.empty((self.gamma, self.width), np.int64)
         for j in range(self.gamma):
             ahead.append(self.rule(ahead))
@@ -169,10 +169,10 @@ class ToyEngine:
             if self.random.random() < self.skill and ahead[-1] not in out[j]:
                 out[j, self.random.integers(self.width)] = ahead[-1]
         chances = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
-        return PlaceGuesses(out, np.log(chances))
+        return IndependentProposal(out, np.log(chances))
 
 
-class Untimed(Governor):
+class Untimed(SpeculationController):
     """Believes in the costs it is given: a toy's own times say nothing."""
 
     def step(self, committed: int, cost: float | None, seconds: float | None = None) -> None:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from streamspec.adapters.drafters.base import DraftRows
-from streamspec.adapters.drafters.draft_layer import Experts, JakiroConfig, JakiroModel, fit_start
+from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel, Experts, fit_start
 from streamspec.adapters.drafters.streams import unit_rms
 from streamspec.adapters.training.acceptance_eval import layer_statistics
 from streamspec.adapters.training.data import TokenRow
-from streamspec.adapters.training.hidden_state_cache import RememberedPass
+from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.losses import jakiro_losses, pick_passes, pick_rows
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import tiny_model
@@ -25,9 +25,9 @@ GAMMA = 4
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def jakiro(family: str = "llama", **shape: object) -> JakiroModel:
+def jakiro(family: str = "llama", **shape: object) -> DraftLayerModel:
     torch.manual_seed(0)
-    model = JakiroModel(tiny_model(family), JakiroConfig(GAMMA, **shape)).eval()  # type: ignore[arg-type]
+    model = DraftLayerModel(tiny_model(family), DraftLayerConfig(GAMMA, **shape)).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for name, parameter in model.drafter_tensors().items():
             if "norm" not in name:
@@ -35,7 +35,7 @@ def jakiro(family: str = "llama", **shape: object) -> JakiroModel:
     return model
 
 
-def one_by_one(model: JakiroModel, ids: Tensor, t: int, following: list[int]) -> list[Tensor]:
+def one_by_one(model: DraftLayerModel, ids: Tensor, t: int, following: list[int]) -> list[Tensor]:
     """States for every place behind row `t`: the layer over rows 0..t, then one row for each token that it drafted."""
     with torch.no_grad():
         entry = model.main_pass(ids[None], torch.ones(1, len(ids))).entry[0]
@@ -316,7 +316,7 @@ def test_states_of_layers_that_are_not_there_are_refused(taps: tuple[int, ...]) 
 @torch.no_grad()
 def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     torch.manual_seed(0)
-    model = JakiroModel(tiny_model("llama"), JakiroConfig(GAMMA, **shape)).eval()
+    model = DraftLayerModel(tiny_model("llama"), DraftLayerConfig(GAMMA, **shape)).eval()
     ids = torch.randint(3, 60, (48, 12))
     mask = torch.ones_like(ids)
     mask[::2, 9:] = 0
@@ -338,8 +338,8 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     assert bool((losses()["places"] < before).all()) and bool(losses()["last"] < last)
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from
     assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last place
-    alone = JakiroModel(
-        tiny_model("llama"), JakiroConfig(1, 1, 1, False, False, prefix_attention=True, own_heads=True)
+    alone = DraftLayerModel(
+        tiny_model("llama"), DraftLayerConfig(1, 1, 1, False, False, prefix_attention=True, own_heads=True)
     ).eval()
     assert fit_start(alone, [(ids[:24], mask[:24])]) < 0.9 and not alone.heads
 
@@ -348,12 +348,12 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
 def test_a_text_that_comes_again_is_not_passed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = jakiro(taps=(2, 1))
     expected, passed = model.main_pass(IDS, MASK), []
-    main_pass = JakiroModel.main_pass
+    main_pass = DraftLayerModel.main_pass
     monkeypatch.setattr(
-        JakiroModel, "main_pass", lambda self, ids, mask: passed.append(ids.shape) or main_pass(self, ids, mask)
+        DraftLayerModel, "main_pass", lambda self, ids, mask: passed.append(ids.shape) or main_pass(self, ids, mask)
     )
-    assert RememberedPass.serves(model)
-    remembered = RememberedPass(model)
+    assert HiddenStateCache.serves(model)
+    remembered = HiddenStateCache(model)
     for rows in ([0, 1], [1, 0], [1]):
         found = remembered(IDS[rows], MASK[rows])
         for part in ("entry", "final"):
@@ -361,7 +361,7 @@ def test_a_text_that_comes_again_is_not_passed_again(monkeypatch: pytest.MonkeyP
                 length = int(MASK[row].sum())
                 torch.testing.assert_close(getattr(found, part)[i, :length], getattr(expected, part)[row, :length])
     assert passed == [(1, 8), (1, 5)]
-    small = RememberedPass(model, most_bytes=5 * 3 * 32 * 4)  # room for the shorter text alone
+    small = HiddenStateCache(model, most_bytes=5 * 3 * 32 * 4)  # room for the shorter text alone
     for _ in range(2):
         small(IDS, MASK)
     assert passed[2:] == [(1, 8), (1, 5), (1, 8)]

@@ -10,7 +10,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from streamspec.adapters.base_models.hf_decoder import Decoder
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.base import IGNORE, DraftRows, MainPass
 from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel, fit_start, stream_mask, unit_rms
 from streamspec.adapters.training.losses import draft_losses, lookup_table, pick_rows
@@ -51,7 +51,7 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
     """Streams of row t of one unpadded sequence, stream after stream. The cache holds main rows 0..t and nothing
     later.
     """
-    model, decoder = streams.model, Decoder(streams.model)
+    model, decoder = streams.model, HFDecoder(streams.model)
     entry: list[torch.Tensor] = []
     hook = decoder.layers[streams.first].register_forward_pre_hook(
         lambda _, args, kwargs: entry.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
@@ -115,7 +115,7 @@ def test_main_rows_are_bit_for_bit_those_of_the_plain_model_with_a_stream_lora_a
     model = tiny_model(family)
     with torch.no_grad():
         before = model(input_ids=IDS, attention_mask=MASK).logits
-    decoder = Decoder(model)
+    decoder = HFDecoder(model)
     stack = next(n for n, m in model.named_modules() if m is decoder.layers)
     names = [f"{stack}.{n}" for n in decoder.linear_names(2)]
     inject_adapter_in_model(
@@ -247,7 +247,7 @@ def test_out_of_range_ns_and_unknown_family_are_refused_by_name() -> None:
     model = tiny_model("llama")
     model.config.model_type = "mamba"
     with pytest.raises(BaseModelError, match="mamba.*llama.*gpt2"):
-        Decoder(model)
+        HFDecoder(model)
 
 
 @pytest.mark.parametrize("root_token", [True, False])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from streamspec.adapters.training import self_distillation as regenerate_module
-from streamspec.adapters.training.self_distillation import AnswerFile, drawn, regenerate
+from streamspec.adapters.training.self_distillation import CompletionFile, drawn, regenerate
 from streamspec.errors import DataError
 from tests.support.tiny_models import tiny_model
 
@@ -27,7 +27,7 @@ def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path
     model = tiny_model(family, seed=3)
     eos = 17
     answered = regenerate(
-        model, PROMPTS, eos, AnswerFile(tmp_path / "answers", MADE_BY), max_new_tokens=20, batch_size=4
+        model, PROMPTS, eos, CompletionFile(tmp_path / "answers", MADE_BY), max_new_tokens=20, batch_size=4
     )
     assert [prompt for prompt, _ in answered] == PROMPTS
     for prompt, answer in answered:
@@ -39,7 +39,13 @@ def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path
 
 def run(path: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> list[tuple[list[int], list[int]]]:
     return regenerate(
-        tiny_model("llama", seed=3), prompts, 17, AnswerFile(path, MADE_BY), max_new_tokens=8, batch_size=2, **options
+        tiny_model("llama", seed=3),
+        prompts,
+        17,
+        CompletionFile(path, MADE_BY),
+        max_new_tokens=8,
+        batch_size=2,
+        **options,
     )
 
 
@@ -96,6 +102,6 @@ def test_without_time_only_what_is_there_comes_back(tmp_path: Path) -> None:
 
 
 def test_answers_of_another_target_are_refused(tmp_path: Path) -> None:
-    AnswerFile(tmp_path / "answers.jsonl", {"target": "other"})
+    CompletionFile(tmp_path / "answers.jsonl", {"target": "other"})
     with pytest.raises(DataError, match="answers of .*other.* expected .*tiny"):
-        AnswerFile(tmp_path / "answers.jsonl", MADE_BY)
+        CompletionFile(tmp_path / "answers.jsonl", MADE_BY)

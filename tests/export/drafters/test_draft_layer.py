@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from streamspec import model_families as families
-from streamspec.adapters.drafters.draft_layer import JakiroConfig, JakiroModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
 from streamspec.draft_tree import DraftTree
-from streamspec.export.drafters.draft_layer import JakiroSpec
-from streamspec.export.validate.reference import LayerOracle
+from streamspec.export.drafters.draft_layer import DraftLayerSpec
+from streamspec.export.validate.reference import ReferenceDraftLayer
 from tests.support.tiny_exports import FAMILIES, VOCAB, build, tiny_model
 
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
@@ -45,19 +45,19 @@ SHAPES = [
 ]
 
 
-def trained(family: str, **shape: object) -> JakiroModel:
+def trained(family: str, **shape: object) -> DraftLayerModel:
     torch.manual_seed(1)
-    model = JakiroModel(tiny_model(family), JakiroConfig(**{"gamma": GAMMA} | shape)).eval()  # type: ignore[arg-type]
+    model = DraftLayerModel(tiny_model(family), DraftLayerConfig(**{"gamma": GAMMA} | shape)).eval()  # type: ignore[arg-type]
     with torch.no_grad():
         for parameter in model.drafter_tensors().values():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
 
 
-def spec_of(model: JakiroModel, draft_vocab: np.ndarray | None = None) -> JakiroSpec:
+def spec_of(model: DraftLayerModel, draft_vocab: np.ndarray | None = None) -> DraftLayerSpec:
     shape = model.config
     tensors = {name: value.detach().numpy() for name, value in model.drafter_tensors().items()}
-    return JakiroSpec(
+    return DraftLayerSpec(
         gamma=shape.gamma,
         taps=shape.taps,
         active=shape.active,
@@ -71,7 +71,7 @@ def spec_of(model: JakiroModel, draft_vocab: np.ndarray | None = None) -> Jakiro
     )
 
 
-def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:
+def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:
     """A prompt, then a tree whose right path stops at its second node: levels behind that node."""
     built = build(folder, model.model, spec_of(model, draft_vocab))
     candidates, stepper = min(10, VOCAB if draft_vocab is None else len(draft_vocab)), built.stepper()
@@ -87,7 +87,7 @@ def check(model: JakiroModel, folder: Path, draft_vocab: np.ndarray | None = Non
     assert int(out["accepted_node"][0]) == 2
     assert len(out["candidates"]) == len(out["origins"]) == sum(built.streams.levels)
     offered = np.arange(VOCAB) if draft_vocab is None else draft_vocab
-    rows = LayerOracle(built.model, built.streams).guesses(np.array(ids[:-1]), after, out)
+    rows = ReferenceDraftLayer(built.model, built.streams).guesses(np.array(ids[:-1]), after, out)
     paths, start = np.zeros(1), 0
     for count in built.streams.levels:
         chances = np.empty((count, candidates))

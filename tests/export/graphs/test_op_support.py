@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from streamspec.export.graphs.static_step_graph import StaticGraph
+from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.static_precisions import static_precision
@@ -111,7 +111,7 @@ def graphs(folder: Path) -> dict[str, onnx.ModelProto]:
             }
         for name, drafter in drafters.items():
             for kind in OPSETS:
-                graph = StaticGraph(
+                graph = StaticStepGraph(
                     spec,
                     ModelSource(tiny_model(family), spec),
                     static_precision(kind),

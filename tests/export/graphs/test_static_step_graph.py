@@ -15,7 +15,7 @@ from streamspec.bundle.manifest import CHOICE, StaticInfo, verify_files
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle
-from streamspec.export.graphs.static_step_graph import StaticGraph
+from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Array, WeightStore, tensor
 from streamspec.export.ops.static_scope import LOWERED, StaticScope
@@ -179,7 +179,7 @@ def test_standard_operators_and_fixed_shapes_alone(family: str, tmp_path: Path) 
     model = tiny_model(family)
     spec = describe(model)
     for kind, opset in (("fp32", 19), ("fp16", 19), ("int8", 19), ("int4", 21)):
-        graph = StaticGraph(
+        graph = StaticStepGraph(
             spec, ModelSource(model, spec), static_precision(kind), 10, 64, tiny_streams(spec, bigram=4), 10
         )
         written = graph.build(WeightStore(tmp_path / "weights"))

@@ -14,7 +14,7 @@ from streamspec.errors import BaseModelError
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.layers.sampling import SCALARS
 from streamspec.export.validate.parity import sample_tree
-from streamspec.export.validate.reference import Oracle, tree_rows
+from streamspec.export.validate.reference import ReferenceModel, tree_rows
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(1)
@@ -34,7 +34,7 @@ def off(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 def check_against_oracle(built: Built) -> None:
     """Prompt rows, tree rows, and streams beside the prompt's last row and beside a node."""
-    oracle = Oracle(built.model, built.streams)
+    oracle = ReferenceModel(built.model, built.streams)
     tokens, positions, sees = tree_rows(CONTEXT, DRAFT, TREE)
     truth = oracle.states(tokens, positions, sees)
     logits = oracle.logits(truth)
@@ -63,7 +63,7 @@ def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
 def test_oracle_agrees_with_hugging_face(family: str) -> None:
     model = tiny_model(family)
     expected = model(torch.as_tensor(CONTEXT)[None]).logits[0].numpy()
-    oracle = Oracle(model)
+    oracle = ReferenceModel(model)
     ours = oracle.logits(oracle.states(CONTEXT, np.arange(len(CONTEXT)), np.tri(len(CONTEXT), dtype=bool)))
     assert off(ours, expected) < 1e-5
 
@@ -123,7 +123,7 @@ def test_medusa_heads_agree_with_pytorch(own: bool, trimmed: bool, tmp_path: Pat
     model = tiny_model()
     vocabulary = RNG.permutation(VOCAB)[:30] if trimmed else None
     built = build(tmp_path, model, tiny_heads(describe(model), own=own, draft_vocab=vocabulary))
-    oracle = Oracle(model, built.streams)
+    oracle = ReferenceModel(model, built.streams)
     tokens, positions, sees = tree_rows(CONTEXT, DRAFT, TREE)
     truth = oracle.states(tokens, positions, sees)
     stepper = built.stepper()
@@ -148,7 +148,7 @@ def test_trimmed_head_proposes_only_its_tokens(tmp_path: Path) -> None:
     built = build(tmp_path, model, tiny_streams(describe(model), draft_vocab=vocabulary))
     out = built.stepper().prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1)
     assert out["candidates"].shape == (3, 7)
-    oracle = Oracle(model, built.streams)
+    oracle = ReferenceModel(model, built.streams)
     n = len(CONTEXT)
     truth = oracle.states(CONTEXT, np.arange(n), np.tri(n, dtype=bool))
     expected = oracle.draft_logits(truth, np.arange(n), np.tri(n, dtype=bool), n - 1, int(out["choices"][-1])).numpy()
@@ -228,9 +228,9 @@ def test_without_stream_rows_no_stream_node_runs(tmp_path: Path) -> None:
     options = ort.SessionOptions()
     options.enable_profiling, options.log_severity_level = True, 3
     options.profile_file_prefix = str(tmp_path / "profile")
-    from streamspec.export.validate.graph_runner import Stepper
+    from streamspec.export.validate.graph_runner import GraphRunner
 
-    stepper = Stepper(
+    stepper = GraphRunner(
         ort.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"]), 32
     )
     stepper.prefill(CONTEXT, forced_node=len(CONTEXT) - 1)

@@ -13,7 +13,7 @@ import torch
 from streamspec.draft_tree import DraftTree
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.parity import sample_tree
-from streamspec.export.validate.reference import Oracle, tree_rows
+from streamspec.export.validate.reference import ReferenceModel, tree_rows
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(2)
@@ -50,7 +50,7 @@ def run(
 
 def chances(built: Built) -> np.ndarray:
     """The slow way: scores of the nodes, from the definition."""
-    oracle = Oracle(built.model, built.streams)
+    oracle = ReferenceModel(built.model, built.streams)
     entry = oracle.states(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
     unit = entry / np.sqrt((entry**2).mean(1, keepdims=True))
     spec = built.streams.pruning

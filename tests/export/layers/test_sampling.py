@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto
 from transformers.generation import logits_process as hf
 
-from streamspec.export.layers.sampling import Chooser
+from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 
 GRID = 4096  # uniform numbers per distribution: a frequency may be off by 1 / GRID
@@ -22,7 +22,7 @@ SCALE = 0.25  # of every row: logits come without it
 
 def session(vocab: int, folder: Path) -> Any:
     store = WeightStore(folder / "w.data")
-    g, chooser = Scope(store), Chooser(vocab)
+    g, chooser = Scope(store), TokenSampler(vocab)
     chooser.add(g, "logits", "scale", "tokens", "mask", out="choices")
     inputs = [
         tensor("logits", TensorProto.FLOAT, ["r", vocab]),

@@ -12,8 +12,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.reference import Oracle
-from streamspec.export.weights.lazy_weights import LazyRows
+from streamspec.export.validate.reference import ReferenceModel
+from streamspec.export.weights.lazy_weights import LazyMatrix
 from streamspec.export.weights.load_weights import ModelSource
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_model
 
@@ -48,7 +48,7 @@ def test_layer_by_layer_is_as_the_whole_in_float32(family: str, lora: dict[str, 
         loaded(tmp_path / "base", adapter, "auto", False),
     )
     expected = whole(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
-    oracle = Oracle(resting)
+    oracle = ReferenceModel(resting)
     ours = oracle.logits(oracle.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
     assert np.abs(ours - expected).max() < 1e-5 * np.abs(expected).max()
     spec, merged = describe(whole), ModelSource(whole, describe(whole))
@@ -63,7 +63,7 @@ def test_layer_by_layer_is_as_the_whole_in_float32(family: str, lora: dict[str, 
 
 def test_rows_of_a_table_come_out_in_float32() -> None:
     table = torch.randn(20, 6).bfloat16()
-    rows = LazyRows(table)
+    rows = LazyMatrix(table)
     assert rows.shape == (20, 6) and rows[2:5].dtype == np.float32
     np.testing.assert_array_equal(np.asarray(rows), table.float().numpy())
     np.testing.assert_array_equal(rows[np.array([7, 0])], table[[7, 0]].float().numpy())
@@ -72,5 +72,5 @@ def test_rows_of_a_table_come_out_in_float32() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_in_float32_is_not_copied(family: str) -> None:
     model = tiny_model(family)
-    decoder = Oracle(model).decoder
+    decoder = ReferenceModel(model).decoder
     assert decoder.layer(0) is decoder.layers[0]

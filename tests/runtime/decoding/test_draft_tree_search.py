@@ -14,13 +14,13 @@ from streamspec.runtime.decoding.draft_tree_search import (
     MOST_ROWS,
     SHARPNESS,
     Draft,
-    Experience,
-    GrownGuesses,
-    PlaceGuesses,
+    DraftCalibration,
+    IndependentProposal,
+    TreeProposal,
     draft,
 )
-from streamspec.runtime.decoding.loop import Plan
-from streamspec.runtime.decoding.ngram import CONTINUATION, LONGEST, MEASURED, Continuation, NgramIndex
+from streamspec.runtime.decoding.loop import DecodingConfig
+from streamspec.runtime.decoding.ngram import CONTINUATION, LONGEST, MEASURED, NgramIndex, NgramMatch
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import ToyEngine, Untimed, scripted, varied
 
@@ -46,16 +46,16 @@ def test_find_equals_its_definition(text: list[int]) -> None:
     assert found is None
 
 
-def sure(tokens: tuple[int, ...], chance: float, match: int = 3) -> Continuation:
-    return Continuation(tokens, match, dict.fromkeys(("differs", "agrees", "alone"), chance))
+def sure(tokens: tuple[int, ...], chance: float, match: int = 3) -> NgramMatch:
+    return NgramMatch(tokens, match, dict.fromkeys(("differs", "agrees", "alone"), chance))
 
 
 def test_the_rates_follow_what_came() -> None:
     index = index_of([1, 2, 3, 1, 2])
-    experience = Experience(index.rates)
+    experience = DraftCalibration(index.rates)
     first = index.find()
     assert first is not None and first.match == 2 and first.tokens == (3, 1, 2)
-    guesses = PlaceGuesses(np.array([[3], [4]]), np.zeros((2, 1)))
+    guesses = IndependentProposal(np.array([[3], [4]]), np.zeros((2, 1)))
     for _ in range(300):
         experience.observe(guesses, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
     later = index.find(limit=1)
@@ -69,17 +69,17 @@ def test_the_rates_follow_what_came() -> None:
 @pytest.mark.parametrize("boast", [0.7, 1.0, 3.0])
 def test_the_streams_are_believed_as_far_as_what_came_bears_them_out(boast: float) -> None:
     random = np.random.default_rng(0)
-    experience, late = Experience(), []
+    experience, late = DraftCalibration(), []
     for step in range(4000):
         chances = random.dirichlet(np.full(6, 0.3), 2)
-        guesses = PlaceGuesses(np.array([range(6), range(6)]), boast * np.log(chances + 1e-9))
+        guesses = IndependentProposal(np.array([range(6), range(6)]), boast * np.log(chances + 1e-9))
         experience.observe(guesses, None, [random.choice(6, p=row) for row in chances])
         late += [experience.sharpness] if step >= 2000 else []
     assert np.mean(late) == pytest.approx(1 / boast, rel=0.1)
 
 
 def test_tokens_that_no_stream_guesses_make_them_less_believed_but_not_without_end() -> None:
-    experience = Experience()
+    experience = DraftCalibration()
     for _ in range(3000):
         experience.observe(GUESSES, None, [99, 99])
     assert experience.sharpness == LEAST
@@ -88,8 +88,8 @@ def test_tokens_that_no_stream_guesses_make_them_less_believed_but_not_without_e
     assert experience.sharpness == LEAST
 
 
-def guessing(tokens: np.ndarray, chances: np.ndarray) -> PlaceGuesses:
-    return PlaceGuesses(tokens, np.log(chances) / SHARPNESS)
+def guessing(tokens: np.ndarray, chances: np.ndarray) -> IndependentProposal:
+    return IndependentProposal(tokens, np.log(chances) / SHARPNESS)
 
 
 GUESSES = guessing(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.75, 0.25], [0.75, 0.25], [0.6, 0.4]]))
@@ -164,7 +164,7 @@ def test_chances_are_a_guess_s_share_of_its_row_given_the_guess_before() -> None
     tokens = np.array([[10, 11], [20, 21]])
     pairs = np.zeros((2, 2, 2), np.float32)
     pairs[1, 1] = [0, 10 / SHARPNESS]  # after 11, 21 is all but certain
-    guesses = PlaceGuesses(tokens, np.zeros((2, 2), np.float32), pairs)
+    guesses = IndependentProposal(tokens, np.zeros((2, 2), np.float32), pairs)
     assert guesses.behind(1, 0) == [(20, 0.5, 0), (21, 0.5, 1)] == guesses.behind(1, None)
     (token, chance, number), _ = guesses.behind(1, 1)
     assert (token, number) == (21, 1) and chance == pytest.approx(1, abs=1e-4)
@@ -175,9 +175,9 @@ def test_chances_are_a_guess_s_share_of_its_row_given_the_guess_before() -> None
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 9))
 def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
     rule = varied(3, seed)
-    plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
+    plain, *_ = decode(ToyEngine(rule, 8, context=context), DecodingConfig(limit), [1, 2, 3])
     engine = ToyEngine(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
-    assert decode(engine, Plan(limit, rows=rows), [1, 2, 3])[0] == plain
+    assert decode(engine, DecodingConfig(limit, rows=rows), [1, 2, 3])[0] == plain
 
 
 @settings(max_examples=100, deadline=None)
@@ -186,10 +186,10 @@ def test_output_is_plain_decoding_s_with_ngrams_alone(
     seed: int, limit: int, context: int, rows: int, costly: bool
 ) -> None:
     rule = varied(3, seed)
-    plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
+    plain, *_ = decode(ToyEngine(rule, 8, context=context), DecodingConfig(limit), [1, 2, 3])
     costs = np.linspace(1, 4 if costly else 1.5, rows)
     engine = ToyEngine(rule, 8, gamma=0, context=context)
-    assert decode(engine, Plan(limit, rows=rows, costs=costs), [1, 2, 3])[0] == plain
+    assert decode(engine, DecodingConfig(limit, rows=rows, costs=costs), [1, 2, 3])[0] == plain
     assert not any(drafted for _, drafted in engine.calls)
 
 
@@ -198,7 +198,7 @@ def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
     runs = [
         decode(
             ToyEngine(rule, 50, gamma=0, context=200),
-            Plan(90, rows=6, costs=np.r_[1, [cost] * 5], governor=Untimed()),
+            DecodingConfig(90, rows=6, costs=np.r_[1, [cost] * 5], governor=Untimed()),
             [1, 2, 3],
         )[2]
         for cost in (1.1, 99.0)
@@ -210,11 +210,11 @@ def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
 def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
     engine = ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0)
-    _, _, run = decode(engine, Plan(90, rows=6), [1, 2, 3])
+    _, _, run = decode(engine, DecodingConfig(90, rows=6), [1, 2, 3])
     assert run.stats.tau > 3
     _, _, without = decode(
         ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0),
-        Plan(90, rows=6, ngram=False),
+        DecodingConfig(90, rows=6, ngram=False),
         [1, 2, 3],
     )
     assert without.stats.tau < 1.2
@@ -222,8 +222,8 @@ def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
 
 def test_a_continuation_that_a_layer_did_not_foresee_stands_alone() -> None:
     tokens, logits = np.array([[10, 11], [20, 21]]), np.zeros((2, 2), np.float32)
-    grown = GrownGuesses(tokens, logits, np.array([-1, 0]), (1, 1))  # the second level stands behind 10 only
-    found = Continuation((7, 8), 4, {"differs": 0.25, "agrees": 0.95, "alone": 0.65})
+    grown = TreeProposal(tokens, logits, np.array([-1, 0]), (1, 1))  # the second level stands behind 10 only
+    found = NgramMatch((7, 8), 4, {"differs": 0.25, "agrees": 0.95, "alone": 0.65})
     made = draft(5, grown, found, 8)
     chance = {
         tuple(made.tokens[list(made.tree.path(node))].tolist()): made.chances[node] for node in range(len(made.tree))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.decoding.drafter_gate import PAUSE, StreamsWorth
-from streamspec.runtime.decoding.loop import Plan
+from streamspec.runtime.decoding.drafter_gate import PAUSE, DrafterGate
+from streamspec.runtime.decoding.loop import DecodingConfig
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import ToyEngine, Untimed, hashed, scripted, varied
 
@@ -16,16 +16,16 @@ COSTS = np.array([1.0, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75])  # streams: 0.4; 
 
 
 def test_the_price_of_streams_is_read_off_the_curve() -> None:
-    worth = StreamsWorth(COSTS)
+    worth = DrafterGate(COSTS)
     assert worth.price == pytest.approx(0.4)
     assert worth.without == pytest.approx(1 + 0.05 * np.arange(8))
     assert worth.costs(True)[3] == pytest.approx(COSTS[3])
-    assert StreamsWorth(np.array([1.0, 1.3])).price == pytest.approx(0.3)
-    assert StreamsWorth(np.array([1.0, 0.9, 0.9, 0.9])).price == 0
+    assert DrafterGate(np.array([1.0, 1.3])).price == pytest.approx(0.3)
+    assert DrafterGate(np.array([1.0, 0.9, 0.9, 0.9])).price == 0
 
 
 def test_streams_that_bring_nothing_are_left_out_and_asked_now_and_then() -> None:
-    worth, ran = StreamsWorth(COSTS), []
+    worth, ran = DrafterGate(COSTS), []
     worth.begin()
     for _ in range(600):
         streams = worth.wanted
@@ -38,7 +38,7 @@ def test_streams_that_bring_nothing_are_left_out_and_asked_now_and_then() -> Non
 
 
 def test_streams_that_bring_much_run_always_and_come_back_when_the_text_turns() -> None:
-    worth = StreamsWorth(COSTS)
+    worth = DrafterGate(COSTS)
     for tokens, alone in [(4, 1)] * 50 + [(2, 2)] * 50:
         assert worth.wanted or tokens == alone
         worth.compare(tokens, 4, alone, 1)
@@ -54,12 +54,12 @@ def test_streams_that_bring_much_run_always_and_come_back_when_the_text_turns() 
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 8))
 def test_output_is_plain_decoding_s(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
     rule = varied(3, seed)
-    plain, *_ = decode(ToyEngine(rule, 8, context=context), Plan(limit), [1, 2, 3])
-    worth = StreamsWorth(COSTS[:rows])
+    plain, *_ = decode(ToyEngine(rule, 8, context=context), DecodingConfig(limit), [1, 2, 3])
+    worth = DrafterGate(COSTS[:rows])
     for _ in range(seed % 5):
         worth.compare(1, 2, 1, 1)
     engine = ToyEngine(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
-    plan = Plan(limit, rows=rows, costs=COSTS[:rows], governor=Untimed(), worth=worth)
+    plan = DecodingConfig(limit, rows=rows, costs=COSTS[:rows], governor=Untimed(), worth=worth)
     assert decode(engine, plan, [1, 2, 3])[0] == plain
 
 
@@ -67,7 +67,7 @@ def test_output_is_plain_decoding_s(seed: int, limit: int, context: int, skill: 
 def test_the_loop_asks_for_streams_where_they_pay(skill: float, repeats: bool, most: float, least: float) -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 60) if repeats else hashed(50, 1)
     engine = ToyEngine(rule, 50, gamma=3, width=2, context=600, skill=skill)
-    plan = Plan(400, rows=6, costs=COSTS[:6], governor=Untimed(), worth=StreamsWorth(COSTS[:6]))
+    plan = DecodingConfig(400, rows=6, costs=COSTS[:6], governor=Untimed(), worth=DrafterGate(COSTS[:6]))
     _, _, run = decode(engine, plan, [1, 2, 3])
     drafted = [draft for _, draft in engine.calls]
     assert least <= sum(drafted) / len(drafted) <= most

@@ -16,9 +16,9 @@ from streamspec.bundle.manifest import read_manifest
 from streamspec.errors import ProviderError
 from streamspec.runtime import Pruning, Sampling, Session, load
 from streamspec.runtime.engine.device_cache import DeviceCache
-from streamspec.runtime.engine.io_binding import Binding
+from streamspec.runtime.engine.io_binding import IoBinding
 from streamspec.runtime.engine.kv_cache import KeyValueCache
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.providers import CPU
 from tests.runtime.engine.test_runner import PROMPTS
 
@@ -37,8 +37,8 @@ def open_on(folder: Path, provider: str, **options: Any) -> Session:
 @pytest.mark.parametrize("bundle", ["fp32", "fp16", "int8", "int4", "full", "jakiro", "lora"])
 def test_answers_are_those_of_a_cache_in_the_machines_memory(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     there, here = open_on(bundles(f"device {bundle}"), "device"), open_on(bundles(f"device {bundle}"), "cpu")
-    assert isinstance(there.engine, OrtEngine) and isinstance(there.engine.cache, DeviceCache)
-    assert isinstance(here.engine, OrtEngine) and isinstance(here.engine.cache, KeyValueCache)
+    assert isinstance(there.engine, OrtRunner) and isinstance(there.engine.cache, DeviceCache)
+    assert isinstance(here.engine, OrtRunner) and isinstance(here.engine.cache, KeyValueCache)
     for prompt in PROMPTS:
         wanted = here.generate(prompt, max_new_tokens=40, sampling=sampling, speculate=False).token_ids
         assert there.generate(prompt, max_new_tokens=40, sampling=sampling).token_ids == wanted
@@ -106,7 +106,7 @@ def test_what_is_written_after_binding_is_bound_again_where_binding_copies(
             pass
 
     session = onnxruntime.InferenceSession(str(bundles("device full") / "model.onnx"), providers=[CPU.ort])
-    made = Binding(onnxruntime, session, caches[1], {}, in_place=False)
+    made = IoBinding(onnxruntime, session, caches[1], {}, in_place=False)
     made.io = copies = Copies()
     for rows in (3, 3, 5, 100, 100):
         ids = np.random.default_rng(rows).integers(0, 60, (1, rows))

@@ -17,7 +17,7 @@ import pytest
 from streamspec.errors import BundleError, ConfigError, ResourceError
 from streamspec.runtime import Session, load
 from streamspec.runtime.engine import loaded_model as graphs
-from streamspec.runtime.engine.idle_unload import Keeper
+from streamspec.runtime.engine.idle_unload import IdleUnloader
 
 Bundles = Callable[[str], Path]
 
@@ -29,7 +29,7 @@ class Bed:
         self.slept = self.woken = 0
         self.fails = False
         self.asleep = False
-        self.keeper = Keeper(self.sleep, self.wake)
+        self.keeper = IdleUnloader(self.sleep, self.wake)
 
     def sleep(self) -> None:
         assert not self.asleep

@@ -16,7 +16,7 @@ from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataErr
 from streamspec.runtime import Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Cancelled, Pruning
 from streamspec.runtime.engine import kv_cache as kv
-from streamspec.runtime.engine.runner import OrtEngine, causal_mask
+from streamspec.runtime.engine.runner import OrtRunner, causal_mask
 
 Bundles = Callable[[str], Path]
 PROMPTS = ["hello", "abc", "x", "The lighthouse", "Wo ist?", "zzzzzz", "a b c d e f"]
@@ -26,8 +26,8 @@ def open_session(folder: Path, tree: int | str = 16) -> Session:
     return load(folder, threads=1, tree=tree, cache_dir=folder.parent / "cache")
 
 
-def engine_of(session: Session) -> OrtEngine:
-    assert isinstance(session.engine, OrtEngine)
+def engine_of(session: Session) -> OrtRunner:
+    assert isinstance(session.engine, OrtRunner)
     return session.engine
 
 

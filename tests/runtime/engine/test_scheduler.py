@@ -9,19 +9,19 @@ import time
 import pytest
 
 from streamspec.runtime.decoding.model_runner import Cancelled
-from streamspec.runtime.engine.scheduler import Turns
+from streamspec.runtime.engine.scheduler import FairLock
 
 NEVER = threading.Event()
 
 
-def waiting(turns: Turns, count: int) -> None:
+def waiting(turns: FairLock, count: int) -> None:
     """Returns once `count` stand in line, the one with the turn included."""
     while len(turns._line) < count:
         time.sleep(0.001)
 
 
 def test_turns_come_in_the_order_of_asking_and_one_at_a_time() -> None:
-    turns, order, inside, overlaps = Turns(), list[int](), list[int](), list[int]()
+    turns, order, inside, overlaps = FairLock(), list[int](), list[int](), list[int]()
 
     def work(name: int) -> None:
         with turns.turn(NEVER):
@@ -42,7 +42,7 @@ def test_turns_come_in_the_order_of_asking_and_one_at_a_time() -> None:
 
 
 def test_two_that_ask_again_and_again_alternate() -> None:
-    turns, order = Turns(), list[str]()
+    turns, order = FairLock(), list[str]()
     gate = threading.Barrier(2)
 
     def work(name: str) -> None:
@@ -64,7 +64,7 @@ def test_two_that_ask_again_and_again_alternate() -> None:
 
 
 def test_who_is_cancelled_in_line_leaves_it_at_once_and_the_others_go_on() -> None:
-    turns, cancelled, left = Turns(), threading.Event(), list[float]()
+    turns, cancelled, left = FairLock(), threading.Event(), list[float]()
 
     def impatient() -> None:
         with pytest.raises(Cancelled), turns.turn(cancelled):
@@ -86,7 +86,7 @@ def test_who_is_cancelled_in_line_leaves_it_at_once_and_the_others_go_on() -> No
 
 
 def test_a_turn_that_fails_is_given_on() -> None:
-    turns = Turns()
+    turns = FairLock()
     with pytest.raises(ZeroDivisionError), turns.turn(NEVER):
         raise ZeroDivisionError
     with turns.turn(NEVER):
@@ -94,7 +94,7 @@ def test_a_turn_that_fails_is_given_on() -> None:
 
 
 def test_sequences_are_counted() -> None:
-    turns = Turns()
+    turns = FairLock()
     with turns.sequence():
         assert not turns.shared
         with turns.sequence():

@@ -13,7 +13,7 @@ from streamspec.draft_tree import DraftTree, chain
 from streamspec.errors import ContextOverflow, ProviderError
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.engine.static_runner import StaticEngine
+from streamspec.runtime.engine.static_runner import StaticOrtRunner
 from streamspec.runtime.hardware.providers import PROVIDERS, STATIC, find
 from streamspec.runtime.tuning import calibration as calibrate
 from tests.runtime.engine.test_runner import PROMPTS
@@ -27,8 +27,8 @@ def open_session(folder: Path, tree: int | str = 8, **options: Any) -> Session:
     return load(folder, threads=1, tree=tree, cache_dir=folder.parent / "cache", **options)
 
 
-def engine_of(session: Session) -> StaticEngine:
-    assert isinstance(session.engine, StaticEngine)
+def engine_of(session: Session) -> StaticOrtRunner:
+    assert isinstance(session.engine, StaticOrtRunner)
     return session.engine
 
 
@@ -62,7 +62,7 @@ def test_every_step_costs_the_same_and_is_measured_once(
     asked: list[int] = []
     timed = calibrate._time_step
 
-    def watched(engine: StaticEngine, tree: DraftTree, context: int) -> float:
+    def watched(engine: StaticOrtRunner, tree: DraftTree, context: int) -> float:
         asked.append(len(tree))
         return timed(engine, tree, context)
 

@@ -19,7 +19,7 @@ from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.runtime import load
 from streamspec.runtime.engine import loaded_model as graph
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware import providers
 from streamspec.runtime.hardware.providers import (
     CPU,
@@ -27,9 +27,9 @@ from streamspec.runtime.hardware.providers import (
     DYNAMIC,
     PROVIDERS,
     STATIC,
-    Chosen,
-    Found,
     Provider,
+    ProviderChoice,
+    UsableProvider,
     check_placement,
     find,
     flavour,
@@ -57,11 +57,11 @@ class Opened:
         self.names: list[str] = []
         on = choice.open_on
 
-        def opening(folder: Path, manifest: Any, provider: str, *options: Any) -> OrtEngine:
+        def opening(folder: Path, manifest: Any, provider: str, *options: Any) -> OrtRunner:
             self.names.append(provider)
             return on(folder, manifest, provider, *options)
 
-        def measured(engine: OrtEngine, *options: Any) -> Any:
+        def measured(engine: OrtRunner, *options: Any) -> Any:
             return {1: 1 / speeds[engine.provider]}, True
 
         monkeypatch.setattr(choice, "open_on", opening)
@@ -87,13 +87,13 @@ def test_auto_takes_the_fastest_that_is_right(
     assert dict(session.provider.passed_over)[other] == f"{speeds[other]} tokens/s expected, {best} {speeds[best]}"
     again = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     assert again.provider == session.provider and opened.names[2:] == [best]
-    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, provider=other).provider == Chosen(other)
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, provider=other).provider == ProviderChoice(other)
 
 
 def test_a_provider_that_fails_while_it_is_measured_is_passed_over(
     bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(engine: OrtEngine, *options: Any) -> Any:
+    def fails(engine: OrtRunner, *options: Any) -> Any:
         if engine.provider == "mirror":
             raise BundleError("rows that went astray")
         return {1: 1.0}, True
@@ -122,12 +122,12 @@ def test_a_fastest_provider_that_fails_later_makes_way_for_the_next(
 def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(
     bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = OrtEngine.forward
+    forward = OrtRunner.forward
 
-    def blind(self: OrtEngine, tokens: Any, offsets: Any, mask: np.ndarray) -> np.ndarray:
+    def blind(self: OrtRunner, tokens: Any, offsets: Any, mask: np.ndarray) -> np.ndarray:
         return forward(self, tokens, range(len(tokens)) if self.provider == "mirror" else offsets, mask)
 
-    monkeypatch.setattr(OrtEngine, "forward", blind)
+    monkeypatch.setattr(OrtRunner, "forward", blind)
     session = load(bundles("fp32"), threads=1, tree="plain")
     assert session.provider.name == "cpu"
     assert dict(session.provider.passed_over)["mirror"].startswith("provider mirror computes a draft tree with logits")
@@ -138,8 +138,8 @@ def test_auto_passes_over_one_whose_trees_are_wrong_and_says_so(
 def test_a_bundle_that_no_provider_takes_is_refused_as_the_cpu_says(
     bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = OrtEngine.forward
-    monkeypatch.setattr(OrtEngine, "forward", lambda self, *args: forward(self, *args) * np.float32(2))
+    forward = OrtRunner.forward
+    monkeypatch.setattr(OrtRunner, "forward", lambda self, *args: forward(self, *args) * np.float32(2))
     with pytest.raises(BundleError, match="this machine computes a prompt"):
         load(bundles("fp32"), threads=1, tree="plain")
 
@@ -280,9 +280,11 @@ def test_a_device_of_a_plug_in_is_asked_for(bundles: Bundles, monkeypatch: pytes
     """The CPU is listed among the devices as well."""
     device = next(d for d in onnxruntime.get_ep_devices() if d.ep_name == CPU.ort)
     monkeypatch.setitem(PROVIDERS, "mirror", replace(MIRROR, options=lambda threads: {}))
-    monkeypatch.setattr(graph, "usable", lambda provider, wanted: Found(provider, True, devices=(device,)))
+    monkeypatch.setattr(graph, "usable", lambda provider, wanted: UsableProvider(provider, True, devices=(device,)))
     session = load(bundles("fp32"), threads=1, tree="plain", provider="mirror")
-    assert session.provider == Chosen("mirror") and len(session.generate("a b", max_new_tokens=3).token_ids) == 3
+    assert (
+        session.provider == ProviderChoice("mirror") and len(session.generate("a b", max_new_tokens=3).token_ids) == 3
+    )
 
 
 def test_products_on_the_cpu_are_refused_by_name() -> None:

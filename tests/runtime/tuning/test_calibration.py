@@ -16,7 +16,7 @@ from streamspec.bench.report import Spread
 from streamspec.cli import app
 from streamspec.runtime import Pruning, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.tuning import calibration as calibrate
 from streamspec.runtime.tuning.calibration import Calibration, choose
 
@@ -84,7 +84,7 @@ def test_measurements_are_cached_and_damaged_ones_ignored(
 
 def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles, tmp_path: Path) -> None:
     session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
-    assert session.pruning is None and isinstance(session.engine, OrtEngine)
+    assert session.pruning is None and isinstance(session.engine, OrtRunner)
     calibrate.keep_least(session.engine, session.manifest, 0.02, tmp_path)
     later = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     assert later.pruning == Pruning(least=0.02) and later.calibration == replace(session.calibration, least=0.02)  # type: ignore[type-var]
@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(bundles: Bundles, tmp_path: 
 
 def test_a_tight_budget_measures_plain_and_the_most_telling_tree(bundles: Bundles) -> None:
     session = load(bundles("fp32"), threads=1, tree="plain")
-    assert isinstance(session.engine, OrtEngine)
+    assert isinstance(session.engine, OrtRunner)
     costs, complete = calibrate.measure(session.engine, NODES, budget=0.0)
     assert set(costs) == {1, 4} and min(costs.values()) > 0 and not complete
 

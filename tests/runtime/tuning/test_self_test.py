@@ -18,7 +18,7 @@ from streamspec.errors import BundleError
 from streamspec.export import export_bundle
 from streamspec.runtime import load
 from streamspec.runtime.engine.kv_cache import KeyValueCache
-from streamspec.runtime.engine.runner import OrtEngine
+from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.tuning.self_test import _check_prompt, check_probe, two_branches
 from tests.support.tiny_exports import save_base, tiny_model
 
@@ -125,10 +125,10 @@ def test_accepted_rows_that_do_not_reach_the_cache_are_found(bundles: Bundles, m
 
 
 def test_choices_that_are_not_the_largest_are_found(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(self: OrtEngine, choices: np.ndarray) -> np.ndarray:
+    def off(self: OrtRunner, choices: np.ndarray) -> np.ndarray:
         return (choices + 1) % self.vocab_size
 
-    monkeypatch.setattr(OrtEngine, "_checked", off)
+    monkeypatch.setattr(OrtRunner, "_checked", off)
     with pytest.raises(BundleError, match="behind the largest"):
         load(bundles("fp32"), threads=1, tree="plain")
 
@@ -137,8 +137,8 @@ def test_choices_that_are_not_the_largest_are_found(bundles: Bundles, monkeypatc
 def test_a_machine_that_computes_wrongly_is_refused(
     bundles: Bundles, monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
-    forward = OrtEngine.forward
-    monkeypatch.setattr(OrtEngine, "forward", lambda self, *args: forward(self, *args) * np.float32(factor))
+    forward = OrtRunner.forward
+    monkeypatch.setattr(OrtRunner, "forward", lambda self, *args: forward(self, *args) * np.float32(factor))
     with pytest.raises(BundleError, match="computes a prompt"):
         load(bundles("fp32"), threads=1, tree="plain")
 
@@ -179,12 +179,12 @@ def test_a_number_that_is_none_fails_wherever_it_stands(odd: float) -> None:
 
 def test_the_probe_keeps_to_the_rows_of_a_graph_of_one_shape(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    forward = OrtEngine.forward
+    forward = OrtRunner.forward
     monkeypatch.setattr(
-        OrtEngine, "forward", lambda self, tokens, *args: seen.append(len(tokens)) or forward(self, tokens, *args)
+        OrtRunner, "forward", lambda self, tokens, *args: seen.append(len(tokens)) or forward(self, tokens, *args)
     )
     session = load(bundles("fp32"), threads=1, tree="plain")
-    assert isinstance(session.engine, OrtEngine) and session.manifest.probe
+    assert isinstance(session.engine, OrtRunner) and session.manifest.probe
     session.engine.rows = 8
     seen.clear()
     check_probe(session.engine, session.manifest)
