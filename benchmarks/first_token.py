@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What streams behind the prompt cost the first token and bring the answer: `python benchmarks/first_token.py BUNDLE
---prompts F.jsonl [--limit 30]`.
+"""Measures the cost of running streams after the prompt:
+`python benchmarks/first_token.py BUNDLE --prompts F.jsonl [--limit 30]`.
 
 Each prompt is answered with and without them, in turn, from an empty cache; answers must be the same. Ratios are of
-sums over all prompts: median over the repetitions with the smallest and the largest.
+sums over all prompts: median over the repetitions with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS = {
 
 
 class Late(loop.Decoder):
-    """Drafts nothing behind the prompt."""
+    """Drafts nothing after the prompt."""
 
     def _may_draft(self, position: int) -> bool:
         return self.stats.new_tokens > 0 and super()._may_draft(position)
