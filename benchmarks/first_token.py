@@ -15,7 +15,7 @@ from statistics import median
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import load, stream
-from streamspec.runtime.decoding.verify import loop
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 
 PARTS = {
     "first token": ("prefill_seconds",),
@@ -24,7 +24,7 @@ PARTS = {
 }
 
 
-class Late(loop.Decoder):
+class Late(SpeculativeDecoder):
     """Drafts nothing after the prompt."""
 
     def _may_draft(self, position: int) -> bool:
@@ -42,14 +42,14 @@ def main() -> None:
     arguments = parser.parse_args()
     session = load(arguments.bundle, threads=arguments.threads)
     prompts = [case.turns[0] for case in read_cases(arguments.prompts, arguments.limit)]
-    sides = {"with": loop.Decoder, "without": Late}
+    sides = {"with": SpeculativeDecoder, "without": Late}
     spent = {(side, part): [0.0] * arguments.repeats for side in sides for part in PARTS}
     for repeat in track(range(arguments.repeats), "repetitions", arguments.repeats):
         for number, prompt in enumerate(prompts):
             answers = []
             for side in list(sides) if (number + repeat) % 2 else reversed(sides):
                 session.forget()
-                stream.Decoder = sides[side]  # type: ignore[misc]
+                stream.SpeculativeDecoder = sides[side]  # type: ignore[misc]
                 answers.append(session.generate(prompt, max_new_tokens=arguments.max_new_tokens))
                 for part, fields in PARTS.items():
                     spent[side, part][repeat] += sum(getattr(answers[-1].stats, name) for name in fields)
