@@ -94,7 +94,7 @@ def parameters(adapter: Path) -> dict[str, int]:
 
 
 def answer(config: dict[str, object]) -> None:
-    """Generates the target's answers before any drafter's time starts."""
+    """The target's answers, before anybody's time begins to count."""
     from streamspec.adapters import models
     from streamspec.adapters import train as stages
     from streamspec.adapters.training.config import TrainConfig

@@ -228,7 +228,7 @@ def make(name: str, folder: Path) -> None:
 
 
 def export(folder: Path, bundle: Path, precision: str) -> None:
-    """Exports in this process and prints its peak memory."""
+    """In this process; prints its peak memory."""
     import resource
 
     from streamspec.export import export_bundle

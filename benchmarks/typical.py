@@ -67,7 +67,7 @@ class TypicalEngine:
         return StepResult(choices, longest if draft else None, found.guesses)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Does nothing: `verify` has committed."""
+        """Done."""
 
 
 def main() -> None:
