@@ -243,7 +243,7 @@ def export(folder: Path, bundle: Path, precision: str) -> None:
 
 
 def curve(bundle: Path, threads: int | None) -> dict[int, float]:
-    """Maps rows to ms of a step: medians, interleaved, of a chain of draft tokens after `CONTEXT` tokens."""
+    """Rows -> ms of a step, medians in turns; a chain of drafts behind `CONTEXT` tokens."""
     from streamspec.bundle.manifest import read_manifest
     from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.engine.runner import OrtRunner
