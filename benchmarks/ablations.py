@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What each choice of the streams is worth: `python benchmarks/ablations.py --target-adapter DIR --data DIR/e2e --out
-OUT`.
+"""Measures the effect of each design choice of the streams:
+`python benchmarks/ablations.py --target-adapter DIR --data DIR/e2e --out OUT`.
 
 The target answers `--rows` training and `--val-rows` validation prompts once. Every variant then starts from the same
-seed, learns from the same answers for the same `--minutes` of processor time, and is judged by the tau that a tree of
-16 rows would have on the same validation answers (`acceptance.simulated_tau`). One process per variant;
-`OUT/results.jsonl` gains a line for each, and a later call does what is missing (another `--minutes` wants another
-OUT). `--only NAME ...` picks groups; without `--data` the tables of what is there are printed.
+seed, learns from the same answers for the same `--minutes` of CPU time, and is scored by the tau that a tree of 16 rows
+would have on the same validation answers (`acceptance_stats.simulated_tau`). One process per variant;
+`OUT/results.jsonl` gains a line for each, and a later call runs the variants that are missing (another `--minutes`
+needs another OUT). `--only NAME ...` picks groups; without `--data` the tables of the existing results are printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPORTED_ROWS = 16
 
 @dataclass(frozen=True)
 class Variant:
-    """`options` of TrainConfig; `model`: the class of the streams."""
+    """`options` are those of TrainConfig; `model` is the class of the streams."""
 
     group: str
     name: str
@@ -64,7 +64,7 @@ def variants() -> dict[str, type]:
     from streamspec.adapters.drafters.streams import AppendCache, StreamingModel
 
     class Rotating(AppendCache):
-        """Values of stream j turn by the angle eps * j, in pairs of channels."""
+        """Rotates the values of stream j by the angle eps * j, in pairs of channels."""
 
         def __init__(self, keys: list[Tensor], values: list[Tensor], first: int, gamma: int) -> None:
             super().__init__(keys, values, first)
@@ -86,7 +86,7 @@ def variants() -> dict[str, type]:
             return Rotating(main.keys, main.values, self.first, self.config.gamma)
 
     class LowRankStart(StreamingModel):
-        """f_eta(M) = M + U D M, D of rank 8."""
+        """Starts streams at f_eta(M) = M + U D M, D of rank 8."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)

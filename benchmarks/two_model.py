@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Two-model speculative decoding (Leviathan et al., arXiv 2211.17192) in the same runtime, for comparison.
+"""Measures two-model speculative decoding (Leviathan et al., arXiv 2211.17192) in the same runtime.
 
     python benchmarks/two_model.py train --target-adapter DIR --answers FILE --layers 6 --minutes 20 --out draft-base
     streamspec export --base draft-base --out draft-int8
     python benchmarks/two_model.py bench BUNDLE --draft draft-int8 --prompts F.jsonl [--gammas 2 3 4 5]
 
-`train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and teaches all but the
-embeddings the target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with
+`train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and trains all but the
+embeddings on the target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with
 the bundle's own drafter and with the draft model, in turn, n-grams off; all three must write the same tokens.
 """
 
@@ -37,8 +37,9 @@ from streamspec.runtime.engine.runner import OrtRunner
 
 
 class TwoModelEngine:
-    """The target's engine with a second model that drafts `gamma` tokens, one call each
-    (`streamspec.runtime.decoding.model_runner.ModelRunner`).
+    """Runs the target with a second model that drafts `gamma` tokens, one call each.
+
+    Implements `streamspec.runtime.decoding.model_runner.ModelRunner`.
     """
 
     def __init__(self, target: OrtRunner, draft: OrtRunner, gamma: int) -> None:
@@ -109,7 +110,7 @@ class TwoModelEngine:
         self.target.cancel()
 
     def _feed(self, tokens: list[int]) -> int:
-        """Commits `tokens` to the draft model; its choice behind the last."""
+        """Commits `tokens` to the draft model and returns its choice after the last."""
         tree = chain(len(tokens) - 1)
         choices = self.draft.verify(np.array(tokens), tree, draft=False).choices
         self.draft.keep(range(len(tokens)))
@@ -131,7 +132,7 @@ def decode(engine: Any, prompt: list[int], plan: DecodingConfig) -> tuple[list[i
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians over repetitions of milliseconds per sample; ratios per repetition."""
+    """Returns medians over repetitions of milliseconds per sample, and ratios per repetition."""
     session = load(arguments.bundle, threads=arguments.threads, ngram=False)
     small = load(arguments.draft, threads=arguments.threads, tree="plain")
     target, eos = session.engine, session.manifest.model.eos_token_ids
