@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.atomic import sha256_file, write_text
+from streamspec.bundle.files import check_files, read_small, regular_file
 from streamspec.bundle.manifest import (
     MODEL,
     BaseInfo,
@@ -22,13 +23,10 @@ from streamspec.bundle.manifest import (
     DraftTreeInfo,
     FileInfo,
     Manifest,
-    check_files,
     plain_name,
     read_base,
     read_drafts,
     read_prompt_format,
-    read_small,
-    regular_file,
 )
 from streamspec.errors import AdapterError, BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json

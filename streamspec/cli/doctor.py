@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from streamspec.bundle.manifest import verify_files
+from streamspec.bundle.files import verify_files
 from streamspec.cli.shared_options import Threads
 
 Rows = Sequence[Sequence[str]]

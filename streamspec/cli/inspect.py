@@ -55,7 +55,7 @@ def describe(path: Path) -> tuple[str, Rows]:
 
 
 def _bundle(path: Path) -> Rows:
-    from streamspec.bundle.manifest import verify_files
+    from streamspec.bundle.files import verify_files
     from streamspec.draft_tree import DraftTree
     from streamspec.runtime.engine.memory_estimate import SURE, estimate
 

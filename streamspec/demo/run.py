@@ -93,7 +93,7 @@ def _bundle(adapter: Path, console: Console) -> Path:
     """The int8 bundle of this adapter, exported unless the cache has it."""
     from streamspec import __version__
     from streamspec.adapters.base_models.resolve import cache_dir
-    from streamspec.bundle.manifest import verify_files
+    from streamspec.bundle.files import verify_files
 
     parts = [
         __version__,
