@@ -1,7 +1,4 @@
-"""Reads fields out of untrusted JSON: every value has its type and range checked, every error names the field.
-
-Knows nothing about what the fields mean.
-"""
+"""Reads fields of untrusted JSON: checks the type and range of every value; every error names the field."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from typing import Any
 
 from streamspec.errors import BundleError, StreamspecError
 
-MAX_JSON = 16 << 20  # bytes of a JSON document we are willing to parse
+MAX_JSON = 16 << 20  # bytes of a JSON document
 MAX_DEPTH = 64
 
 
 class Fields:
-    """One JSON object. `where` names it in messages; `error` is what gets raised; `fix` says what to do."""
+    """One JSON object. `where` names it in messages, `error` is the exception raised, `fix` says what to do."""
 
     def __init__(
         self,
@@ -132,7 +129,7 @@ def parse_json(
 
 
 def parse_object(data: bytes, where: str, error: type[StreamspecError], fix: str) -> dict[str, Any]:
-    """`parse_json` of what must be an object."""
+    """Parses JSON that must be an object. Errors as in `parse_json`."""
     return Fields(parse_json(data, where, error, fix), where, error, fix).values
 
 

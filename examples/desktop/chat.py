@@ -87,7 +87,7 @@ class Model(threading.Thread):
             self.events.put(("said", (chunk, list(self._pieces(chunk)))))
 
     def _pieces(self, chunk: Chunk) -> Iterator[tuple[str, str]]:
-        """(text, tag) of one model call: the drafts it took, and the target's own word behind them."""
+        """(text, tag) of one model call: the drafted tokens it accepted, and the target's own token after them."""
         assert self._session
         text = chunk.text
         own = len(text)

@@ -118,7 +118,7 @@ def finish(folder: Path, manifest: Manifest) -> Manifest:
         files[path.name] = FileInfo(sha256_file(path), path.stat().st_size)
     complete = replace(manifest, files=files)
     text = complete.to_json()
-    Manifest.from_json(text)  # a manifest that we would refuse to load must not be written
+    Manifest.from_json(text)  # never write a manifest that would be refused on load
     write_text(folder / MANIFEST, text)
     return complete
 

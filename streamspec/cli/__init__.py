@@ -1,7 +1,7 @@
 """The command line: one file per command, each a thin layer over the Python function of the same name.
 
-Importing this costs typer and numpy only; what a command needs is imported when it runs. Exit codes: 0 done, 1 a check
-failed, 2 wrong usage or an error that the user can act on (one line on stderr), 130 interrupted.
+Importing this package imports typer and numpy only; each command imports the rest when it runs. Exit codes: 0 done, 1 a
+check failed, 2 wrong usage or an error that the user can act on (one line on stderr), 130 interrupted.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class PromptFormat:
 
 
 def render_chat(messages: Sequence[Message], template: str | None, specials: Mapping[str, str] | None = None) -> str:
-    """Renders messages with a Hugging Face chat template and adds the generation prompt. Errors: `PromptFormat.render`."""
+    """Renders messages with a Hugging Face chat template and a generation prompt. Errors: `PromptFormat.render`."""
     if not template:
         raise ConfigError(
             "the prompt format is chat but there is no chat template", "chat_template.jinja", "use the raw format"
