@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -23,6 +24,7 @@ BESIDE = ("adapters", "export", "runtime")  # sub-packages that stand beside the
 TORCH = "torch==2.13.0"
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
        python3 run.py test              format, lint, import contracts, types, docs and tests, as CI runs them
+       python3 run.py test -k words     further arguments are pytest's; `--only lint` runs one of the other steps
        python3 run.py COMMAND ...       any streamspec command: train, shrink, export, generate, bench, tune, inspect"""
 
 
@@ -99,15 +101,26 @@ def docs() -> int:
     return call(PYTHON, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", ROOT / "build" / "site")
 
 
-def test(pytest_arguments: list[str]) -> int:
-    steps = {
-        "format": lambda: call(PYTHON, "-m", "ruff", "format", "--check", "."),
-        "lint": lambda: call(PYTHON, "-m", "ruff", "check", "."),
-        "imports": imports,
-        "types": types,
-        "docs": docs,
-        "pytest": lambda: call(PYTHON, "-m", "pytest", *pytest_arguments),
-    }
+def pytest(arguments: list[str]) -> int:
+    return call(PYTHON, "-m", "pytest", *arguments)
+
+
+STEPS: dict[str, Callable[[], int]] = {
+    "format": lambda: call(PYTHON, "-m", "ruff", "format", "--check", "."),
+    "lint": lambda: call(PYTHON, "-m", "ruff", "check", "."),
+    "imports": imports,
+    "types": types,
+    "docs": docs,
+}
+
+
+def test(arguments: list[str]) -> int:
+    """All steps, or the one of `--only STEP`; further arguments are pytest's."""
+    steps = STEPS | {"pytest": lambda: pytest(arguments)}
+    if arguments[:1] == ["--only"]:
+        if len(arguments) != 2 or arguments[1] not in STEPS:
+            sys.exit(f"run.py: --only takes one of {', '.join(STEPS)}")
+        steps = {arguments[1]: STEPS[arguments[1]]}
     failed = []
     for name, run in steps.items():
         print(f"== {name}", flush=True)
