@@ -8,7 +8,8 @@
     print(session.generate("Hello").text)
 
 Every public name is looked up on first use (PEP 562): importing the package needs numpy only, and running a bundle
-never imports torch. Type checkers see the real types.
+never imports torch. Type checkers read `__init__.pyi`; what freezes applications follows every import it sees, so the
+types are not imported here under `TYPE_CHECKING`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,20 +57,6 @@ _LAZY = {
     "load": ("streamspec.runtime", "load"),
     "train": ("streamspec.adapters.train", "train"),
 }
-
-if TYPE_CHECKING:
-    from streamspec.adapters.train import train as train
-    from streamspec.adapters.training.config import TrainConfig as TrainConfig
-    from streamspec.bench import bench as bench
-    from streamspec.errors import StreamspecError as StreamspecError
-    from streamspec.export import export as export
-    from streamspec.export import export_bundle as export_bundle
-    from streamspec.runtime import Completion as Completion
-    from streamspec.runtime import Grammar as Grammar
-    from streamspec.runtime import Sampling as Sampling
-    from streamspec.runtime import Session as Session
-    from streamspec.runtime import estimate_memory as estimate_memory
-    from streamspec.runtime import load as load
 
 
 class _CallableModule(ModuleType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pickle
@@ -44,6 +45,17 @@ def test_the_lazy_names_are_those_announced() -> None:
 def test_the_type_check_covers_every_public_name() -> None:
     smoke = (HERE / "public_api_smoke.py").read_text(encoding="utf-8")
     assert [name for name in streamspec.__all__ if name not in smoke] == []
+
+
+def test_a_type_checker_is_told_of_the_names_that_are_looked_up() -> None:
+    stub = ast.parse((ROOT / "streamspec" / "__init__.pyi").read_text(encoding="utf-8"))
+    imported = {
+        alias.asname: (node.module, alias.name)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == streamspec._LAZY
 
 
 def objects_pickled_by_0_1() -> dict[str, Any]:
