@@ -92,37 +92,11 @@ class SwappableAdapter:
                 f"format {FORMAT_VERSION}",
                 "update streamspec" if version > FORMAT_VERSION else AGAIN,
             )
-        base, graph, capacity = read_base(raw), raw.digest("graph"), bundle.swappable
-        if base.sha256 != bundle.base.sha256:
-            raise AdapterError(
-                f"an adapter of {base.id} (weights {base.sha256[:12]})",
-                f"one of {bundle.base.id} (weights {bundle.base.sha256[:12]})",
-                "use it with a bundle of its base",
-            )
-        if graph != fingerprint(bundle):
-            raise AdapterError(
-                f"an adapter for the graph {graph[:12]}", f"one for {fingerprint(bundle)[:12]}, the bundle's", AGAIN
-            )
-        assert capacity is not None
+        base, graph = read_base(raw), raw.digest("graph")
+        _check_fits(base, graph, bundle)
         method = raw.choice("method", METHODS)
         streams, trees = read_drafts(raw, bundle.model)
-        if (streams is None) != (method == "lora") or (streams is None) != (trees is None):
-            raise AdapterError(
-                f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
-                "both for streaming, and only there",
-                AGAIN,
-            )
-        if streams is not None and (
-            streams.levels
-            or streams.ns not in capacity.ns
-            or streams.candidates != capacity.candidates
-            or streams.bigram > capacity.bigram
-            or streams.root_token > capacity.root_token
-            or streams.pruning > (capacity.pruning and streams.ns == capacity.ns[0])
-        ):
-            raise AdapterError(
-                f"an adapter with {streams}", f"no more than the bundle has room for ({capacity})", AGAIN
-            )
+        _check_drafter(method, streams, trees, bundle)
         tensors = raw.nested("file")
         return cls(
             base=base,
@@ -137,6 +111,41 @@ class SwappableAdapter:
             tools={name: str(value) for name, value in raw.items("tools", 100)},
             file=FileInfo(tensors.digest("sha256"), tensors.integer("bytes", 0, 1 << 40)),
         )
+
+
+def _check_fits(base: BaseInfo, graph: str, bundle: Manifest) -> None:
+    """Raises AdapterError for an adapter of another base or graph than the bundle's."""
+    if base.sha256 != bundle.base.sha256:
+        raise AdapterError(
+            f"an adapter of {base.id} (weights {base.sha256[:12]})",
+            f"one of {bundle.base.id} (weights {bundle.base.sha256[:12]})",
+            "use it with a bundle of its base",
+        )
+    if graph != fingerprint(bundle):
+        raise AdapterError(
+            f"an adapter for the graph {graph[:12]}", f"one for {fingerprint(bundle)[:12]}, the bundle's", AGAIN
+        )
+
+
+def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInfo | None, bundle: Manifest) -> None:
+    """Raises AdapterError where method, streams and trees contradict each other or exceed the bundle's capacity."""
+    capacity = bundle.swappable
+    assert capacity is not None
+    if (streams is None) != (method == "lora") or (streams is None) != (trees is None):
+        raise AdapterError(
+            f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
+            "both for streaming, and only there",
+            AGAIN,
+        )
+    if streams is not None and (
+        streams.levels
+        or streams.ns not in capacity.ns
+        or streams.candidates != capacity.candidates
+        or streams.bigram > capacity.bigram
+        or streams.root_token > capacity.root_token
+        or streams.pruning > (capacity.pruning and streams.ns == capacity.ns[0])
+    ):
+        raise AdapterError(f"an adapter with {streams}", f"no more than the bundle has room for ({capacity})", AGAIN)
 
 
 def fingerprint(bundle: Manifest) -> str:

@@ -40,7 +40,7 @@ for name, function in COMMANDS.items():
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         from streamspec import __version__
 
@@ -49,4 +49,5 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def main() -> None:
+    """Runs the command line: the script `streamspec` and `python -m streamspec`."""
     app()

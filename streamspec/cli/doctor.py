@@ -93,6 +93,7 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def outcome(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    """One row of the table of providers: how it computes the bundle, and how fast."""
     if not one["right"]:
         return one["name"], one["verdict"], "", ""
     return one["name"], "rightly", f"{one['plain_ms']:.2f} ms", str(one["on_cpu"])

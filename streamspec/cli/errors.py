@@ -65,6 +65,7 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
+    """Prints one line on stderr and ends the program with an exit code."""
     # A streamed answer may have left the cursor in the middle of a line.
     sys.stdout.flush()
     print(f"streamspec: {message}", file=sys.stderr, flush=True)
