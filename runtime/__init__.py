@@ -36,15 +36,15 @@ __all__ = [
     "load",
 ]
 
-# Modules that moved, under the names they had in 0.1: pickles of public classes carry them, and `streamspec.runtime.
-# memory` was documented. Kept for one minor version.
+# Names of modules up to 0.1, which pickles of these classes carry, and `streamspec.runtime.memory`, which was
+# documented. Kept for one minor version.
 _MOVED = {
-    "grammar": "text.grammar",
-    "interface": "decoding.model_runner",
-    "logprobs": "decoding.logprobs",
-    "memory": "engine.memory_estimate",
-    "sampling": "decoding.sampling",
-    "stats": "decoding.stats",
+    "grammar": Grammar,
+    "interface": Pruning,
+    "logprobs": Logprob,
+    "memory": estimate_memory,
+    "sampling": Sampling,
+    "stats": Stats,
 }
-for _old, _new in _MOVED.items():
-    globals()[_old] = sys.modules[f"{__name__}.{_old}"] = sys.modules[f"{__name__}.{_new}"]
+for _old, _public in _MOVED.items():
+    globals()[_old] = sys.modules[f"{__name__}.{_old}"] = sys.modules[_public.__module__]
