@@ -244,7 +244,7 @@ def export(folder: Path, bundle: Path, precision: str) -> None:
 
 def curve(bundle: Path, threads: int | None) -> dict[int, float]:
     """Rows -> ms of a step, medians in turns; a chain of drafts behind `CONTEXT` tokens."""
-    from streamspec.bundle.manifest import read_manifest
+    from streamspec.bundle.files import read_manifest
     from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.engine.runner import OrtRunner
     from streamspec.runtime.tuning.calibration import CONTEXT, TUNING_ROUNDS, measure

@@ -49,7 +49,7 @@ def measure_memory(bundle: str, context: int) -> dict[str, Any]:
 
 
 def memory(bundles: list[Path]) -> None:
-    from streamspec.bundle.manifest import read_manifest
+    from streamspec.bundle.files import read_manifest
     from streamspec.runtime.engine.memory_estimate import estimate
 
     print(
@@ -112,7 +112,7 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
     """
     import numpy as np
 
-    from streamspec.bundle.manifest import read_manifest
+    from streamspec.bundle.files import read_manifest
     from streamspec.draft_tree import chain
     from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.engine.runner import OrtRunner

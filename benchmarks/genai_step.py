@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai as genai
 
-from streamspec.bundle.manifest import read_manifest
+from streamspec.bundle.files import read_manifest
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.runner import OrtRunner

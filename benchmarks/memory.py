@@ -35,7 +35,7 @@ def parts(bundle: Path) -> None:
     import onnxruntime  # noqa: F401
     import tokenizers  # noqa: F401
 
-    from streamspec.bundle.manifest import verify_files
+    from streamspec.bundle.files import verify_files
     from streamspec.draft_tree import chain
     from streamspec.runtime import load as loading
     from streamspec.runtime.engine import loaded_model as graph

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from step_profile import prepare, step
 
-from streamspec.bundle.manifest import read_manifest
+from streamspec.bundle.files import read_manifest
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.runner import OrtRunner

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from streamspec.bundle.manifest import read_manifest
+from streamspec.bundle.files import read_manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.verify import accept

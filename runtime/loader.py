@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from streamspec.bundle import swappable
-from streamspec.bundle.manifest import verify_files
+from streamspec.bundle.files import verify_files
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding_policy import LoadPolicy, settle

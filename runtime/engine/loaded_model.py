@@ -15,7 +15,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from streamspec.bundle.manifest import COMPACT, FLOAT_ROWS, Manifest, SwappableCapacity, verify_files
+from streamspec.bundle.files import verify_files
+from streamspec.bundle.manifest import COMPACT, FLOAT_ROWS, Manifest, SwappableCapacity
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.model_runner import Cancelled

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamspec.bundle import swappable
-from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo, read_manifest
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.runtime.hardware import cpu as machine
 
