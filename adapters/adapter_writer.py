@@ -1,6 +1,6 @@
 """The adapter folder on disk (docs/architecture.md): PEFT's two files for the task LoRA, ours beside them.
 
-Everything is written to a temporary name first, `training.json` last. Knows nothing about training.
+Everything is written to a temporary name first, `training.json` last.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -20,6 +20,7 @@ from torch import Tensor
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.drafters.base import DraftingModel
+from streamspec.adapters.run import Run
 from streamspec.adapters.training.acceptance_eval import MAX_RANK
 from streamspec.adapters.training.stage import load_trainable, trainable_state
 from streamspec.atomic import sha256_file, write_bytes, write_text
@@ -35,9 +36,6 @@ from streamspec.bundle.adapter_folder import (
     read_adapter,
 )
 from streamspec.errors import AdapterError
-
-if TYPE_CHECKING:
-    from streamspec.adapters.train import Run
 
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
@@ -65,14 +63,6 @@ def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None
         raise AdapterError(f"{adapter} has no {needed}", "an adapter folder with it", f"check {option}")
     if (adapter / STREAM_CONFIG).exists():
         read_adapter(adapter).check_base(base.id, base.sha256)
-
-
-def streams_of(adapter: Path) -> dict[str, Any]:
-    """The `streams` section of an adapter's configuration. Raises AdapterError where there is none."""
-    streams = read_adapter(adapter).streams
-    if streams is None or not isinstance(streams.get("scale"), float):
-        raise AdapterError(f"{adapter / STREAM_CONFIG}: no streams", "an adapter with streams", RESTORE)
-    return streams
 
 
 def save_stage(path: Path, drafter: DraftingModel) -> None:
@@ -157,13 +147,13 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "streams": drafter,
     }
     write_json(config.out / STREAM_CONFIG, description)
-    minutes = round(sum(run.journal.minutes.values()), 1)
+    minutes = round(sum(run.state.minutes.values()), 1)
     provenance = {
         "config": config.to_json(),
         "metrics": metrics,
         "minutes": minutes,
         "data": {str(p.name): sha256_file(p) for p in (config.data, config.val) if p},
-        "log": run.journal.log,
+        "log": run.state.log,
         "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
         "device": run.device.type,
         "threads": torch.get_num_threads(),

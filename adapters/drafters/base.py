@@ -1,8 +1,6 @@
-"""The target while something is trained on or beside it: a Hugging Face causal LM whose main pass leaves behind what
-drafters need.
+"""The target model in training, and the base class of all drafters.
 
-The drafter's base class stands here too: what every drafter shares, whatever it computes. Knows nothing about data,
-optimisers or files, nor about any one drafter.
+A target is a Hugging Face causal LM whose main pass also returns what drafters read: hidden states and K/V.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -20,6 +18,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.run import Run
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.data import TokenRow
 
 IGNORE = -100
 
@@ -49,6 +50,22 @@ class DraftRows:
     rows: Tensor  # int64 [B, P]
     roots: Tensor  # int64 [B, P], token t+1
     labels: Tensor  # int64 [B, P, gamma], tokens t+2 .. t+1+gamma
+
+
+@dataclass(frozen=True)
+class FitStep:
+    """A training step as a drafter's losses see it: the batch of `data.Collator`, the target's main pass over it, the
+    rows to draft from, the draft vocabulary [D] with its inverse [V] (None: every token), and the weight of each
+    position's loss [gamma].
+    """
+
+    batch: dict[str, Tensor]
+    main: MainPass
+    picked: DraftRows
+    vocabulary: Tensor | None
+    lookup: Tensor | None
+    weights: Tensor
+    config: TrainConfig
 
 
 class TargetModel(nn.Module):
@@ -146,6 +163,23 @@ class DraftingModel(TargetModel, ABC):
         self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
         self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
 
+    @classmethod
+    def prepare_target(cls, run: Run, model: PreTrainedModel) -> None:
+        """Puts what the drafter trains inside a frozen target (a LoRA of its own) there; by default nothing."""
+
+    @classmethod
+    @abstractmethod
+    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        """A drafter that has learnt nothing, on the run's device, fitted to the run's data where it starts so."""
+
+    @abstractmethod
+    def losses(self, step: FitStep) -> dict[str, Tensor]:
+        """Scalar losses by name; "total" is the one to minimise, the others are logged."""
+
+    def statistics(self, rows: list[TokenRow], vocabulary: Tensor | None) -> dict[str, Any]:
+        """Further metrics of a trained drafter over `rows`; by default none."""
+        return {}
+
     @abstractmethod
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """States [B, P, gamma, E] beside the rows `picked`, ready for `guess`. A place may look at tokens before its
@@ -180,3 +214,9 @@ class DraftingModel(TargetModel, ABC):
             "lora": None,
             "bigram": None if self.bigram_in is None else self.bigram_in.shape[1],
         }
+
+
+def bigram_shape(run: Run, model: PreTrainedModel, vocabulary: Tensor | None) -> tuple[int, int] | None:
+    """(tokens that may be proposed, rank), None for no bigram."""
+    size = len(vocabulary) if vocabulary is not None else model.get_input_embeddings().num_embeddings
+    return (size, run.config.bigram_rank) if run.config.bigram_rank else None

@@ -38,104 +38,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass
-from streamspec.adapters.drafters.streams import FIT_TOKENS, MASSIVE, ridge, unit_rms
-from streamspec.errors import ConfigError
+from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
+from streamspec.adapters.drafters.experts import Branches, Experts
+from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, unit_rms
+from streamspec.adapters.run import Run
+from streamspec.adapters.training.data import Collator, TokenRow
+from streamspec.adapters.training.losses import pick_passes, pick_rows, position_losses
 
-EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start from the same channels
-
-
-@dataclass
-class DraftLayerConfig:
-    """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by
-    their mixture; `parallel`: without a pass of its own. `two_lists`: experts that count guess each for itself. `taps`:
-    layers of the target above each of the states that the layer reads. `prefix_attention`: only the first pass attends;
-    `own_heads`: the others have weights of their own."""
-
-    gamma: int
-    experts: int = 2
-    active: int = 2
-    contrast: bool = True
-    parallel: bool = True
-    two_lists: bool = False
-    taps: tuple[int, ...] = (2,)
-    prefix_attention: bool = False
-    own_heads: bool = False
-
-    def check(self, layers: int) -> None:
-        """Raises ConfigError where a base of so many layers cannot have it."""
-        if not all(1 <= tap <= layers for tap in self.taps):
-            raise ConfigError(
-                f"taps = {','.join(map(str, self.taps))}", f"1..{layers}, the layers of this base", "change --taps"
-            )
-
-
-class Branches(NamedTuple):
-    """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from
-    and, if there is one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, and
-    `last` [B, P, H] is of the last pass and guesses the same place or, if parallel, the next); `shares` [.., N], the
-    experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what the two
-    best say; with two lists `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its
-    weight, side by side."""
-
-    mixture: Tensor
-    last: Tensor | None
-    shares: Tensor
-    overlap: Tensor
-    apart: Tensor | None = None
-
-
-class Experts(nn.Module):
-    """Gated MLPs in the place of one. Each has 1/K of its channels, K of N count for a row."""
-
-    def __init__(self, mlp: nn.Module, experts: int, active: int, apart: bool = False) -> None:
-        super().__init__()
-        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.active, self.apart, self.activation = active, apart, mlp.act_fn
-        hidden = gate.weight.shape[1]
-        self.gate = nn.Parameter(_dealt(gate.weight, experts, active))
-        self.up = nn.Parameter(_dealt(up.weight, experts, active))
-        self.down = nn.Parameter(active * _dealt(down.weight.T, experts, active))
-        self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
-
-    def forward(self, z: Tensor) -> Branches:
-        """What the experts make of rows z [.., H], not yet added to them; `last` is their contrast."""
-        inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum(
-            "...h,eih->...ei", z, self.up
-        )
-        said = torch.einsum("...ei,eih->...eh", inner, self.down)
-        experts = len(self.gate)
-        if self.router is None:
-            return Branches(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
-        routed = nn.functional.linear(z, self.router).float()
-        weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
-        weight = weight / weight.sum(-1, keepdim=True)
-        chosen = said.gather(-2, which[..., None].expand(*which.shape, said.shape[-1]))
-        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
-        weight = weight[..., None].to(said.dtype)
-        mixture = (weight * chosen).sum(-2)
-        if self.active == 1:
-            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]))
-        apart = torch.cat([chosen, weight], dim=-1).flatten(-2) if self.apart else None
-        first, second = chosen[..., 0, :], chosen[..., 1, :]
-        contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(said.dtype)
-        overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
-        return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap, apart)
-
-
-def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
-    """[experts, channels / active, H] of a weight [channels, H]: expert i gets every K-th channel from i mod K on."""
-    weight = weight.detach().float()
-    channels = len(weight) // active * active
-    parts = torch.stack([weight[i % active : channels : active] for i in range(experts)])
-    return parts if experts == active else parts + EXPERT_NOISE * parts.std() * torch.randn_like(parts)
+STATISTIC_ROWS = 16  # of a text
 
 
 class _Behind:
@@ -172,7 +90,7 @@ class DraftLayerModel(DraftingModel):
         layers = model.config.num_hidden_layers
         config.check(layers)
         super().__init__(model, config.gamma, layers, True, tapped=tuple(layers - tap for tap in config.taps))
-        self.config, self.passes = config, config.gamma - config.parallel  # of the layer, for one draft
+        self.config, self.passes = config, config.passes
         last, width = self.decoder.layers[-1], self.decoder.hidden_size
         layer = copy.deepcopy(last).float().requires_grad_(True)
         shape = config.experts, config.active, config.two_lists
@@ -192,6 +110,64 @@ class DraftLayerModel(DraftingModel):
         self.bias = nn.Parameter(torch.zeros(width))
         self.last_state = nn.Parameter(torch.eye(width)) if config.contrast or config.parallel else None
         self.last_token = nn.Parameter(torch.zeros(width, width)) if config.parallel else None
+
+    @classmethod
+    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        drafter = cls(model, DraftLayerConfig.of(run.config.resolved)).to(run.device)
+        run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
+        return drafter
+
+    def losses(self, step: FitStep) -> dict[str, Tensor]:
+        options = step.config.resolved
+        passes = counted_passes(options)
+        if options["random_unroll"] and not self.heads:  # heads of their own would all have to be met as often
+            passes = pick_passes(passes)
+        found = draft_layer_losses(
+            self, step.main, step.picked, step.vocabulary, step.lookup, options["labels"], passes
+        )
+        places = found.pop("places")
+        weights = step.weights[: len(places)]
+        total = (
+            (weights * places).sum() / weights.sum()
+            + options["state_weight"] * found["state"]
+            + options["expert_weight"] * found["alike"]
+        )
+        if "last" in found:
+            total = total + options["last_weight"] * found["last"]
+        return {"total": total} | {f"place_{j + 1}": value for j, value in enumerate(places)} | found
+
+    @torch.no_grad()
+    def statistics(self, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, Any]:
+        """How the layer's parts are used: `expert_shares`, the experts' weights; `expert_overlap`, the squared cosine
+        of the outputs of the two best; where the last position has a branch of its own `branches_agree`, how often its
+        best candidate is the mixture's for the last position that the mixture drafts.
+        """
+        shares: list[Tensor] = []
+        alike: list[Tensor] = []
+        agree: list[Tensor] = []
+        collate = Collator(self.device)
+        for start in range(0, len(rows), batch_size):
+            batch = collate(rows[start : start + batch_size])
+            picked = pick_rows(batch, self.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
+            main = self.main_pass(batch["input_ids"], batch["attention_mask"])
+            found = self.unroll(main, picked, self.passes)
+            counts = picked.labels[:, :, : self.passes] != IGNORE
+            shares.append(found.shares[counts])
+            alike.append(found.overlap[counts])
+            before = (
+                self.passes - self.config.parallel
+            )  # behind so many passes the branch guesses what the mixture does behind all
+            branch = self.unroll(main, picked, before).last if before else None
+            if branch is not None:
+                said, also = (
+                    self.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch)
+                )
+                agree.append(said == also)
+        used: dict[str, Any] = {
+            "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)],
+            "expert_overlap": round(float(torch.cat(alike).mean()), 3),
+        }
+        return used | {"branches_agree": round(float(torch.cat(agree).float().mean()), 3)} if agree else used
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         found = self.unroll(main, picked, self.passes)
@@ -324,6 +300,44 @@ class DraftLayerModel(DraftingModel):
             "own_heads": shape.own_heads,
             "biases": biases,
         }
+
+
+def draft_layer_losses(
+    model: DraftLayerModel,
+    main: MainPass,
+    picked: DraftRows,
+    vocabulary: Tensor | None,
+    lookup: Tensor | None,
+    kind: str = "hard",
+    passes: int | None = None,
+) -> dict[str, Tensor]:
+    """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
+
+    "places" [passes]: mean loss of the mixture's guesses. "last": of those of the last place's branch behind the last
+    of these passes; not there where a place is like any other. "state": smooth L1 of the mixture's states against the
+    target's own, over the spread of these. "alike": 0 where the two best experts of a row say what is at right angles
+    and all experts are used alike.
+    """
+    drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
+    mixture = drafted.mixture
+    guessed = mixture if drafted.apart is None else drafted.apart
+    found = {"places": position_losses(model, main, guessed, picked, 0, vocabulary, lookup, kind)}
+    if drafted.last is not None:
+        place = mixture.shape[2] - 1 + model.config.parallel
+        found["last"] = position_losses(model, main, drafted.last[:, :, None], picked, place, vocabulary, lookup, kind)[
+            0
+        ]
+    counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
+    if not counts.any():  # answers of a single token
+        return found | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
+    ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
+    rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
+    text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
+    wanted = main.final[text, rows][counts].float()
+    found["state"] = smooth_l1_loss(mixture[counts] / wanted.std(), wanted / wanted.std())
+    shares = drafted.shares[counts].mean(0)
+    found["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
+    return found
 
 
 @torch.no_grad()

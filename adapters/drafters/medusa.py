@@ -11,13 +11,15 @@ Knows nothing about data, optimisers or files.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass
+from streamspec.adapters.drafters.base import DraftingModel, DraftRows, FitStep, MainPass, bigram_shape
+from streamspec.adapters.run import Run
+from streamspec.adapters.training.losses import drafting_losses
 
 
 class MedusaModel(DraftingModel):
@@ -41,6 +43,14 @@ class MedusaModel(DraftingModel):
         self.block_biases = nn.Parameter(torch.zeros(gamma, width))
         start = self.decoder.lm_head.weight if vocabulary is None else self.decoder.lm_head.weight[vocabulary]
         self.heads = nn.Parameter(start.detach().float().repeat(gamma, 1, 1)) if own_heads else None
+
+    @classmethod
+    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        bigram = bigram_shape(run, model, vocabulary)
+        return cls(model, run.config.gamma, frozen, vocabulary, run.config.own_heads, bigram).to(run.device)
+
+    def losses(self, step: FitStep) -> dict[str, Tensor]:
+        return drafting_losses(self, step)
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """States [B, P, gamma, E], from the rows alone."""

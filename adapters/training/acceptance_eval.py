@@ -10,13 +10,11 @@ from torch import Tensor
 
 from streamspec.acceptance_stats import ENDED, MISSED
 from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, TargetModel
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
 from streamspec.adapters.training.data import Collator, TokenRow
-from streamspec.adapters.training.losses import lookup_table, next_token_loss, number, pick_rows
+from streamspec.adapters.training.losses import lookup_table, next_token_loss, number
 from streamspec.progress import track
 
 MAX_RANK = 10
-STATISTIC_ROWS = 16  # of a text
 
 
 @torch.no_grad()
@@ -51,42 +49,6 @@ def record_ranks(
             ranks = torch.where(hit.any(-1), hit.int().argmax(-1), MISSED)
             out.append(torch.where(labels == IGNORE, ENDED, ranks).tolist())
     return out
-
-
-@torch.no_grad()
-def layer_statistics(
-    model: DraftLayerModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
-) -> dict[str, list[float] | float]:
-    """How a draft layer's parts are used, over rows of the text: `expert_shares`, the experts' weights;
-    `expert_overlap`, the squared cosine of what the two best say; and where the last place has a branch of its own
-    `branches_agree`, how often its first guess is the mixture's for the same place, the last that the mixture
-    guesses."""
-    shares: list[Tensor] = []
-    alike: list[Tensor] = []
-    agree: list[Tensor] = []
-    collate = Collator(model.device)
-    for start in range(0, len(rows), batch_size):
-        batch = collate(rows[start : start + batch_size])
-        picked = pick_rows(batch, model.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
-        main = model.main_pass(batch["input_ids"], batch["attention_mask"])
-        found = model.unroll(main, picked, model.passes)
-        counts = picked.labels[:, :, : model.passes] != IGNORE
-        shares.append(found.shares[counts])
-        alike.append(found.overlap[counts])
-        before = (
-            model.passes - model.config.parallel
-        )  # behind so many passes the branch guesses what the mixture does behind all
-        branch = model.unroll(main, picked, before).last if before else None
-        if branch is not None:
-            said, also = (
-                model.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch)
-            )
-            agree.append(said == also)
-    used: dict[str, list[float] | float] = {
-        "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)],
-        "expert_overlap": round(float(torch.cat(alike).mean()), 3),
-    }
-    return used | {"branches_agree": round(float(torch.cat(agree).float().mean()), 3)} if agree else used
 
 
 def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, smooth_l1_loss
+from torch.nn.functional import cross_entropy, kl_div
 
-from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, MainPass, TargetModel
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
-from streamspec.adapters.drafters.streams import StreamingModel
+from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, FitStep, MainPass, TargetModel
 
 MOST_LIKELY = 10  # tokens that top-k distillation counts
 
@@ -48,6 +46,21 @@ def pick_passes(most: int) -> int:
     return 1 + int(torch.multinomial(1 / torch.arange(1.0, most + 1), 1))
 
 
+def drafting_losses(model: DraftingModel, step: FitStep) -> dict[str, Tensor]:
+    """The losses of a drafter with one head per position: beside a frozen target the weighted mean over positions,
+    else the next-token loss and `alpha` times their weighted sum.
+    """
+    labels = step.config.resolved["labels"]
+    per_stream = draft_losses(model, step.main, step.picked, step.vocabulary, step.lookup, labels)
+    parts = {f"stream_{j + 1}": value for j, value in enumerate(per_stream)}
+    if model.frozen:
+        total = (step.weights * per_stream).sum() / step.weights.sum()
+    else:
+        parts["next_token"] = next_token_loss(model, step.main, step.batch)
+        total = parts["next_token"] + step.config.alpha * (step.weights * per_stream).sum()
+    return {"total": total, **parts}
+
+
 def draft_losses(
     model: DraftingModel,
     main: MainPass,
@@ -64,46 +77,10 @@ def draft_losses(
     its ten likeliest tokens there by its chances (HASS).
     """
     states = model.draft_pass(main, picked)
-    return _losses(model, main, states, picked, 0, vocabulary, lookup, kind)
+    return position_losses(model, main, states, picked, 0, vocabulary, lookup, kind)
 
 
-def jakiro_losses(
-    model: DraftLayerModel,
-    main: MainPass,
-    picked: DraftRows,
-    vocabulary: Tensor | None,
-    lookup: Tensor | None,
-    kind: str = "hard",
-    passes: int | None = None,
-) -> dict[str, Tensor]:
-    """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
-
-    "places" [passes]: mean loss of the mixture's guesses. "last": of those of the last place's branch behind the last
-    of these passes; not there where a place is like any other. "state": smooth L1 of the mixture's states against the
-    target's own, over the spread of these. "alike": 0 where the two best experts of a row say what is at right angles
-    and all experts are used alike.
-    """
-    drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
-    mixture = drafted.mixture
-    guessed = mixture if drafted.apart is None else drafted.apart
-    found = {"places": _losses(model, main, guessed, picked, 0, vocabulary, lookup, kind)}
-    if drafted.last is not None:
-        place = mixture.shape[2] - 1 + model.config.parallel
-        found["last"] = _losses(model, main, drafted.last[:, :, None], picked, place, vocabulary, lookup, kind)[0]
-    counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
-    if not counts.any():  # answers of a single token
-        return found | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
-    ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
-    rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
-    text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
-    wanted = main.final[text, rows][counts].float()
-    found["state"] = smooth_l1_loss(mixture[counts] / wanted.std(), wanted / wanted.std())
-    shares = drafted.shares[counts].mean(0)
-    found["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
-    return found
-
-
-def _losses(
+def position_losses(
     model: DraftingModel,
     main: MainPass,
     states: Tensor,
@@ -140,16 +117,6 @@ def _losses(
             losses = (given.exp() - wanted.exp()).abs().sum(-1) / 2
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, place, losses)
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
-
-
-def exit_loss(
-    model: StreamingModel, main: MainPass, picked: DraftRows, vocabulary: Tensor | None, lookup: Tensor | None
-) -> Tensor:
-    """Mean cross-entropy of the early exit's guess of the next token, where it is one that streams may propose."""
-    labels = number(picked.roots, lookup)
-    counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
-    entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
-    return cross_entropy(model.head(model.exit_states(entry), vocabulary).float(), labels[counts])
 
 
 def number(tokens: Tensor, lookup: Tensor | None) -> Tensor:

@@ -6,8 +6,6 @@ file is there. Knows nothing about recipes or the adapter folder.
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from transformers.trainer_callback import ExportableState
 
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Collator, LengthGroupedOrder, TokenRow
+from streamspec.adapters.training.device import clock_of, has_bf16
 from streamspec.progress import EVERY
 
 COMPLETE = "complete"  # marker: everything of this checkpoint is on disk
@@ -100,16 +99,6 @@ def _autocast_only(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.cast_input_dtype_enabled = True
-
-
-def clock_of(config: TrainConfig) -> Callable[[], float]:
-    """Seconds, as the run counts its minutes."""
-    return processor_time if config.clock == "cpu" else time.monotonic
-
-
-def processor_time() -> float:
-    """Seconds that this process has computed, per thread: what a run takes where nothing else runs."""
-    return time.process_time() / torch.get_num_threads()
 
 
 class Clock(TrainerCallback, ExportableState):
@@ -247,26 +236,3 @@ def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint whose save was finished."""
     complete = [p.parent for p in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return max(complete, key=lambda p: int(p.name.split("-")[1]), default=None)
-
-
-def has_bf16() -> bool:
-    """True where bf16 matrix products are fast: CUDA, or a CPU with AVX512-BF16 or AMX."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    features = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return bool(check and check()) and ("avx512_bf16" in features or "amx_bf16" in features)
-
-
-def spare_allocator() -> None:
-    """Makes glibc keep freed memory: large activations otherwise go back to the kernel, and their page faults cost more
-    than the products.
-
-    mmap is switched off rather than its threshold raised, because glibc refuses thresholds above 32 MiB.
-    """
-    if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # malloc.h
-        libc.mallopt(m_mmap_max, 0)
-        libc.mallopt(m_trim_threshold, 2**31 - 1)
-        libc.mallopt(m_top_pad, 64 << 20)

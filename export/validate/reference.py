@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.drafters.base import DraftRows
-from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.export.drafters.base import DraftSpec
 from streamspec.export.drafters.draft_layer import DraftLayerSpec

@@ -110,6 +110,14 @@ def read_adapter(path: Path) -> Adapter:
     return found
 
 
+def streams_of(adapter: Path) -> dict[str, Any]:
+    """The `streams` section of an adapter's configuration. Raises AdapterError where there is none."""
+    streams = read_adapter(adapter).streams
+    if streams is None or not isinstance(streams.get("scale"), float):
+        raise AdapterError(f"{adapter / STREAM_CONFIG}: no streams", "an adapter with streams", RESTORE)
+    return streams
+
+
 def check_task_lora(folder: Path) -> None:
     """Raises AdapterError unless the task LoRA of `folder` is one, in safetensors, with no more in its configuration
     than PEFT needs to apply it.

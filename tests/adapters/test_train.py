@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streamspec.adapters import train as train_module
+from streamspec.adapters.drafters import draft_layer
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
 from streamspec.adapters.train import train
 from streamspec.adapters.training import self_distillation as regenerate
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
@@ -342,16 +344,21 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
 @pytest.mark.parametrize(("given", "taps"), [(2, (2,)), ([2, 10, 20], (2, 10, 20)), (" 2, 10", (2, 10))])
 def test_yaml_may_name_the_taps_as_numbers(given: object, taps: tuple[int, ...], tmp_path: Path) -> None:
     config = options(tmp_path, tmp_path, tmp_path, method="eagle", taps=given)
-    assert config.layer_shape()["taps"] == taps and config.taps == ",".join(map(str, taps))
+    assert DraftLayerConfig.of(config.resolved).taps == taps and config.taps == ",".join(map(str, taps))
 
 
 def test_mtp_reads_the_last_state_and_learns_from_its_first_pass_alone(tmp_path: Path) -> None:
     config = options(tmp_path, tmp_path, tmp_path, method="mtp")
-    assert config.layer_shape()["taps"] == (1,) and config.counted_passes == 1
-    assert config.taught == ("hard", 0) and options(tmp_path, tmp_path, tmp_path, method="hydra").taught == ("kl", 10)
-    assert options(tmp_path, tmp_path, tmp_path, method="eagle", labels="hard", state_weight=0).taught == ("hard", 0)
-    assert options(tmp_path, tmp_path, tmp_path, method="mtp", taps="2").layer_shape()["taps"] == (2,)
-    assert options(tmp_path, tmp_path, tmp_path, method="eagle").counted_passes == 2
+    assert DraftLayerConfig.of(config.resolved).taps == (1,) and counted_passes(config.resolved) == 1
+
+    def taught(**changes: object) -> tuple[str, float]:
+        resolved = options(tmp_path, tmp_path, tmp_path, **changes).resolved
+        return resolved["labels"], resolved["state_weight"]
+
+    assert taught(method="mtp") == ("hard", 0) and taught(method="hydra") == ("kl", 10)
+    assert taught(method="eagle", labels="hard", state_weight=0) == ("hard", 0)
+    assert DraftLayerConfig.of(options(tmp_path, tmp_path, tmp_path, method="mtp", taps="2").resolved).taps == (2,)
+    assert counted_passes(options(tmp_path, tmp_path, tmp_path, method="eagle").resolved) == 2
 
 
 @pytest.mark.parametrize(
@@ -375,11 +382,9 @@ def test_steps_draw_how_many_passes_they_unroll(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from streamspec.adapters import train as stages
-
     counted: set[int] = set()
-    losses = stages.jakiro_losses
-    monkeypatch.setattr(stages, "jakiro_losses", lambda *given: counted.add(given[-1]) or losses(*given))
+    losses = draft_layer.draft_layer_losses
+    monkeypatch.setattr(draft_layer, "draft_layer_losses", lambda *given: counted.add(given[-1]) or losses(*given))
     train(options(base, data, tmp_path / "out", method=method, target_adapter=task, epochs=3, **changes))
     assert counted == seen
 

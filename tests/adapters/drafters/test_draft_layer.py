@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from streamspec.adapters.drafters.base import DraftRows
-from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel, Experts, fit_start
-from streamspec.adapters.drafters.streams import unit_rms
-from streamspec.adapters.training.acceptance_eval import layer_statistics
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel, draft_layer_losses, fit_start
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.experts import Experts
+from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
-from streamspec.adapters.training.losses import jakiro_losses, pick_passes, pick_rows
+from streamspec.adapters.training.losses import pick_passes, pick_rows
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import tiny_model
 
@@ -146,7 +147,7 @@ def test_two_lists_learn_together() -> None:
     optimiser = torch.optim.Adam(list(model.drafter_tensors().values()), lr=3e-3)
     main, seen = model.main_pass(IDS, MASK), []
     for _ in range(60):
-        loss = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["places"].mean()
+        loss = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["places"].mean()
         optimiser.zero_grad()
         loss.backward(retain_graph=True)
         optimiser.step()
@@ -200,7 +201,7 @@ def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
     for _ in range(60):
         with torch.no_grad():
             main = model.main_pass(IDS, MASK)
-        found = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)
+        found = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)
         assert found["places"].shape == (GAMMA - 1,) and found["last"].shape == ()
         total = found["places"].mean() + found["last"] + 3 * found["state"]
         optimiser.zero_grad()
@@ -217,7 +218,7 @@ def test_the_last_places_branch_teaches_the_layer_in_its_own_pass_alone() -> Non
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     for passes in range(1, model.passes + 1):
         model.zero_grad()
-        jakiro_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None, passes=passes)[
+        draft_layer_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None, passes=passes)[
             "last"
         ].backward()
         assert model.last_state.grad is not None and model.last_token.grad is not None  # type: ignore[union-attr]
@@ -230,7 +231,7 @@ def test_answers_of_a_single_token_teach_nothing() -> None:
     model = jakiro()
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": torch.zeros_like(MASK).bool()}
     batch["loss_mask"][0, 7] = batch["loss_mask"][1, 4] = True
-    found = jakiro_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None)
+    found = draft_layer_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None)
     assert all(bool((value == 0).all()) for value in found.values())
 
 
@@ -239,9 +240,9 @@ def test_training_counts_as_many_passes_as_asked_for() -> None:
     model = jakiro()
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     main, picked = model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8)
-    every = jakiro_losses(model, main, picked, None, None)
+    every = draft_layer_losses(model, main, picked, None, None)
     for passes in (1, 2, 9):
-        found = jakiro_losses(model, main, picked, None, None, passes=passes)
+        found = draft_layer_losses(model, main, picked, None, None, passes=passes)
         torch.testing.assert_close(found["places"], every["places"][:passes])
 
 
@@ -261,7 +262,7 @@ def test_experts_that_pay_for_it_come_to_differ() -> None:
     optimiser = torch.optim.Adam(model.experts.parameters(), lr=3e-3)
     main, alike = model.main_pass(IDS, MASK), []
     for _ in range(60):
-        loss = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["alike"]
+        loss = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["alike"]
         optimiser.zero_grad()
         loss.backward(retain_graph=True)
         optimiser.step()
@@ -275,7 +276,7 @@ def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
         model.experts.router.zero_()[2] = 40.0 * torch.ones(32)
         model.experts.router[3] = -40.0 * torch.ones(32)
         model.norm_mid.weight.fill_(1.0)
-    found = layer_statistics(model, rows, None)
+    found = model.statistics(rows, None)
     shares = found["expert_shares"]
     assert (
         isinstance(shares, list) and sum(shares) == pytest.approx(1, abs=2e-3) and shares[2] + shares[3] > 0.9
@@ -289,11 +290,10 @@ def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
             return said._replace(last=said.mixture[:, :, -1])
 
         model.unroll = agreeing  # type: ignore[method-assign]
-    assert layer_statistics(model, rows, None)["branches_agree"] == 1
-    assert layer_statistics(jakiro(parallel=False), rows, None)["branches_agree"] < 1  # type: ignore[operator]
-    assert "branches_agree" not in layer_statistics(
-        jakiro(experts=1, active=1, contrast=False, parallel=False), rows, None
-    )
+    assert model.statistics(rows, None)["branches_agree"] == 1
+    assert jakiro(parallel=False).statistics(rows, None)["branches_agree"] < 1
+    plain = jakiro(experts=1, active=1, contrast=False, parallel=False)
+    assert "branches_agree" not in plain.statistics(rows, None)
 
 
 @pytest.mark.parametrize("taps", [(0,), (2, 5)])
@@ -323,7 +323,7 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     batch = {"input_ids": ids, "loss_mask": mask.bool()}
 
     def losses() -> dict[str, Tensor]:
-        return jakiro_losses(
+        return draft_layer_losses(
             model,
             model.main_pass(ids, mask),
             pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0)),

@@ -1,0 +1,71 @@
+"""The experts of a draft layer: gated MLPs in the place of one, mixed or contrasted by a router (Jakiro)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start from the same channels
+
+
+class Branches(NamedTuple):
+    """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from
+    and, if there is one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, and
+    `last` [B, P, H] is of the last pass and guesses the same place or, if parallel, the next); `shares` [.., N], the
+    experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what the two
+    best say; with two lists `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its
+    weight, side by side."""
+
+    mixture: Tensor
+    last: Tensor | None
+    shares: Tensor
+    overlap: Tensor
+    apart: Tensor | None = None
+
+
+class Experts(nn.Module):
+    """Gated MLPs in the place of one. Each has 1/K of its channels, K of N count for a row."""
+
+    def __init__(self, mlp: nn.Module, experts: int, active: int, apart: bool = False) -> None:
+        super().__init__()
+        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.active, self.apart, self.activation = active, apart, mlp.act_fn
+        hidden = gate.weight.shape[1]
+        self.gate = nn.Parameter(_dealt(gate.weight, experts, active))
+        self.up = nn.Parameter(_dealt(up.weight, experts, active))
+        self.down = nn.Parameter(active * _dealt(down.weight.T, experts, active))
+        self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
+
+    def forward(self, z: Tensor) -> Branches:
+        """What the experts make of rows z [.., H], not yet added to them; `last` is their contrast."""
+        inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum(
+            "...h,eih->...ei", z, self.up
+        )
+        said = torch.einsum("...ei,eih->...eh", inner, self.down)
+        experts = len(self.gate)
+        if self.router is None:
+            return Branches(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
+        routed = nn.functional.linear(z, self.router).float()
+        weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
+        weight = weight / weight.sum(-1, keepdim=True)
+        chosen = said.gather(-2, which[..., None].expand(*which.shape, said.shape[-1]))
+        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
+        weight = weight[..., None].to(said.dtype)
+        mixture = (weight * chosen).sum(-2)
+        if self.active == 1:
+            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]))
+        apart = torch.cat([chosen, weight], dim=-1).flatten(-2) if self.apart else None
+        first, second = chosen[..., 0, :], chosen[..., 1, :]
+        contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(said.dtype)
+        overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
+        return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap, apart)
+
+
+def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
+    """[experts, channels / active, H] of a weight [channels, H]: expert i gets every K-th channel from i mod K on."""
+    weight = weight.detach().float()
+    channels = len(weight) // active * active
+    parts = torch.stack([weight[i % active : channels : active] for i in range(experts)])
+    return parts if experts == active else parts + EXPERT_NOISE * parts.std() * torch.randn_like(parts)
