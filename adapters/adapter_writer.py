@@ -90,11 +90,7 @@ def load_drafter(adapter: Path, drafter: DraftingModel) -> None:
     without effect. Layers that `drafter` does not have are left out.
     """
     saved, current = read_tensors(adapter / STREAM_WEIGHTS), drafter.drafter_tensors()
-    new = tuple(
-        part
-        for part, sign in (("bigram_", "bigram_in"), ("prune_", "prune_up"), ("shares", "shares"))
-        if sign not in saved
-    )
+    new = tuple(prefix for prefix, sign in drafter.optional_tensors.items() if sign not in saved)
     current = {n: p for n, p in current.items() if not n.startswith(new)}
     wrong = sorted(n for n, p in current.items() if n not in saved or not _fits(n, saved[n], p))
     if wrong:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from streamspec.adapters.adapter_writer import check_same_base
 from streamspec.adapters.base_models.resolve import Base
@@ -69,24 +67,7 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
         )
     if config.warm_start is not None:
         check_same_base(config.warm_start, base, "--warm-start", STREAM_WEIGHTS)
-        saved = streams_of(config.warm_start)
-        kept: dict[str, Any] = {name: saved.get(name) for name in ("gamma", "positions", "root_token")} | {
-            "ns": min(ns, saved["ns"])
-        }  # the last ns of more
-        kept |= {
-            "bigram_rank": saved.get("bigram"),
-            "prune_rank": saved.get("pruning"),
-            "stream_rank": (saved.get("lora") or {}).get("rank", 0),
-        }
-        wanted = asdict(config) | {"ns": ns}
-        odd = [name for name in ("gamma", "ns", "positions", "root_token") if kept[name] != wanted[name]]
-        odd += [
-            name for name in ("bigram_rank", "prune_rank") if kept[name] and wanted[name] not in (0, kept[name])
-        ]  # may be new, or dropped
-        odd += ["stream_rank"] if kept["stream_rank"] > config.stream_rank else []
-        if odd:
-            found = f"--warm-start {config.warm_start}: streams with {odd[0]} = {kept[odd[0]]}"
-            raise ConfigError(found, f"{wanted[odd[0]]}", f"give --{odd[0].replace('_', '-')} as that adapter has it")
+        config.drafter.check_warm_start(config.resolved | {"ns": ns}, streams_of(config.warm_start))
 
 
 def check_format(config: TrainConfig, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
+from streamspec.adapters.drafters.base import DraftingModel
 from streamspec.adapters.run import Run
+from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import TokenRow, draft_vocabulary
 from streamspec.bundle.adapter_folder import RESTORE, STREAM_WEIGHTS, check_task_lora
 from streamspec.errors import AdapterError
@@ -53,6 +56,14 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None
     return model.to(run.dtype).requires_grad_(False)
+
+
+def drafter_class(config: TrainConfig) -> type[DraftingModel]:
+    """The network of the run's method."""
+    assert config.drafter.model is not None, "a plain fine-tune has no drafter"
+    module, name = config.drafter.model.split(":")
+    found: type[DraftingModel] = getattr(import_module(module), name)
+    return found
 
 
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:

@@ -21,7 +21,7 @@ from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, loa
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.checks import check_adapters, check_answers, check_out, contents, within
 from streamspec.adapters.drafters.base import TargetModel
-from streamspec.adapters.models import choose_vocabulary, load_target, with_task_lora
+from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
 from streamspec.adapters.run import RUN_STATE, WORK, Run, answers_made_by, preview, say, task_lora
 from streamspec.adapters.stages import finish_drafter, fit_drafter, own_answers, task_stage
 from streamspec.adapters.training.acceptance_eval import validation_loss
@@ -118,7 +118,7 @@ def train_joint(run: Run) -> dict[str, Any]:
     config = run.config
     peft, model = with_task_lora(run)
     vocabulary = choose_vocabulary(run, run.rows)
-    drafter = config.drafter.load().fresh(run, model, vocabulary, frozen=False)
+    drafter = drafter_class(config).fresh(run, model, vocabulary, frozen=False)
     minutes = config.max_minutes and config.max_minutes * (1 - config.distill_share * config.self_distill)
     if config.drafter.learns_alone is not None:
         drafter.frozen = True  # the task LoRA is nothing yet: switched off or on, the target is the base
@@ -149,7 +149,7 @@ def train_staged(run: Run) -> dict[str, Any]:
         rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left * 0.4)
     vocabulary = choose_vocabulary(run, run.rows + rows)
     set_seed(config.seed)  # a resumed run begins here as well
-    kind = config.drafter.load()
+    kind = drafter_class(config)
     kind.prepare_target(run, model)
     drafter = kind.fresh(run, model, vocabulary, frozen=True)
     if config.warm_start is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 from streamspec.adapters.drafters.draft_layer_config import check_draft_layer, check_draft_layer_base
@@ -16,6 +15,7 @@ from streamspec.adapters.drafters.options import (
     TrainedAloneOptions,
     UnrolledOptions,
 )
+from streamspec.adapters.drafters.stream_config import check_warm_streams
 
 RECIPES = ("joint", "staged")
 STAGED = ("staged",)
@@ -30,7 +30,8 @@ class DrafterMethod:
     `fixed`: values of options that it does not leave open; `defaults`: of those whose default is the method's.
     `recipes`: allowed ones, the default first; `warm_start`: those that may begin with another adapter's drafter.
     `learns_alone`: the option that says which share of a joint run trains the drafter alone first. `check` refuses
-    resolved options that do not go together, `check_base` a base (family, number of layers) that cannot have it.
+    resolved options that do not go together, `check_base` a base (family, number of layers) that cannot have it,
+    `check_warm_start` an adapter (its `streams` section) of another shape.
     """
 
     model: str | None = None
@@ -42,12 +43,7 @@ class DrafterMethod:
     learns_alone: str | None = None
     check: Callable[[Mapping[str, Any]], None] = lambda options: None
     check_base: Callable[[Mapping[str, Any], str, int], None] = lambda options, family, layers: None
-
-    def load(self) -> Any:
-        """The class of its network. Imports torch."""
-        assert self.model is not None
-        module, name = self.model.split(":")
-        return getattr(import_module(module), name)
+    check_warm_start: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda options, saved: None
 
 
 HARD = {"labels": "hard", "state_weight": 0.0}  # the tokens that came
@@ -61,6 +57,7 @@ DRAFTERS = {
         (TrainedAloneOptions, StreamingOptions),
         defaults=HARD,
         warm_start=STAGED,
+        check_warm_start=check_warm_streams,
     ),
     "medusa": DrafterMethod(
         "streamspec.adapters.drafters.medusa:MedusaModel",

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -146,6 +146,8 @@ class DraftingModel(TargetModel, ABC):
 
         logits_j(v | u) = head(state_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
     """
+
+    optional_tensors: ClassVar[dict[str, str]] = {"bigram_": "bigram_in"}  # prefix -> one that tells they were saved
 
     def __init__(
         self,

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -42,22 +41,12 @@ from streamspec.adapters.drafters.base import (
     bigram_shape,
 )
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, unit_rms
+from streamspec.adapters.drafters.stream_config import StreamConfig
 from streamspec.adapters.run import Run
 from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.losses import drafting_losses, number
 from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
-
-
-@dataclass
-class StreamConfig:
-    """Shape of the streams. `scale` is the median rms of M; it is measured before training and then fixed."""
-
-    gamma: int
-    ns: int
-    scale: float = 1.0
-    positions: str = "shifted"
-    root_token: bool = True
 
 
 class AppendCache:
@@ -80,6 +69,8 @@ class StreamingModel(DraftingModel):
 
     `frozen`: the LoRA layers inside `model` belong to the streams alone and are switched off in pass 1 (staged recipe).
     """
+
+    optional_tensors: ClassVar = DraftingModel.optional_tensors | {"prune_": "prune_up", "shares": "shares"}
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ resolved config and the reference page. Free of torch.
 from __future__ import annotations
 
 from dataclasses import MISSING, Field, asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -17,7 +18,16 @@ from streamspec.adapters.drafters.options import (
     TrainedAloneOptions,
     UnrolledOptions,
 )
-from streamspec.adapters.training.fields import check_rules, converted, flag, option, require, required
+from streamspec.adapters.training.fields import (
+    check_rules,
+    converted,
+    expected,
+    flag,
+    option,
+    plain_type,
+    require,
+    required,
+)
 from streamspec.errors import ConfigError
 from streamspec.prompt.prompt_format import KINDS
 
@@ -255,6 +265,28 @@ def grouped_fields() -> list[tuple[Field[Any], type]]:
     groups = [group for group in reversed(TrainConfig.__mro__) if "__annotations__" in vars(group)]
     owner = {name: group for group in groups for name in vars(group)["__annotations__"]}
     return [(one, owner[one.name]) for one in fields(TrainConfig)]
+
+
+def reference() -> str:
+    """The reference of all options as Markdown: a heading and a table for each group."""
+    hints = get_type_hints(TrainConfig)
+    lines: list[str] = []
+    for group, options in groupby(grouped_fields(), key=lambda pair: pair[1]):
+        methods = readers(group)
+        heading = group.__doc__ or group.__name__
+        lines += [f"## {heading}" + (f" ({', '.join(methods)})" if methods else ""), ""]
+        lines += ["| option | type | default | |", "|---|---|---|---|"]
+        for one, _ in options:
+            choices = one.metadata.get("choices")
+            kind = (
+                " \\| ".join(f"`{choice}`" for choice in choices) if choices else plain_type(hints[one.name]).__name__
+            )
+            default = "required" if one.default is MISSING else "" if one.default is None else f"`{one.default!r}`"
+            limits = [text] if (text := expected(one.metadata)) and not choices else []
+            says = "; ".join([one.metadata["help"], *limits]).replace("|", "\\|")
+            lines.append(f"| `{flag(one.name)}` | {kind} | {default} | {says} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def help_of(one: Field[Any], group: type) -> str:
