@@ -1,4 +1,4 @@
-"""The adapter folder on disk (docs/architecture.md): PEFT's two files for the task LoRA, ours beside them.
+"""Writes the adapter folder (docs/architecture.md): PEFT's two files for the task LoRA, ours beside them.
 
 Everything is written to a temporary name first, `training.json` last.
 """
@@ -50,7 +50,7 @@ def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
 
 
 def copy_task_lora(source: Path, out: Path) -> None:
-    """Puts the task LoRA of `source` beside the streams trained over it."""
+    """Copies the task LoRA of `source` into the folder of the drafter trained over it."""
     for name in (TASK_CONFIG, TASK_WEIGHTS):
         write_bytes(out / name, (source / name).read_bytes())
 
@@ -66,17 +66,17 @@ def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None
 
 
 def save_stage(path: Path, drafter: DraftingModel) -> None:
-    """Keeps a finished stage's tensors so that an interrupted run does not repeat it."""
+    """Saves a finished stage's tensors so that an interrupted run does not repeat it."""
     save_tensors(trainable_state(drafter), path)
 
 
 def load_stage(path: Path, drafter: DraftingModel) -> None:
-    """Takes a finished stage's tensors back."""
+    """Loads a finished stage's tensors."""
     load_trainable(drafter, read_tensors(path))
 
 
 def drafter_tensors(drafter: DraftingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
-    """What `streamspec.safetensors` holds: parameters as fp16, and the draft vocabulary."""
+    """The tensors of `streamspec.safetensors`: parameters as fp16, and the draft vocabulary int64."""
     out = {k: v.detach().half().contiguous() for k, v in drafter.drafter_tensors().items()}
     if vocabulary is not None:
         out["draft_vocab"] = vocabulary.long().contiguous()
@@ -86,8 +86,8 @@ def drafter_tensors(drafter: DraftingModel, vocabulary: Tensor | None) -> dict[s
 def load_drafter(adapter: Path, drafter: DraftingModel) -> None:
     """Puts the drafter's tensors of `adapter` into `drafter`; names every tensor that does not fit in one error.
 
-    A bigram, an early exit and shares may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts
-    without effect. Layers that `drafter` does not have are left out.
+    Its `optional_tensors` may be missing from `adapter`, and a LoRA may have fewer ranks (a shrunk one): what is
+    new starts without effect. Layers that `drafter` does not have are left out.
     """
     saved, current = read_tensors(adapter / STREAM_WEIGHTS), drafter.drafter_tensors()
     new = tuple(prefix for prefix, sign in drafter.optional_tensors.items() if sign not in saved)

@@ -24,7 +24,7 @@ from streamspec.prompt.prompt_format import PromptFormat
 
 
 def contents(config: TrainConfig, base: Base) -> dict[str, str]:
-    """Hashes of what a run reads, by option: a path says little of what lies there."""
+    """Hashes of the files a run reads, by option, since files may change under the same path."""
     files = {
         "data": config.data,
         "val": config.val,
@@ -55,7 +55,7 @@ def check_out(config: TrainConfig) -> None:
 
 
 def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
-    """The adapters that a staged run starts from, before any work is spent on it."""
+    """Refuses a target adapter or a warm start that does not fit this base and these options."""
     if config.target_adapter is not None and str(config.target_adapter) != UNTOUCHED:
         check_same_base(config.target_adapter, base, "--target-adapter", TASK_WEIGHTS)
         check_format(config, config.target_adapter)
@@ -71,9 +71,7 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
 
 
 def check_format(config: TrainConfig, target: Path) -> None:
-    """A drafter is of use in the prompt format alone that its target was trained with; a plain PEFT folder names
-    none.
-    """
+    """Refuses a prompt format other than the one `target` was trained with; a plain PEFT folder names none."""
     if not (target / STREAM_CONFIG).exists():
         return
     own, given = read_adapter(target).prompt_format, PromptFormat(config.format, config.separator)
@@ -87,7 +85,9 @@ def check_format(config: TrainConfig, target: Path) -> None:
 def check_answers(
     config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]
 ) -> None:
-    """Drafts are measured, and mostly learnt, on the target's own answers: some prompts must leave room for them."""
+    """Refuses data of which no prompt leaves room for an answer: drafters are measured, and mostly trained, on the
+    target's own answers.
+    """
     for name, some in (("data", examples), ("validation data", val_examples)):
         if not any(fits(formatter.opening_ids(e), config) for e in some):
             raise DataError(

@@ -21,13 +21,13 @@ from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 from streamspec.data import Example
 
 WORK = "run"  # folder of an unfinished run, inside --out
-RUN_STATE = "journal.json"  # its options, finished parts and minutes
+RUN_STATE = "journal.json"  # in WORK: its options, finished parts and minutes
 UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
 
 
 @dataclass
 class Run:
-    """Everything the stages share."""
+    """A run as all stages see it."""
 
     config: TrainConfig
     base: Base
@@ -38,7 +38,7 @@ class Run:
     val_examples: list[Example]
     val_rows: list[TokenRow]
     ns: int  # MSA layers
-    state: RunState
+    state: RunState  # finished parts, saved after each
 
     @property
     def work(self) -> Path:
@@ -65,7 +65,7 @@ class Run:
 
 
 def answers_made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
-    """What answers depend on, besides their prompts."""
+    """Base, target and sampling that regenerated answers depend on, besides their prompts."""
     target = "trained in this run"
     if config.target_adapter is not None:
         task = task_lora(config)
@@ -78,7 +78,7 @@ def answers_made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
 
 
 def task_lora(config: TrainConfig) -> Path | None:
-    """The given task LoRA; None where the base is to stay as it is."""
+    """Folder of the given task LoRA; None for the untouched base."""
     return None if str(config.target_adapter) == UNTOUCHED else config.target_adapter
 
 

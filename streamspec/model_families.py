@@ -1,9 +1,8 @@
-"""What tells the supported model families apart: where a Hugging Face causal LM keeps its parts, and how its layers are
+"""Descriptions of the supported model families: where a Hugging Face causal LM keeps its parts, and how its layers are
 put together.
 
 One decoder template reads these descriptions, in training (`adapters/base_models/hf_decoder.py`) and in export
-(`export/layers/decoder_spec.py`). What the modules themselves tell (sizes, biases, scales) is not repeated here. Knows
-nothing about torch.
+(`export/layers/decoder_spec.py`). Sizes, biases and scales are read from the modules themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Hugging Face causal LM's decoder layers, rotary embedding, final norm and head, found by its family's description.
 
-The layers themselves are called as they are. Knows nothing about streams or training.
+The layers themselves are called as they are.
 """
 
 from __future__ import annotations

@@ -47,9 +47,21 @@ class DrafterMethod:
 
 
 HARD = {"labels": "hard", "state_weight": 0.0}  # the tokens that came
-TARGET_STATES = {"labels": "kl", "state_weight": 10.0, "taps": "2"}  # what the target expects, and its hidden states
+TARGET_STATES = {"labels": "kl", "state_weight": 10.0, "taps": "2"}  # the target's distribution and hidden states
 ONE_EXPERT = {"experts": 1, "active": 1, "contrast": False, "parallel": False, "two_lists": False}
-LAYER = "streamspec.adapters.drafters.draft_layer:DraftLayerModel"
+
+
+def _draft_layer(options: tuple[type, ...], fixed: Mapping[str, Any], defaults: Mapping[str, Any]) -> DrafterMethod:
+    return DrafterMethod(
+        "streamspec.adapters.drafters.draft_layer:DraftLayerModel",
+        (TrainedAloneOptions, DraftLayerOptions, *options),
+        fixed,
+        defaults,
+        recipes=STAGED,
+        check=check_draft_layer,
+        check_base=check_draft_layer_base,
+    )
+
 
 DRAFTERS = {
     "streaming": DrafterMethod(
@@ -65,41 +77,10 @@ DRAFTERS = {
         defaults=HARD,
         learns_alone="heads_share",
     ),
-    "jakiro": DrafterMethod(
-        LAYER,
-        (TrainedAloneOptions, DraftLayerOptions, UnrolledOptions, JakiroOptions),
-        defaults=TARGET_STATES,
-        recipes=STAGED,
-        check=check_draft_layer,
-        check_base=check_draft_layer_base,
-    ),
-    "eagle": DrafterMethod(
-        LAYER,
-        (TrainedAloneOptions, DraftLayerOptions, UnrolledOptions),
-        fixed=ONE_EXPERT,
-        defaults=TARGET_STATES,
-        recipes=STAGED,
-        check=check_draft_layer,
-        check_base=check_draft_layer_base,
-    ),
-    "mtp": DrafterMethod(
-        LAYER,
-        (TrainedAloneOptions, DraftLayerOptions),
-        fixed=ONE_EXPERT | {"unroll": 1},
-        defaults=HARD | {"taps": "1"},
-        recipes=STAGED,
-        check=check_draft_layer,
-        check_base=check_draft_layer_base,
-    ),
-    "hydra": DrafterMethod(
-        LAYER,
-        (TrainedAloneOptions, DraftLayerOptions),
-        fixed=ONE_EXPERT | {"prefix_attention": True, "own_heads": True},
-        defaults=TARGET_STATES,
-        recipes=STAGED,
-        check=check_draft_layer,
-        check_base=check_draft_layer_base,
-    ),
+    "jakiro": _draft_layer((UnrolledOptions, JakiroOptions), {}, TARGET_STATES),
+    "eagle": _draft_layer((UnrolledOptions,), ONE_EXPERT, TARGET_STATES),
+    "mtp": _draft_layer((), ONE_EXPERT | {"unroll": 1}, HARD | {"taps": "1"}),
+    "hydra": _draft_layer((), ONE_EXPERT | {"prefix_attention": True, "own_heads": True}, TARGET_STATES),
     "lora": DrafterMethod(),
 }
 

@@ -1,37 +1,37 @@
-"""Jakiro's draft layer over a frozen Hugging Face causal LM (Jakiro, arXiv 2502.06282; with one expert and no contrast:
-EAGLE).
+"""A draft layer over a frozen Hugging Face causal LM: Jakiro (arXiv 2502.06282), and with one expert and no contrast
+EAGLE, MTP and Hydra.
 
 One decoder layer drafts token after token from the target's hidden states. Row t stands for the pair (m_t, y_(t+1)):
 
-    x_t = U e(y_(t+1)) + s_t + b        s_t = V m_t, m_t the hidden states of row t below the last layers, side by side;
-    e and each m over its rms u_t = x_t + attention(norm(x_t))             over rows <= t z_t = norm(u_t)     s =
-    softmax(R z_t)     a = the K largest s, over their sum g_t = final(u_t + sum_i a_i E_i(z_t))
-    mixture (equations 3 and 6): head(g_t) guesses y_(t+2) c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)) + T e(y_(t+2)))
-    contrast (equation 7): head(c_t) guesses y_(t+3), one place further
+    x_t = U e(y_(t+1)) + s_t + b            s_t = V m_t; m_t: hidden states of row t below the last layers, side by side
+    u_t = x_t + attention(norm(x_t))        over rows <= t; e and each m are divided by their rms
+    z_t = norm(u_t)                         s = softmax(R z_t); a = the K largest s, over their sum
+    g_t = final(u_t + sum_i a_i E_i(z_t))                                   mixture (equations 3 and 6)
+    c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)) + T e(y_(t+2)))           contrast (equation 7)
 
-E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on
-from itself: the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place
-comes from c, so it costs no pass of the layer. In training the true tokens take the guesses' place and rows are
-unrolled, up to the full length (HASS, EAGLE-3), so the layer learns to live with its own states. What c costs is asked
-of the deepest pass of a step; it teaches the layer where that is the last, in which c is used, else only C, T and the
-last norm.
+head(g_t) predicts y_(t+2), head(c_t) predicts y_(t+3), one position further. E_1, E_2 have the two largest s; (B, A) is
+the softmax of two further outputs of the router, B >= A. Drafting continues on its own states: the row after the draft
+token for y_(t+2) has s = S g_t and that token's embedding, and so on. The last position comes from c and costs no pass
+of the layer. In training the true tokens stand in for draft tokens and rows are unrolled, up to the full length (HASS,
+EAGLE-3), so the layer learns to live with its own states. The loss of c is taken at the deepest pass of a step; it
+trains the whole layer only where that is the draft's last pass, else C, T and the last norm.
 
-Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel`
-the last place has a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With
-`prefix_attention` the first pass alone attends: the others are heads behind it that hand on their states; with
-`own_heads` each has weights of its own, as Hydra++'s have (arXiv 2402.05109). With `two_lists` every expert that counts
-guesses for itself (the paper's MoE tree, equation 4); a guess has the chance that it has on average,
+Variants: without `contrast` the mixture's sum replaces the difference in c (the paper's table 4); without `parallel`
+the last position has a pass of its own, without T, and c, if there is a contrast, predicts what g does. With
+`prefix_attention` only the first pass attends and the later ones are heads on its states; with `own_heads` each of them
+has weights of its own, as in Hydra++ (arXiv 2402.05109). With `two_lists` every active expert proposes candidates of
+its own (the paper's MoE tree, equation 4), and a candidate has the mean probability
 
     p_t(v) = sum_i a_i softmax(head(final(u_t + E_i(z_t))))_v
 
-so the better list is asked first, what both name is one guess, and the loss is least where experts know different
-things (the last place's branch keeps one list).
+so the better list counts more, equal candidates are merged, and the loss is least where experts know different things
+(the last position's branch keeps one list).
 
-Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP
-dealt out to the experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of what that layer
-sees one row later, C and T of what the target says behind the tokens that c knows (`fit_start`). So the layer drafts
-before it has learnt anything. And m is taken below the last layers (`taps`), where the target has not yet narrowed its
-state to one next token. Knows nothing about data, optimisers or files.
+Unlike the paper's, the last draft token depends on the one before it (T); the layer starts as a copy of the target's
+last one, its MLP split among the experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of
+what that layer reads one row later, C and T of the target's finished states (`fit_start`), so the layer drafts before
+it has learnt anything; m is taken below the last layers (`taps`), where the target's state is not yet narrowed to one
+next token.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from transformers import PreTrainedModel
 
 from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
-from streamspec.adapters.drafters.experts import Branches, Experts
+from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, unit_rms
 from streamspec.adapters.run import Run
 from streamspec.adapters.training.data import Collator, TokenRow
-from streamspec.adapters.training.losses import pick_passes, pick_rows, position_losses
+from streamspec.adapters.training.losses import depth_losses, pick_passes, pick_rows
 
 STATISTIC_ROWS = 16  # of a text
 
 
-class _Behind:
-    """The cache that HF's attention sees: K/V of earlier rows, and room for those it adds."""
+class _GrowingCache:
+    """The cache that HF's attention sees: K/V of earlier rows, to which it appends its own."""
 
     def __init__(self, keys: list[Tensor], values: list[Tensor]) -> None:
         self.keys, self.values = keys, values
@@ -72,19 +72,8 @@ class _Behind:
         return sum(key.shape[2] for key in self.keys)
 
 
-class _Pass(nn.Module):
-    """Weights of one of hydra's passes behind the first."""
-
-    def __init__(self, mlp: nn.Module, norm: nn.Module, experts: int, active: int, apart: bool) -> None:
-        super().__init__()
-        self.experts, self.norm_mid = Experts(mlp, experts, active, apart), copy.deepcopy(norm)
-        width = norm.weight.shape[0]
-        self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
-        self.bias = nn.Parameter(torch.zeros(width))
-
-
 class DraftLayerModel(DraftingModel):
-    """A causal LM with a draft layer of its own, for `gamma` places ahead. The target is frozen."""
+    """A causal LM with a draft layer of its own, for `gamma` draft tokens. The target is frozen."""
 
     def __init__(self, model: PreTrainedModel, config: DraftLayerConfig) -> None:
         layers = model.config.num_hidden_layers
@@ -103,7 +92,7 @@ class DraftLayerModel(DraftingModel):
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
         own = range(self.passes - 1) if config.own_heads else ()
-        self.heads = nn.ModuleList(_Pass(layer.mlp, layer.post_attention_layernorm, *shape) for _ in own)
+        self.heads = nn.ModuleList(LaterPass(layer.mlp, layer.post_attention_layernorm, *shape) for _ in own)
         self.from_token = nn.Parameter(torch.eye(width))
         self.from_state = None if config.own_heads else nn.Parameter(torch.eye(width))
         self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.tapped)) / len(self.tapped))
@@ -125,16 +114,16 @@ class DraftLayerModel(DraftingModel):
         found = draft_layer_losses(
             self, step.main, step.picked, step.vocabulary, step.lookup, options["labels"], passes
         )
-        places = found.pop("places")
-        weights = step.weights[: len(places)]
+        depths = found.pop("depths")
+        weights = step.weights[: len(depths)]
         total = (
-            (weights * places).sum() / weights.sum()
+            (weights * depths).sum() / weights.sum()
             + options["state_weight"] * found["state"]
             + options["expert_weight"] * found["alike"]
         )
         if "last" in found:
             total = total + options["last_weight"] * found["last"]
-        return {"total": total} | {f"place_{j + 1}": value for j, value in enumerate(places)} | found
+        return {"total": total} | {f"place_{j + 1}": value for j, value in enumerate(depths)} | found
 
     @torch.no_grad()
     def statistics(self, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, Any]:
@@ -156,7 +145,7 @@ class DraftLayerModel(DraftingModel):
             alike.append(found.overlap[counts])
             before = (
                 self.passes - self.config.parallel
-            )  # behind so many passes the branch guesses what the mixture does behind all
+            )  # after so many passes the branch predicts what the mixture does after all
             branch = self.unroll(main, picked, before).last if before else None
             if branch is not None:
                 said, also = (
@@ -171,40 +160,40 @@ class DraftLayerModel(DraftingModel):
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         found = self.unroll(main, picked, self.passes)
-        places = found.mixture if found.apart is None else found.apart
+        states = found.mixture if found.apart is None else found.apart
         if found.last is None:
-            return places
+            return states
         last = found.last[:, :, None]
         if found.apart is not None:  # all lists are this one
             weight = torch.full_like(last[..., :1], 1 / self.config.active)
             last = torch.cat([last, weight], dim=-1).repeat(1, 1, 1, self.config.active)
-        return torch.cat([places[:, :, : self.gamma - 1], last], dim=2)
+        return torch.cat([states[:, :, : self.gamma - 1], last], dim=2)
 
-    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
-        """Of states [n, H], or [n, K (H + 1)] of experts apart: log chances then."""
+    def draft_logits(self, states: Tensor, depths: Tensor, vocabulary: Tensor | None) -> Tensor:
+        """Of states [n, H], or of separate experts [n, K (H + 1)], whose mean log-probabilities they then are."""
         width = self.decoder.hidden_size
         if states.shape[-1] == width:
-            return super().guess(states, places, vocabulary)
+            return super().draft_logits(states, depths, vocabulary)
         lists = states.unflatten(-1, (-1, width + 1))
-        chances = self.head(lists[..., :width], vocabulary).float().log_softmax(-1)
-        return torch.logsumexp(chances + lists[..., width:].float().log(), dim=-2)
+        scores = self.head(lists[..., :width], vocabulary).float().log_softmax(-1)
+        return torch.logsumexp(scores + lists[..., width:].float().log(), dim=-2)
 
     def unroll(self, main: MainPass, picked: DraftRows, passes: int) -> Branches:
-        """The first passes behind the rows `picked`, their states ready for the head."""
+        """The first `passes` passes after the rows `picked`, their states ready for the head."""
         rows, following = picked.rows, picked.labels
-        cache = _Behind([], [])
+        cache = _GrowingCache([], [])
         first = self.main_rows(main, cache)
         at = rows[:, :, None]
         steps = [Branches(*(None if x is None else x.gather(1, at.expand(-1, -1, x.shape[2])) for x in first))]
         columns = torch.arange(main.tokens.shape[1], device=rows.device)
         seen = (columns <= rows[:, :, None])[:, None]  # [B, 1, P, T]
         own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
-        behind = None if self.config.prefix_attention else cache
+        later = None if self.config.prefix_attention else cache
         for step in range(1, passes):
-            seen = seen if behind is None else torch.cat([seen, own], dim=3)
+            seen = seen if later is None else torch.cat([seen, own], dim=3)
             part = self._part(step)
             states = nn.functional.linear(self._finish(steps[-1].mixture).float(), part.from_state)
-            steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, behind))
+            steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, later))
         mixture, shares, overlap = (
             torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap")
         )
@@ -220,8 +209,8 @@ class DraftLayerModel(DraftingModel):
         if self.last_state is not None:
             said = steps[-1].last
             assert said is not None
-            # Only the layer's last pass is asked for that place: one before teaches the maps, and is not taught to look
-            # further than its own.
+            # Only the layer's last pass drafts that position: an earlier one trains the maps, but is not itself taught
+            # to look further ahead than its own.
             last = nn.functional.linear(said if passes == self.passes else said.detach(), self.last_state)
             if self.last_token is not None:
                 last = last + nn.functional.linear(
@@ -230,8 +219,8 @@ class DraftLayerModel(DraftingModel):
             last = self._finish(last)
         return Branches(self._finish(mixture), last, shares, overlap, apart)
 
-    def main_rows(self, main: MainPass, cache: _Behind) -> Branches:
-        """The layer over all rows of the text, each with the token behind it; states before the last norm."""
+    def main_rows(self, main: MainPass, cache: _GrowingCache) -> Branches:
+        """The layer over all rows of the text, each with the token after it; states before the last norm."""
         batch, length = main.tokens.shape
         columns = torch.arange(length, device=main.tokens.device)
         causal = (columns[:, None] >= columns[None, :]).expand(batch, 1, length, length)
@@ -247,10 +236,10 @@ class DraftLayerModel(DraftingModel):
         return self.heads[step - 1] if self.config.own_heads and step else self
 
     def _layer(
-        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind | None
+        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _GrowingCache | None
     ) -> Branches:
-        """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache they attend to
-        nothing.
+        """Runs the layer over rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache
+        they attend to nothing.
         """
         x = nn.functional.linear(self._embedded(tokens), part.from_token, part.bias) + states
         u = x
@@ -313,20 +302,18 @@ def draft_layer_losses(
 ) -> dict[str, Tensor]:
     """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
 
-    "places" [passes]: mean loss of the mixture's guesses. "last": of those of the last place's branch behind the last
-    of these passes; not there where a place is like any other. "state": smooth L1 of the mixture's states against the
-    target's own, over the spread of these. "alike": 0 where the two best experts of a row say what is at right angles
-    and all experts are used alike.
+    "depths" [passes]: mean loss of the mixture at each depth. "last": of the last position's branch after the last of
+    these passes, where there is one. "state": smooth L1 of the mixture's states against the target's own, over the
+    spread of these. "alike": 0 where the outputs of a row's two best experts are orthogonal and all experts are used
+    alike.
     """
     drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
     mixture = drafted.mixture
-    guessed = mixture if drafted.apart is None else drafted.apart
-    found = {"places": position_losses(model, main, guessed, picked, 0, vocabulary, lookup, kind)}
+    states = mixture if drafted.apart is None else drafted.apart
+    found = {"depths": depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind)}
     if drafted.last is not None:
-        place = mixture.shape[2] - 1 + model.config.parallel
-        found["last"] = position_losses(model, main, drafted.last[:, :, None], picked, place, vocabulary, lookup, kind)[
-            0
-        ]
+        depth, last = mixture.shape[2] - 1 + model.config.parallel, drafted.last[:, :, None]
+        found["last"] = depth_losses(model, main, last, picked, depth, vocabulary, lookup, kind)[0]
     counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
     if not counts.any():  # answers of a single token
         return found | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
@@ -393,9 +380,9 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
 
 def _last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
     """What the last branch has at rows t, its token beside its state, and the target's finished states of the row it
-    stands for, before the norm's weight [n, H].
+    predicts, before the norm's weight [n, H].
     """
-    last, ahead = drafter.main_rows(main, _Behind([], [])).last, 1 + drafter.config.parallel
+    last, ahead = drafter.main_rows(main, _GrowingCache([], [])).last, 1 + drafter.config.parallel
     assert last is not None
     both = usable[:, :-ahead] & usable[:, ahead:]
     known = [last[:, :-ahead][both]]

@@ -1,7 +1,8 @@
-"""The experts of a draft layer: gated MLPs in the place of one, mixed or contrasted by a router (Jakiro)."""
+"""The experts of a draft layer: several gated MLPs instead of one, mixed or contrasted by a router (Jakiro)."""
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -11,12 +12,14 @@ EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start f
 
 
 class Branches(NamedTuple):
-    """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from
-    and, if there is one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, and
-    `last` [B, P, H] is of the last pass and guesses the same place or, if parallel, the next); `shares` [.., N], the
-    experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what the two
-    best say; with two lists `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its
-    weight, side by side."""
+    """Outputs for rows, or for unrolled rows [B, P, passes, ..].
+
+    `mixture` [.., H]: the state that all depths but the last are drafted from; number j of unrolled rows is depth j.
+    `last` [.., H]: the state of the last position's own branch, if there is one; of unrolled rows [B, P, H], after the
+    last pass, for the same depth or, if parallel, the next. `shares` [.., N]: the experts' weights in the mixture, 0
+    where they are not active. `overlap` [.., 1]: squared cosine of the two best experts' outputs. `apart`
+    [.., K (H + 1)], with two lists: of each active expert the state that it alone gives and its weight, side by side.
+    """
 
     mixture: Tensor
     last: Tensor | None
@@ -26,7 +29,7 @@ class Branches(NamedTuple):
 
 
 class Experts(nn.Module):
-    """Gated MLPs in the place of one. Each has 1/K of its channels, K of N count for a row."""
+    """Gated MLPs instead of one. Each has 1/K of its channels; K of N are active for a row."""
 
     def __init__(self, mlp: nn.Module, experts: int, active: int, apart: bool = False) -> None:
         super().__init__()
@@ -39,7 +42,7 @@ class Experts(nn.Module):
         self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
 
     def forward(self, z: Tensor) -> Branches:
-        """What the experts make of rows z [.., H], not yet added to them; `last` is their contrast."""
+        """Outputs of the experts for rows z [.., H], not yet added to the residual; `last` is their contrast."""
         inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum(
             "...h,eih->...ei", z, self.up
         )
@@ -69,3 +72,14 @@ def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
     channels = len(weight) // active * active
     parts = torch.stack([weight[i % active : channels : active] for i in range(experts)])
     return parts if experts == active else parts + EXPERT_NOISE * parts.std() * torch.randn_like(parts)
+
+
+class LaterPass(nn.Module):
+    """Weights of a pass after the first, where each has its own (Hydra)."""
+
+    def __init__(self, mlp: nn.Module, norm: nn.Module, experts: int, active: int, apart: bool) -> None:
+        super().__init__()
+        self.experts, self.norm_mid = Experts(mlp, experts, active, apart), copy.deepcopy(norm)
+        width = norm.weight.shape[0]
+        self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(width))

@@ -2,11 +2,9 @@
 
     state_j = h_t + SiLU(W_j h_t + b_j)             j = 1..gamma
 
-h_t is the finished hidden state of row t, W and b start at zero. The guess of place j is a head over state_j: one of
-its own, which starts as the rows of the LM head, or the LM head itself. Medusa knows neither the row's next token nor
-its other places' guesses.
-
-Knows nothing about data, optimisers or files.
+h_t is the finished hidden state of row t; W and b start at zero. Depth j is predicted by a head over state_j: one of
+its own, which starts as rows of the LM head, or the LM head itself. A head reads neither the row's next token nor the
+other depths' draft tokens.
 """
 
 from __future__ import annotations
@@ -60,12 +58,12 @@ class MedusaModel(DraftingModel):
         )
         return hidden[:, :, None] + nn.functional.silu(moved)
 
-    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
+    def draft_logits(self, states: Tensor, depths: Tensor, vocabulary: Tensor | None) -> Tensor:
         if self.heads is None:
             return self.head(states, vocabulary)
         logits = states.new_zeros(len(states), self.heads.shape[1])
-        for place, head in enumerate(self.heads):
-            mine = places == place
+        for depth, head in enumerate(self.heads):
+            mine = depths == depth
             logits[mine] = nn.functional.linear(states[mine], head.to(states.dtype)).to(logits.dtype)
         return logits
 

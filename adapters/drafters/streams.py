@@ -7,14 +7,12 @@ kept. Pass 2 runs stream rows only, through the family's own last `Ns` decoder l
 
 M_t is the hidden state of row t at the input of layer N-Ns (equation 4 with a factor for f), e(y) the embedding of the
 token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known. All
-of them start as what least squares make of M_(t+j), the state that row t+j will have there (`fit_start`). For pruning
-(section 3.2.3) a map of low rank foretells the next token from M_t alone, through the model's own norm and head:
+of them start as the least-squares fit of M_(t+j), the state that row t+j will have there (`fit_start`). For pruning
+(section 3.2.3) a map of low rank predicts the next token from M_t alone, through the model's own norm and head:
 
     early(M_t) = head(norm(u + B A u))                    u = M_t over its rms
 
 Row (t, j) attends to main rows <= t and to streams <= j of the same t (equations 2 and 3); main rows never see streams.
-
-Knows nothing about data, optimisers or files.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pair
 from streamspec.adapters.drafters.stream_config import StreamConfig
 from streamspec.adapters.run import Run
 from streamspec.adapters.training.data import Collator
-from streamspec.adapters.training.losses import drafting_losses, number
+from streamspec.adapters.training.losses import drafting_losses, vocabulary_index
 from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
 
@@ -160,7 +158,7 @@ class StreamingModel(DraftingModel):
         return self.decoder.finish(hidden).reshape(batch, count, gamma, -1)
 
     def cache(self, main: MainPass) -> AppendCache:
-        """What stream rows find behind and among themselves."""
+        """The K/V that stream rows attend to: the main rows' and their own."""
         return AppendCache(main.keys, main.values, self.first)
 
     def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
@@ -289,7 +287,7 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
 def exit_loss(model: StreamingModel, step: FitStep) -> Tensor:
     """Mean cross-entropy of the early exit's prediction of the next token, where it is one that streams may propose."""
     main, picked = step.main, step.picked
-    labels = number(picked.roots, step.lookup)
+    labels = vocabulary_index(picked.roots, step.lookup)
     counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
     entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
     return cross_entropy(model.head(model.exit_states(entry), step.vocabulary).float(), labels[counts])

@@ -1,9 +1,10 @@
-"""The options of a training run: one typed schema behind the flags of `streamspec train`, its YAML keys, the saved
+"""The options of a training run: one typed schema for the flags of `streamspec train`, its YAML keys, the saved
 resolved config and the reference page. Free of torch.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -275,18 +276,23 @@ def reference() -> str:
         methods = readers(group)
         heading = group.__doc__ or group.__name__
         lines += [f"## {heading}" + (f" ({', '.join(methods)})" if methods else ""), ""]
-        lines += ["| option | type | default | |", "|---|---|---|---|"]
+        lines += ["| option | type | default | range | meaning |", "|---|---|---|---|---|"]
         for one, _ in options:
-            choices = one.metadata.get("choices")
-            kind = (
-                " \\| ".join(f"`{choice}`" for choice in choices) if choices else plain_type(hints[one.name]).__name__
-            )
-            default = "required" if one.default is MISSING else "" if one.default is None else f"`{one.default!r}`"
-            limits = [text] if (text := expected(one.metadata)) and not choices else []
-            says = "; ".join([one.metadata["help"], *limits]).replace("|", "\\|")
-            lines.append(f"| `{flag(one.name)}` | {kind} | {default} | {says} |")
+            cells = (f"`{flag(one.name)}`", plain_type(hints[one.name]).__name__, default_of(one), range_of(one))
+            lines.append("| " + " | ".join([*cells, one.metadata["help"].replace("|", "\\|")]) + " |")
         lines.append("")
     return "\n".join(lines)
+
+
+def default_of(one: Field[Any]) -> str:
+    if one.default is MISSING:
+        return "required"
+    return "" if one.default is None else f"`{json.dumps(one.default)}`"
+
+
+def range_of(one: Field[Any]) -> str:
+    choices = one.metadata.get("choices")
+    return ", ".join(f"`{choice}`" for choice in choices) if choices else expected(one.metadata)
 
 
 def help_of(one: Field[Any], group: type) -> str:

@@ -14,12 +14,12 @@ from streamspec.adapters.training.config import TrainConfig
 
 
 def clock_of(config: TrainConfig) -> Callable[[], float]:
-    """Seconds, as the run counts its minutes."""
+    """The clock in seconds by which the run counts its minutes."""
     return processor_time if config.clock == "cpu" else time.monotonic
 
 
 def processor_time() -> float:
-    """Seconds that this process has computed, per thread: what a run takes where nothing else runs."""
+    """CPU seconds of this process per thread: the time a run takes on an otherwise idle machine."""
     return time.process_time() / torch.get_num_threads()
 
 

@@ -1,7 +1,7 @@
 """One training stage: transformers' Trainer over a target, with or without a drafter, with a wall-clock budget.
 
 A stage saves only what it trains, resumes exactly, and can be cut at any moment: a checkpoint counts once its marker
-file is there. Knows nothing about recipes or the adapter folder.
+file is there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Losses = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage trains and how: `loss(batch)` gives named losses, `total` among them."""
+    """What a stage trains and how: `loss(batch)` returns scalar losses by name, "total" among them."""
 
     name: str
     model: nn.Module
@@ -148,7 +148,7 @@ class _Completeness(TrainerCallback):
 
 
 class _Lines(TrainerCallback):
-    """How far a stage is, on stderr: at its first entry of the log, at its last, and every ten seconds between."""
+    """Prints progress to stderr: at the first entry of the log, at the last, and every ten seconds between."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.last = stage, 0.0
@@ -225,7 +225,7 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trainable(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Puts tensors of `trainable_state` back in place."""
+    """Copies tensors of `trainable_state` back into the model's parameters."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, value in state.items():

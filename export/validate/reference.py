@@ -172,7 +172,7 @@ class ReferenceDraftLayer:
                 picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
                 state = self.model.draft_pass(main, picked)[0, :, place]
                 logits = torch.full((self.model.decoder.embedding.num_embeddings,), -torch.inf)
-                logits[slice(None) if vocabulary is None else vocabulary] = self.model.guess(
+                logits[slice(None) if vocabulary is None else vocabulary] = self.model.draft_logits(
                     state, torch.tensor([place]), vocabulary
                 )[0].float()
                 ours = out["candidate_logits"][start + row]

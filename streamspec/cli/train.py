@@ -34,13 +34,13 @@ def command(**flags: Any) -> None:
 
 
 def summary(result: dict[str, Any], config: TrainConfig) -> str:
-    """What came out of the run, for reading."""
+    """The result of the run as text."""
     found = [f"next-token loss {result['val_loss']:.3f}"]
     if "tau" in result:
         right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
         found += [
             f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)",
-            f"right at first guess: {right}",
+            f"first candidate right: {right}",
         ]
     if len(result.get("expert_shares", ())) > 1:
         found += [

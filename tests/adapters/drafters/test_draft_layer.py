@@ -119,9 +119,9 @@ def test_two_lists_have_the_chances_that_their_experts_give_on_average(vocabular
     picked = DraftRows(torch.tensor([[3]]), torch.tensor([[7]]), torch.randint(1, 60, (1, 1, GAMMA)))
     main = model.main_pass(IDS[:1], MASK[:1])
     places = torch.arange(GAMMA)
-    chances = model.guess(model.draft_pass(main, picked)[0, 0], places, vocabulary).exp()
+    chances = model.draft_logits(model.draft_pass(main, picked)[0, 0], places, vocabulary).exp()
     torch.testing.assert_close(chances.sum(-1), torch.ones(GAMMA))
-    one_list = other.guess(other.draft_pass(main, picked)[0, 0], places, vocabulary).softmax(-1)
+    one_list = other.draft_logits(other.draft_pass(main, picked)[0, 0], places, vocabulary).softmax(-1)
     torch.testing.assert_close(chances[-1], one_list[-1])  # the last place's branch has one list
     assert not torch.allclose(chances[:-1], one_list[:-1], atol=1e-3)
     # The first place, by hand.
@@ -147,7 +147,7 @@ def test_two_lists_learn_together() -> None:
     optimiser = torch.optim.Adam(list(model.drafter_tensors().values()), lr=3e-3)
     main, seen = model.main_pass(IDS, MASK), []
     for _ in range(60):
-        loss = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["places"].mean()
+        loss = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["depths"].mean()
         optimiser.zero_grad()
         loss.backward(retain_graph=True)
         optimiser.step()
@@ -202,12 +202,12 @@ def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
         with torch.no_grad():
             main = model.main_pass(IDS, MASK)
         found = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)
-        assert found["places"].shape == (GAMMA - 1,) and found["last"].shape == ()
-        total = found["places"].mean() + found["last"] + 3 * found["state"]
+        assert found["depths"].shape == (GAMMA - 1,) and found["last"].shape == ()
+        total = found["depths"].mean() + found["last"] + 3 * found["state"]
         optimiser.zero_grad()
         total.backward()
         optimiser.step()
-        seen.append(torch.stack([found["places"].mean(), found["last"], found["state"]]).detach())
+        seen.append(torch.stack([found["depths"].mean(), found["last"], found["state"]]).detach())
     assert bool((seen[-1] < 0.5 * seen[0])[:2].all()) and seen[-1][2] < seen[0][2]
     assert all(torch.equal(p, before[n]) for n, p in model.model.named_parameters())
     assert all(p.grad is not None for p in model.drafter_tensors().values())
@@ -243,7 +243,7 @@ def test_training_counts_as_many_passes_as_asked_for() -> None:
     every = draft_layer_losses(model, main, picked, None, None)
     for passes in (1, 2, 9):
         found = draft_layer_losses(model, main, picked, None, None, passes=passes)
-        torch.testing.assert_close(found["places"], every["places"][:passes])
+        torch.testing.assert_close(found["depths"], every["depths"][:passes])
 
 
 def test_passes_are_drawn_in_proportion_to_one_over_their_number() -> None:
@@ -332,10 +332,10 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
             "kl",
         )
 
-    before, last = losses()["places"], losses()["last"]
+    before, last = losses()["depths"], losses()["last"]
     left = fit_start(model, [(ids[:24], mask[:24]), (ids[24:], mask[24:])])
     assert 0 < left < 0.9
-    assert bool((losses()["places"] < before).all()) and bool(losses()["last"] < last)
+    assert bool((losses()["depths"] < before).all()) and bool(losses()["last"] < last)
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from
     assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last place
     alone = DraftLayerModel(
@@ -361,7 +361,7 @@ def test_a_text_that_comes_again_is_not_passed_again(monkeypatch: pytest.MonkeyP
                 length = int(MASK[row].sum())
                 torch.testing.assert_close(getattr(found, part)[i, :length], getattr(expected, part)[row, :length])
     assert passed == [(1, 8), (1, 5)]
-    small = HiddenStateCache(model, most_bytes=5 * 3 * 32 * 4)  # room for the shorter text alone
+    small = HiddenStateCache(model, max_bytes=5 * 3 * 32 * 4)  # room for the shorter text alone
     for _ in range(2):
         small(IDS, MASK)
     assert passed[2:] == [(1, 8), (1, 5), (1, 8)]
