@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamspec.adapters.training import self_distillation as regenerate_module
+from streamspec.adapters.training import self_distillation
 from streamspec.adapters.training.self_distillation import CompletionFile, drawn, regenerate
 from streamspec.errors import DataError
 from tests.support.tiny_models import tiny_model
@@ -62,9 +62,9 @@ def test_only_prompts_without_an_answer_are_answered(tmp_path: Path, monkeypatch
     path = tmp_path / "answers.jsonl"
     whole = dict(zip(map(tuple, PROMPTS), (answer for _, answer in run(path)), strict=True))
     asked: list[list[int]] = []
-    made = regenerate_module.answer_batch
+    made = self_distillation.answer_batch
     monkeypatch.setattr(
-        regenerate_module,
+        self_distillation,
         "answer_batch",
         lambda model, prompts, *rest: asked.extend(prompts) or made(model, prompts, *rest),
     )
