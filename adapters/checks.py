@@ -102,7 +102,7 @@ def fits(prompt: list[int], config: TrainConfig) -> bool:
 
 
 def within(rows: list[TokenRow], longest: int) -> list[TokenRow]:
-    """Rows of at most `longest` tokens with something to learn; says how many were dropped."""
+    """Rows of at most `longest` tokens with something to learn; prints how many were dropped."""
     short = [r for r in rows if len(r.input_ids) <= longest]
     if len(short) < len(rows):
         say(f"{len(rows) - len(short)} of {len(rows)} rows are longer than {longest} tokens and were left out")

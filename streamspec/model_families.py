@@ -49,7 +49,7 @@ class Family:
     only: Mapping[str, Any] = field(default_factory=dict)  # config fields of which one value is understood
     ignored: frozenset[str] = (
         frozenset()
-    )  # config fields that say nothing about the function computed, or nothing that modules do not
+    )  # config fields that do not change the function computed, or only in ways that the modules show
 
     @property
     def switches(self) -> set[str]:
@@ -62,7 +62,7 @@ class Family:
 
     @property
     def takes_draft_layer(self) -> bool:
-        """Whether a draft layer can start as its last layer: RMSNorm before each half, separate gate and up."""
+        """True where a draft layer can start as the last layer: RMSNorm before each half, separate gate and up."""
         return not self.layernorm and not self.mlp_out_norm and len(self.up) == 2
 
 
@@ -187,5 +187,5 @@ FAMILIES = {
 
 
 def switched(config: Any, switch: bool | str | None) -> bool:
-    """A fact of a family, or what the config switch of that name says."""
+    """A fact of a family, or the value of the config switch of that name."""
     return bool(getattr(config, switch, False)) if isinstance(switch, str) else bool(switch)

@@ -102,7 +102,7 @@ class HFDecoder:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def begin(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """What enters the first layer: [B, R, H] of tokens at `positions` [B, R]."""
+        """Input [B, R, H] of the first layer for tokens at `positions` [B, R]."""
         embedded = self.embed(tokens) * getattr(self.embedding, "scalar_embed_scale", 1.0)
         if self.positions is None:
             return embedded

@@ -100,7 +100,9 @@ def weights_hash(folder: Path) -> str:
 
 
 def _end_of(described: dict[str, Any]) -> int:
-    """Where a tensor's bytes end. Raises ValueError, TypeError or LookupError where its description makes no sense."""
+    """Returns the offset where a tensor's bytes end. Raises ValueError, TypeError or LookupError for a description that
+    makes no sense.
+    """
     first, last = described["data_offsets"]
     if not (
         type(first) is int
@@ -151,8 +153,8 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
 
 
 def _read_identity(folder: Path) -> Base | None:
-    """A folder of ours is complete once it has its final name; the file inside says what it is. Elsewhere it says
-    nothing: weights may have changed.
+    """Reads the identity of a base in the cache, which is complete once it has its final name. Elsewhere the file is
+    ignored: weights may have changed.
     """
     if folder.resolve().parent != (cache_dir() / "bases").resolve():
         return None

@@ -146,7 +146,9 @@ class DraftingModel(TargetModel, ABC):
         logits_j(v | u) = head(state_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
     """
 
-    optional_tensors: ClassVar[dict[str, str]] = {"bigram_": "bigram_in"}  # prefix -> one that tells they were saved
+    optional_tensors: ClassVar[dict[str, str]] = {
+        "bigram_": "bigram_in"
+    }  # prefix -> a tensor by which they are known to be saved
 
     def __init__(
         self,

@@ -148,10 +148,10 @@ class DraftLayerModel(DraftingModel):
             )  # after so many passes the branch predicts what the mixture does after all
             branch = self.unroll(main, picked, before).last if before else None
             if branch is not None:
-                said, also = (
+                mixed, branched = (
                     self.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch)
                 )
-                agree.append(said == also)
+                agree.append(mixed == branched)
         used: dict[str, Any] = {
             "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)],
             "expert_overlap": round(float(torch.cat(alike).mean()), 3),
@@ -170,7 +170,7 @@ class DraftLayerModel(DraftingModel):
         return torch.cat([states[:, :, : self.gamma - 1], last], dim=2)
 
     def draft_logits(self, states: Tensor, depths: Tensor, vocabulary: Tensor | None) -> Tensor:
-        """Of states [n, H], or of separate experts [n, K (H + 1)], whose mean log-probabilities they then are."""
+        """Logits of states [n, H]; of separate experts [n, K (H + 1)] the log of their mean probabilities."""
         width = self.decoder.hidden_size
         if states.shape[-1] == width:
             return super().draft_logits(states, depths, vocabulary)
@@ -207,11 +207,11 @@ class DraftLayerModel(DraftingModel):
             ).flatten(-2)
         last = None
         if self.last_state is not None:
-            said = steps[-1].last
-            assert said is not None
+            found = steps[-1].last
+            assert found is not None
             # Only the layer's last pass drafts that position: an earlier one trains the maps, but is not itself taught
             # to look further ahead than its own.
-            last = nn.functional.linear(said if passes == self.passes else said.detach(), self.last_state)
+            last = nn.functional.linear(found if passes == self.passes else found.detach(), self.last_state)
             if self.last_token is not None:
                 last = last + nn.functional.linear(
                     self._embedded(following[:, :, passes - 1].clamp(min=0)), self.last_token
@@ -232,7 +232,7 @@ class DraftLayerModel(DraftingModel):
         return unit_rms(main.entry.float().unflatten(-1, (len(self.tapped), -1))).flatten(-2)
 
     def _part(self, step: int) -> Any:
-        """What holds the weights of a pass, the first being 0."""
+        """The module with the weights of pass `step`, counted from 0."""
         return self.heads[step - 1] if self.config.own_heads and step else self
 
     def _layer(
@@ -252,13 +252,13 @@ class DraftLayerModel(DraftingModel):
                     self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache
                 )[0]
             )
-        said: Branches = part.experts(part.norm_mid(u))
-        last = said.last if self.config.contrast else said.mixture
+        found: Branches = part.experts(part.norm_mid(u))
+        last = found.last if self.config.contrast else found.mixture
         apart = (
-            None if said.apart is None else said.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
+            None if found.apart is None else found.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
         )
-        return said._replace(
-            mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart
+        return found._replace(
+            mixture=u + found.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart
         )
 
     def _embedded(self, tokens: Tensor) -> Tensor:
@@ -379,7 +379,7 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
 
 
 def _last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
-    """What the last branch has at rows t, its token beside its state, and the target's finished states of the row it
+    """Inputs of the last branch at rows t, its token beside its state, and the target's finished states of the row it
     predicts, before the norm's weight [n, H].
     """
     last, ahead = drafter.main_rows(main, _GrowingCache([], [])).last, 1 + drafter.config.parallel

@@ -36,9 +36,9 @@ class Experts(nn.Module):
         gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
         self.active, self.apart, self.activation = active, apart, mlp.act_fn
         hidden = gate.weight.shape[1]
-        self.gate = nn.Parameter(_dealt(gate.weight, experts, active))
-        self.up = nn.Parameter(_dealt(up.weight, experts, active))
-        self.down = nn.Parameter(active * _dealt(down.weight.T, experts, active))
+        self.gate = nn.Parameter(_split_channels(gate.weight, experts, active))
+        self.up = nn.Parameter(_split_channels(up.weight, experts, active))
+        self.down = nn.Parameter(active * _split_channels(down.weight.T, experts, active))
         self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
 
     def forward(self, z: Tensor) -> Branches:
@@ -46,27 +46,27 @@ class Experts(nn.Module):
         inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum(
             "...h,eih->...ei", z, self.up
         )
-        said = torch.einsum("...ei,eih->...eh", inner, self.down)
+        outputs = torch.einsum("...ei,eih->...eh", inner, self.down)
         experts = len(self.gate)
         if self.router is None:
-            return Branches(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
+            return Branches(outputs[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
         routed = nn.functional.linear(z, self.router).float()
         weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
         weight = weight / weight.sum(-1, keepdim=True)
-        chosen = said.gather(-2, which[..., None].expand(*which.shape, said.shape[-1]))
+        chosen = outputs.gather(-2, which[..., None].expand(*which.shape, outputs.shape[-1]))
         shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
-        weight = weight[..., None].to(said.dtype)
+        weight = weight[..., None].to(outputs.dtype)
         mixture = (weight * chosen).sum(-2)
         if self.active == 1:
             return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]))
         apart = torch.cat([chosen, weight], dim=-1).flatten(-2) if self.apart else None
         first, second = chosen[..., 0, :], chosen[..., 1, :]
-        contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(said.dtype)
+        contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(outputs.dtype)
         overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
         return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap, apart)
 
 
-def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
+def _split_channels(weight: Tensor, experts: int, active: int) -> Tensor:
     """[experts, channels / active, H] of a weight [channels, H]: expert i gets every K-th channel from i mod K on."""
     weight = weight.detach().float()
     channels = len(weight) // active * active

@@ -171,7 +171,7 @@ class StreamingModel(DraftingModel):
         return (self.shares[:, :1] * hidden + self.config.scale * shift).to(hidden.dtype)
 
     def exit_states(self, entry: Tensor) -> Tensor:
-        """Of rows M [.., H], ready for the head; learning stops here and leaves what made M alone."""
+        """States of the early exit from rows M [.., H], ready for the head. No gradient flows into M."""
         assert self.prune_down is not None and self.prune_up is not None
         unit = unit_rms(entry.detach().float())
         moved = nn.functional.linear(nn.functional.linear(unit, self.prune_down), self.prune_up)

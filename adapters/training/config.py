@@ -239,7 +239,7 @@ class TrainConfig(  # dataclass fields come in the order of these bases read fro
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The config as saved; of paths only the last part, so that a shared adapter tells nothing of its maker's
+        """The config as saved; of paths only the last part, so that a shared adapter does not reveal its maker's
         disk.
         """
         return {
@@ -296,7 +296,7 @@ def range_of(one: Field[Any]) -> str:
 
 
 def help_of(one: Field[Any], group: type) -> str:
-    """What `--help` and the reference say of an option: the methods that read it, and its own help."""
+    """The text of `--help` for an option: the methods that read it, and its own help."""
     methods = readers(group)
     known_to_all = len(methods) in (0, len(DRAFTERS) - 1)
     return one.metadata["help"] if known_to_all else f"{', '.join(methods)}: {one.metadata['help']}"

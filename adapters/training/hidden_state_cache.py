@@ -25,8 +25,8 @@ class HiddenStateCache:
 
     @staticmethod
     def serves(drafter: DraftingModel) -> bool:
-        """Whether caching pays: for a frozen target on a CPU, and a draft layer. Streams read K/V, which would take too
-        much memory.
+        """Tells whether caching pays: for a draft layer over a frozen target on a CPU. Streams read K/V, which would
+        take too much memory.
         """
         return drafter.frozen and drafter.first == len(drafter.decoder.layers) and drafter.device.type == "cpu"
 

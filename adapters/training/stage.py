@@ -32,7 +32,7 @@ Losses = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage trains and how: `loss(batch)` returns scalar losses by name, "total" among them."""
+    """One stage: model, rows, loss and budget. `loss(batch)` returns scalar losses by name, "total" among them."""
 
     name: str
     model: nn.Module

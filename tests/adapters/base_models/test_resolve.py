@@ -164,7 +164,7 @@ def test_a_users_folder_is_only_read(tmp_path: Path, cache: Path) -> None:
     assert sorted(folder.iterdir()) == before
 
 
-def test_the_hash_is_remembered_until_a_weight_file_changes(
+def test_the_hash_is_cached_until_a_weight_file_changes(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = hf_folder(tmp_path / "mine")

@@ -37,7 +37,7 @@ def jakiro(family: str = "llama", **shape: object) -> DraftLayerModel:
 
 
 def one_by_one(model: DraftLayerModel, ids: Tensor, t: int, following: list[int]) -> list[Tensor]:
-    """States for every place behind row `t`: the layer over rows 0..t, then one row for each token that it drafted."""
+    """States at every depth after row `t`: the layer over rows 0..t, then one row for each token that it drafted."""
     with torch.no_grad():
         entry = model.main_pass(ids[None], torch.ones(1, len(ids))).entry[0]
     cache, out, last = DynamicCache(), [], torch.empty(0)
@@ -84,7 +84,7 @@ def one_by_one(model: DraftLayerModel, ids: Tensor, t: int, following: list[int]
 )
 @pytest.mark.parametrize("prefix", [False, True])
 @torch.no_grad()
-def test_places_equal_the_row_by_row_reference(
+def test_depths_equal_the_row_by_row_reference(
     family: str, contrast: bool, parallel: bool, taps: tuple[int, ...], prefix: bool
 ) -> None:
     model = jakiro(family, contrast=contrast, parallel=parallel, taps=taps, prefix_attention=prefix)
@@ -114,17 +114,17 @@ def test_heads_of_their_own_equal_the_row_by_row_reference() -> None:
 
 @pytest.mark.parametrize("vocabulary", [None, torch.arange(5, 40)])
 @torch.no_grad()
-def test_two_lists_have_the_chances_that_their_experts_give_on_average(vocabulary: Tensor | None) -> None:
+def test_two_lists_have_the_mean_probabilities_of_their_experts(vocabulary: Tensor | None) -> None:
     model, other = jakiro(two_lists=True, experts=3), jakiro(experts=3)
     picked = DraftRows(torch.tensor([[3]]), torch.tensor([[7]]), torch.randint(1, 60, (1, 1, GAMMA)))
     main = model.main_pass(IDS[:1], MASK[:1])
-    places = torch.arange(GAMMA)
-    chances = model.draft_logits(model.draft_pass(main, picked)[0, 0], places, vocabulary).exp()
-    torch.testing.assert_close(chances.sum(-1), torch.ones(GAMMA))
-    one_list = other.draft_logits(other.draft_pass(main, picked)[0, 0], places, vocabulary).softmax(-1)
-    torch.testing.assert_close(chances[-1], one_list[-1])  # the last place's branch has one list
-    assert not torch.allclose(chances[:-1], one_list[:-1], atol=1e-3)
-    # The first place, by hand.
+    depths = torch.arange(GAMMA)
+    probabilities = model.draft_logits(model.draft_pass(main, picked)[0, 0], depths, vocabulary).exp()
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(GAMMA))
+    one_list = other.draft_logits(other.draft_pass(main, picked)[0, 0], depths, vocabulary).softmax(-1)
+    torch.testing.assert_close(probabilities[-1], one_list[-1])  # the last position's branch has one list
+    assert not torch.allclose(probabilities[:-1], one_list[:-1], atol=1e-3)
+    # The first depth, by hand.
     seen = {}
     hook = model.experts.register_forward_pre_hook(lambda _, z: seen.setdefault("z", z[0]))
     rest = model.norm_mid.register_forward_pre_hook(lambda _, u: seen.setdefault("u", u[0]))
@@ -138,7 +138,7 @@ def test_two_lists_have_the_chances_that_their_experts_give_on_average(vocabular
     expected = sum(
         w * model.head(model.norm_out(x), vocabulary).softmax(-1) for w, x in zip(weights, said, strict=True)
     )
-    torch.testing.assert_close(chances[0], expected)
+    torch.testing.assert_close(probabilities[0], expected)
 
 
 def test_two_lists_learn_together() -> None:
@@ -213,7 +213,7 @@ def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
     assert all(p.grad is not None for p in model.drafter_tensors().values())
 
 
-def test_the_last_places_branch_teaches_the_layer_in_its_own_pass_alone() -> None:
+def test_the_last_positions_branch_teaches_the_layer_in_its_own_pass_alone() -> None:
     model = jakiro()
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     for passes in range(1, model.passes + 1):
@@ -337,7 +337,7 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     assert 0 < left < 0.9
     assert bool((losses()["depths"] < before).all()) and bool(losses()["last"] < last)
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from
-    assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last place
+    assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last depth
     alone = DraftLayerModel(
         tiny_model("llama"), DraftLayerConfig(1, 1, 1, False, False, prefix_attention=True, own_heads=True)
     ).eval()
@@ -353,9 +353,9 @@ def test_a_text_that_comes_again_is_not_passed_again(monkeypatch: pytest.MonkeyP
         DraftLayerModel, "main_pass", lambda self, ids, mask: passed.append(ids.shape) or main_pass(self, ids, mask)
     )
     assert HiddenStateCache.serves(model)
-    remembered = HiddenStateCache(model)
+    cached = HiddenStateCache(model)
     for rows in ([0, 1], [1, 0], [1]):
-        found = remembered(IDS[rows], MASK[rows])
+        found = cached(IDS[rows], MASK[rows])
         for part in ("entry", "final"):
             for i, row in enumerate(rows):
                 length = int(MASK[row].sum())

@@ -88,8 +88,8 @@ def test_drawn_tokens_follow_the_temperature_and_the_nucleus() -> None:
     choose = drawn(2.0, 0.9, torch.Generator().manual_seed(0))
     came = choose(logits.expand(count, -1), list(range(count)))
     assert (came[::2] == 0).all()
-    chances = (logits[:4] / 2).softmax(0)  # the last is outside of the nucleus
-    expected = chances * count / 2
+    probabilities = (logits[:4] / 2).softmax(0)  # the last is outside of the nucleus
+    expected = probabilities * count / 2
     seen = torch.bincount(came[1::2], minlength=5)
     assert seen[4] == 0
     assert ((seen[:4] - expected) ** 2 / expected).sum() < 16.27  # chi-square, 3 degrees of freedom, p = 0.001

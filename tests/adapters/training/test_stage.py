@@ -1,4 +1,4 @@
-"""The clock behind the learning rate, and which checkpoints count."""
+"""The clock of the learning rate, and which checkpoints count."""
 
 from __future__ import annotations
 
