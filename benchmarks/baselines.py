@@ -96,16 +96,17 @@ def parameters(adapter: Path) -> dict[str, int]:
 def answer(config: dict[str, object]) -> None:
     """The target's answers, before anybody's time begins to count."""
     from streamspec.adapters import models
-    from streamspec.adapters import train as stages
+    from streamspec.adapters.stages import own_answers
+    from streamspec.adapters.train import prepare
     from streamspec.adapters.training.config import TrainConfig
 
-    prepared = stages.prepare(TrainConfig.from_dict(config))
+    prepared = prepare(TrainConfig.from_dict(config))
     model = models.load_target(prepared, prepared.config.target_adapter)
     for examples, count, name in (
         (prepared.examples, prepared.config.regenerate_rows, "train"),
         (prepared.val_examples, prepared.config.val_rows, "val"),
     ):
-        stages.own_answers(prepared, model, examples, count, name, None)
+        own_answers(prepared, model, examples, count, name, None)
 
 
 def main() -> None:

@@ -189,8 +189,9 @@ def train(arguments: argparse.Namespace) -> None:
     from streamspec.adapters.drafters.base import TargetModel
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.data import joined
+    from streamspec.adapters.training.device import spare_allocator
     from streamspec.adapters.training.losses import next_token_loss
-    from streamspec.adapters.training.stage import Stage, run_stage, spare_allocator
+    from streamspec.adapters.training.stage import Stage, run_stage
     from streamspec.bundle.adapter_folder import read_adapter
     from streamspec.export.weights.load_weights import load_model
 

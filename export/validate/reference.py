@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.drafters.base import DraftRows
-from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.draft_tree import MASKED, DraftTree
 from streamspec.export.drafters.base import DraftSpec
 from streamspec.export.drafters.draft_layer import DraftLayerSpec
@@ -171,7 +172,7 @@ class ReferenceDraftLayer:
                 picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
                 state = self.model.draft_pass(main, picked)[0, :, place]
                 logits = torch.full((self.model.decoder.embedding.num_embeddings,), -torch.inf)
-                logits[slice(None) if vocabulary is None else vocabulary] = self.model.guess(
+                logits[slice(None) if vocabulary is None else vocabulary] = self.model.draft_logits(
                     state, torch.tensor([place]), vocabulary
                 )[0].float()
                 ours = out["candidate_logits"][start + row]
