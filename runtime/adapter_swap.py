@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from streamspec import step_graph
 from streamspec.bundle import swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
@@ -117,11 +118,11 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> T
     except Exception as error:  # ONNX Runtime has no class of its own for this
         raise AdapterError(f"{file}: {error}", "an adapter of ONNX Runtime", swappable.AGAIN) from None
     streams = manifest.streams
-    needed = (
-        {name for name in inputs if name.startswith(("streams.", "prune.") if streams.pruning else "streams.")}
-        if streams
-        else set()
-    )
+    needed = {
+        row.name
+        for row in step_graph.ADAPTER_INPUTS
+        if streams and row.name in inputs and (streams.pruning or row.needs != "early_exit")
+    }
     faults = [f"unknown {name}" for name in values if name not in inputs] + [
         f"no {name}" for name in sorted(needed - set(values))
     ]
@@ -129,7 +130,7 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> T
     for name, value in values.items() if not faults else ():
         faults += _faults(name, value, inputs[name], sizes)
     if not faults and streams:
-        faults += _odd_streams({name: values[name].numpy() for name in needed if name.startswith("streams.")}, manifest)
+        faults += _odd_streams({name: values[name].numpy() for name in needed}, manifest)
     if faults:
         raise AdapterError(
             f"{file}: {'; '.join(faults[:4])}", "the tensors that the bundle's graph takes", swappable.AGAIN
@@ -152,14 +153,18 @@ def _faults(name: str, value: Any, wanted: Any, sizes: dict[str, int]) -> list[s
 def _odd_streams(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> list[str]:
     streams, model = manifest.streams, manifest.model
     assert streams is not None
-    room, begin, shift = manifest.swappable, int(tensors["streams.begin"][0]), int(tensors["streams.shift"][0])
+    room, begin, shift = (
+        manifest.swappable,
+        int(tensors[step_graph.STREAM_BEGIN][0]),
+        int(tensors[step_graph.STREAM_SHIFT][0]),
+    )
     assert room is not None
     out = []
     if begin != room.ns.index(streams.ns):
-        out.append(f"streams.begin {begin} with streams over {streams.ns} layers")
+        out.append(f"{step_graph.STREAM_BEGIN} {begin} with streams over {streams.ns} layers")
     if shift != (streams.positions == "shifted"):
-        out.append(f"streams.shift {shift} with positions {streams.positions}")
-    vocabulary = tensors.get("streams.draft_vocab")
+        out.append(f"{step_graph.STREAM_SHIFT} {shift} with positions {streams.positions}")
+    vocabulary = tensors.get(step_graph.DRAFT_VOCAB)
     if vocabulary is not None and not (
         len(vocabulary) >= streams.candidates and 0 <= vocabulary.min() <= vocabulary.max() < model.vocab_size
     ):

@@ -12,7 +12,6 @@ from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.runner import OrtRunner
-from streamspec.runtime.engine.static_runner import StaticModel, StaticOrtRunner
 from streamspec.runtime.hardware.cpu import physical_cores
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice, fitting, flavour, named
 from streamspec.runtime.tuning.calibration import Calibration, calibrated, remembered
@@ -47,8 +46,7 @@ def open_on(
     folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
 ) -> OrtRunner:
     """The same on this provider and no other."""
-    opened, kind = (LoadedModel, OrtRunner) if manifest.static is None else (StaticModel, StaticOrtRunner)
-    engine = kind(opened(folder / MODEL, manifest, threads, named(provider).name, spin))
+    engine = OrtRunner(LoadedModel(folder / MODEL, manifest, threads, named(provider).name, spin))
     check_probe(engine, manifest)
     return engine
 

@@ -17,6 +17,7 @@ from streamspec.draft_tree import MASKED
 from streamspec.errors import BundleError
 from streamspec.export import export_bundle
 from streamspec.runtime import load
+from streamspec.runtime.engine import dynamic_call
 from streamspec.runtime.engine.kv_cache import KeyValueCache
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.tuning.self_test import _check_prompt, check_probe, two_branches
@@ -119,16 +120,16 @@ def test_accepted_rows_that_do_not_reach_the_cache_are_found(bundles: Bundles, m
     def lost(self: KeyValueCache, path: Any, above: Any = None) -> None:
         self.length += len(path)  # as if the graph had written elsewhere
 
-    monkeypatch.setattr(KeyValueCache, "keep", lost)
+    monkeypatch.setattr(KeyValueCache, "compact", lost)
     with pytest.raises(BundleError, match="computes a step behind a draft tree"):
         load(bundles("fp32"), threads=1, tree="plain")
 
 
 def test_choices_that_are_not_the_largest_are_found(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(self: OrtRunner, choices: np.ndarray) -> np.ndarray:
-        return (choices + 1) % self.vocab_size
+    def off(choices: np.ndarray, vocab_size: int) -> np.ndarray:
+        return (choices + 1) % vocab_size
 
-    monkeypatch.setattr(OrtRunner, "_checked", off)
+    monkeypatch.setattr(dynamic_call, "checked_tokens", off)
     with pytest.raises(BundleError, match="behind the largest"):
         load(bundles("fp32"), threads=1, tree="plain")
 
