@@ -1,8 +1,8 @@
 """Swaps the adapter of an open bundle: all or nothing.
 
-An adapter is read, its hash, base and graph are checked, its tensors are held against the graph's inputs, bound and
-tried, and only then does it take the other one's place; whatever goes wrong before leaves that one at work. Its tensors
-stay in the mapped file. Knows nothing about text.
+An adapter is read, its hash, base and graph are checked, its tensors are compared with the graph's inputs, bound and
+tried, and only then does it replace the other one; an error before that leaves the other one in use. Its tensors stay
+in the mapped file.
 """
 
 from __future__ import annotations
@@ -153,14 +153,11 @@ def _faults(name: str, value: Any, wanted: Any, sizes: dict[str, int]) -> list[s
 def _odd_streams(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> list[str]:
     streams, model = manifest.streams, manifest.model
     assert streams is not None
-    room, begin, shift = (
-        manifest.swappable,
-        int(tensors[step_graph.STREAM_BEGIN][0]),
-        int(tensors[step_graph.STREAM_SHIFT][0]),
-    )
-    assert room is not None
+    capacity = manifest.swappable
+    begin, shift = (int(tensors[name][0]) for name in (step_graph.STREAM_BEGIN, step_graph.STREAM_SHIFT))
+    assert capacity is not None
     out = []
-    if begin != room.ns.index(streams.ns):
+    if begin != capacity.ns.index(streams.ns):
         out.append(f"{step_graph.STREAM_BEGIN} {begin} with streams over {streams.ns} layers")
     if shift != (streams.positions == "shifted"):
         out.append(f"{step_graph.STREAM_SHIFT} {shift} with positions {streams.positions}")

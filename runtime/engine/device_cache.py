@@ -30,12 +30,8 @@ class DeviceCache:
     def __init__(
         self, ort: Any, compactor: Any, device: str, layers: int, kv_heads: int, head_dim: int, limit: int
     ) -> None:
-        self._value, self._compactor, self._device, self._limit = (
-            ort.OrtValue.ortvalue_from_numpy,
-            compactor,
-            device,
-            limit,
-        )
+        self._value, self._device = ort.OrtValue.ortvalue_from_numpy, device
+        self._compactor, self._limit = compactor, limit
         self._pruned = any(value.name == sg.ROWS_ABOVE for value in compactor.get_inputs())
         self.length, self.capacity = 0, min(FIRST_CAPACITY, limit)
         empty = np.zeros((1, kv_heads, self.capacity, head_dim), np.float32)

@@ -1,7 +1,6 @@
-"""How much memory a bundle will take, from its manifest alone, and whether the machine has it.
+"""Estimates how much memory a bundle will take, from its manifest alone, and checks that the machine has it.
 
-The figures were fitted to what sessions took on CPUs (docs/embedding.md has both). Knows nothing about graphs; opens
-none.
+The figures were fitted to what sessions took on CPUs (docs/embedding.md has both).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 from streamspec.bundle import swappable
 from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo, read_manifest
 from streamspec.errors import ConfigError, ResourceError
-from streamspec.runtime.hardware import cpu as machine
+from streamspec.runtime.hardware import cpu
 
 MB = 1_000_000
 CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
@@ -56,9 +55,9 @@ class MemoryEstimate:
         return f"{megabytes(self.total)} MB ({parts})"
 
 
-def estimate(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> MemoryEstimate:
-    """What `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context` tokens each
-    (default: the model's).
+def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> MemoryEstimate:
+    """Estimates what `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context` tokens
+    each (default: the model's).
 
     For a folder the largest of its adapters is counted, for a manifest none. A model whose embedding is not also its LM
     head takes up to one embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers that
@@ -111,8 +110,8 @@ def check_memory(bundle: str | Path | Manifest, context: int | None = None, limi
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigError(f"memory {limit!r}", "a number of bytes", "correct memory")
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
-    needed = estimate(bundle, context=min(SURE, manifest.model.context_length) if context is None else context)
-    room = machine.available() if limit is None else limit
+    needed = estimate_memory(bundle, context=min(SURE, manifest.model.context_length) if context is None else context)
+    room = cpu.available() if limit is None else limit
     if room is not None and needed.total > room:
         raise ResourceError(
             f"the bundle needs {needed}",

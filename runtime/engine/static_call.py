@@ -1,8 +1,8 @@
 """Calls of a static step graph (docs/static.md): one shape for prompt chunks, drafts and plain steps alike.
 
 A call pads its rows to the graph's. The graph only reads the cache; the accepted rows alone are written here, so
-nothing is ever compacted. The graph chooses greedily and drafts after that; where tokens are sampled, a second small graph
-chooses on the CPU, and drafts after another token are dropped.
+nothing is ever compacted. The graph chooses greedily and drafts after that; where tokens are sampled, a second small
+graph chooses on the CPU, and drafts after another token are dropped.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_without_a_limit_there_is_no_thread_and_no_sleep() -> None:
 
 def test_nobody_at_work_is_put_to_sleep() -> None:
     bed = Bed()
-    with bed.unloader.in_use(), pytest.raises(ConfigError, match="at work"):
+    with bed.unloader.in_use(), pytest.raises(ConfigError, match="in use"):
         bed.unloader.unload()
     assert not bed.asleep
 
@@ -222,7 +222,7 @@ def test_nothing_sleeps_while_an_answer_is_read(bundles: Bundles, tmp_path: Path
     next(stream)
     time.sleep(0.2)
     assert session.loaded
-    with pytest.raises(ConfigError, match="at work"):
+    with pytest.raises(ConfigError, match="in use"):
         session.unload()
     stream.close()
     assert eventually(lambda: not session.loaded)

@@ -20,7 +20,7 @@ from streamspec.runtime import load
 from streamspec.runtime.engine import dynamic_call
 from streamspec.runtime.engine.kv_cache import KeyValueCache
 from streamspec.runtime.engine.runner import OrtRunner
-from streamspec.runtime.tuning.self_test import _check_prompt, check_probe, two_branches
+from streamspec.runtime.tuning.self_test import _check_prompt, check_numerics, two_branches
 from tests.support.tiny_exports import save_base, tiny_model
 
 Bundles = Callable[[str], Path]
@@ -121,7 +121,7 @@ def test_accepted_rows_that_do_not_reach_the_cache_are_found(bundles: Bundles, m
         self.length += len(path)  # as if the graph had written elsewhere
 
     monkeypatch.setattr(KeyValueCache, "compact", lost)
-    with pytest.raises(BundleError, match="computes a step behind a draft tree"):
+    with pytest.raises(BundleError, match="computes a step after a draft tree"):
         load(bundles("fp32"), threads=1, tree="plain")
 
 
@@ -130,7 +130,7 @@ def test_choices_that_are_not_the_largest_are_found(bundles: Bundles, monkeypatc
         return (choices + 1) % vocab_size
 
     monkeypatch.setattr(dynamic_call, "checked_tokens", off)
-    with pytest.raises(BundleError, match="behind the largest"):
+    with pytest.raises(BundleError, match="below the largest"):
         load(bundles("fp32"), threads=1, tree="plain")
 
 
@@ -188,7 +188,7 @@ def test_the_probe_keeps_to_the_rows_of_a_graph_of_one_shape(bundles: Bundles, m
     assert isinstance(session.engine, OrtRunner) and session.manifest.probe
     session.engine.rows = 8
     seen.clear()
-    check_probe(session.engine, session.manifest)
+    check_numerics(session.engine, session.manifest)
     assert seen == [len(session.manifest.probe.input_ids), 7, 4, 1]
 
 
