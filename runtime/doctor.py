@@ -25,7 +25,7 @@ PLAIN = ((0, 0, 1.0),)  # the tree of one row
 
 
 def machine() -> dict[str, Any]:
-    """Describes the machine and what is installed, as far as speed and results depend on it. Sizes in MB (10^6 bytes)."""
+    """Describes the machine and its software, as far as speed and results depend on it. Sizes in MB (10^6 bytes)."""
     total, free = memory()
     folder = paths.cache_dir()
     return {

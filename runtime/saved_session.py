@@ -65,8 +65,8 @@ def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
 
 
 def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: int) -> SavedSession:
-    """Reads a conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for one
-    of another bundle, adapter or template, and for a damaged or forged file."""
+    """Reads a conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for
+    one of another bundle, adapter or template, and for a damaged or forged file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():

@@ -21,7 +21,7 @@ ALIVE = 3  # there are so many at a time
 SURE = 1024  # tokens: a session of unlimited context is let in where there is room for these
 LOGIT_ROWS = 64  # of the widest call that gives logits
 STATES = 8  # the same of rows x hidden size
-LIBRARY = 40 * MB  # ONNX Runtime's code and what it knows of a graph
+LIBRARY = 40 * MB  # ONNX Runtime's code and its description of a graph
 TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
 DATA = ".data"
 # Stored weights to packed ones: float16 is computed as float32, int4 gets sums of its blocks. The embedding is read
@@ -56,8 +56,8 @@ class MemoryEstimate:
 
 
 def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> MemoryEstimate:
-    """Estimates what `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context` tokens
-    each (default: the model's).
+    """Estimates what `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context`
+    tokens each (default: the model's).
 
     For a folder the largest of its adapters is counted, for a manifest none. A model whose embedding is not also its LM
     head takes up to one embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers that
@@ -93,7 +93,7 @@ def heads(model: ModelInfo) -> int:
 
 
 def prompt_rows(model: ModelInfo, context: int) -> int:
-    """How many rows of a prompt to read in one call that reaches `context` tokens."""
+    """The number of rows of a prompt to read in one call that reaches `context` tokens."""
     return max(FEWEST, min(CHUNK, SCORES // (4 * heads(model) * context)))
 
 

@@ -38,7 +38,8 @@ ENOUGH = 3  # rounds that make a measurement worth keeping
 CONTEXT = 64  # tokens in the cache while measuring,
 CONTEXTS = (64, 512)  # and where the user asks for it
 LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
-# Of plain decoding: trees that grow step by step do better than promised, and the speculation controller bounds the loss.
+# Share of plain decoding's speed that a tree must promise: trees that grow step by step do better than promised, and
+# the speculation controller bounds the loss.
 GAIN = 0.9
 
 
@@ -67,7 +68,7 @@ class Calibration:
 
     @property
     def reason(self) -> str:
-        """Why this choice."""
+        """Why these rows were chosen, in words."""
         trees = [n for n in self.costs if n > 1]
         if not trees:
             return "the bundle's trees have one row"
@@ -78,9 +79,7 @@ class Calibration:
 
 
 def calibrated(runner: OrtRunner, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
-    """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is
-    possible.
-    """
+    """Returns the cached calibration of this machine and bundle, or measures and caches one."""
     known = cached_calibration(runner.provider, runner.threads, manifest, cache_dir)
     if known is not None:
         return known
@@ -88,7 +87,7 @@ def calibrated(runner: OrtRunner, manifest: Manifest, cache_dir: str | Path | No
     costs, complete = measure(runner, nodes)
     if complete:  # a machine busy with something else must not fix the choice for good
         _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), costs)
-    return _judged(costs, 0.0, manifest)
+    return _with_choice(costs, 0.0, manifest)
 
 
 def cached_calibration(
@@ -99,17 +98,17 @@ def cached_calibration(
         _cache_file(provider, threads, manifest, cache_dir),
         _row_counts(manifest.static.rows if manifest.static else None, len(_nodes(manifest))),
     )
-    return None if known is None else _judged(*known, manifest)
+    return None if known is None else _with_choice(*known, manifest)
 
 
 def _nodes(manifest: Manifest) -> Sequence[Sequence[float]]:
     return manifest.trees.nodes if manifest.trees is not None else LOOKUP
 
 
-def _judged(costs: dict[int, float], least: float, manifest: Manifest) -> Calibration:
+def _with_choice(costs: dict[int, float], least: float, manifest: Manifest) -> Calibration:
     if manifest.trees is None:
         return Calibration(costs, {}, max(costs), least)
-    return replace(choose(costs, manifest.trees.nodes), least=least)
+    return replace(choose_rows(costs, manifest.trees.nodes), least=least)
 
 
 def tune(
@@ -136,19 +135,19 @@ def tune(
                 "correct it",
             )
         costs, _ = measure(runner, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
-        found[context] = choose(costs, nodes)
+        found[context] = choose_rows(costs, nodes)
     _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), found[contexts[0]].costs)
     return found
 
 
 def keep_least(runner: OrtRunner, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
-    """From now on sessions of this machine and bundle prune rows whose probability is below `least`."""
+    """Saves with the calibration that sessions prune rows whose probability is below `least`."""
     costs = calibrated(runner, manifest, cache_dir).costs
     _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), costs, least)
 
 
-def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
-    """The rows that maximise expected tokens per second; 1 (plain) where every tree is far from paying."""
+def choose_rows(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
+    """Picks the rows that maximise expected tokens per second; 1 (plain) where every tree is far from paying."""
     expected = {n: expected_tokens(nodes, n) for n in costs}
     best = max((n for n in costs if n > 1), key=lambda n: expected[n] / costs[n], default=1)
     return Calibration(costs, expected, best if expected[best] / costs[best] >= GAIN / costs[1] else 1)
@@ -161,7 +160,8 @@ def measure(
     context: int = CONTEXT,
     rounds: int = ROUNDS,
 ) -> tuple[dict[int, float], bool]:
-    """Seconds of a step for 1 row (plain) and the row counts of `ROWS` the nodes reach; whether all were measured well.
+    """Measures the seconds of a step for 1 row (plain) and the row counts of `ROWS` that the nodes reach; also returns
+    whether all were measured well.
 
     Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does
     not reach are left out: large models measure few.

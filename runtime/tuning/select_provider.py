@@ -45,7 +45,7 @@ def open_runner(
 def open_on(
     folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
 ) -> OrtRunner:
-    """The same on this provider and no other."""
+    """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`."""
     runner = OrtRunner(LoadedModel(folder / MODEL, manifest, threads, named(provider).name, spin))
     check_numerics(runner, manifest)
     return runner
@@ -57,8 +57,10 @@ def speed(calibration: Calibration) -> float:
 
 
 class _ProviderSearch:
-    """Finds the fastest provider that computes right. One measured before on this machine is opened only where it is the
-    fastest; one that is refused is tried again at every load, since drivers and packages change."""
+    """Finds the fastest provider that computes right.
+
+    One measured before on this machine is opened only where it is the fastest; one that is refused is tried again at
+    every load, since drivers and packages change."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, threads: int | None, spin: bool, cache_dir: str | Path | None

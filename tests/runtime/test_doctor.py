@@ -41,7 +41,7 @@ def test_a_bundle_that_is_computed_wrongly_everywhere_fails_with_the_reason(
     bundles: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        KeyValueCache, "keep", lambda self, path, above=None: setattr(self, "length", self.length + len(path))
+        KeyValueCache, "compact", lambda self, path, above=None: setattr(self, "length", self.length + len(path))
     )
     done = run(bundles("fp32"), "--threads", 1)
     assert done.exit_code == 1 and "cpu: this machine computes a step after a draft tree" in done.stdout

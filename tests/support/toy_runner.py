@@ -204,8 +204,8 @@ class ToyEngine:
             out[j] = self.random.permutation(self.vocab)[: self.width]
             if self.random.random() < self.skill and ahead[-1] not in out[j]:
                 out[j, self.random.integers(self.width)] = ahead[-1]
-        chances = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
-        return IndependentProposal(out, np.log(chances))
+        probabilities = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
+        return IndependentProposal(out, np.log(probabilities))
 
 
 class Untimed(SpeculationController):

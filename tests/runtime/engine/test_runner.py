@@ -109,8 +109,8 @@ def test_a_pruned_step_does_no_more_than_it_was_asked(pruning: Pruning, bundles:
     engine.reset()
     engine.prefill(list(range(5, 15)), draft=False)
     tree = DraftTree((0, 0, 1, 0, 3, 0), (0, 0, 0, 1, 0, 2))
-    chances = np.array([1, 0.5, 0.04, 0.2, 0.001, 0.0001])
-    choices = engine.verify(np.arange(20, 26), tree, True, pruning, np.log(chances).astype(np.float32)).choices
+    probabilities = np.array([1, 0.5, 0.04, 0.2, 0.001, 0.0001])
+    choices = engine.verify(np.arange(20, 26), tree, True, pruning, np.log(probabilities).astype(np.float32)).choices
     kept = np.flatnonzero(choices >= 0)
     assert 0 in kept and all(tree.parents[i] in kept for i in kept)
     assert len(kept) <= (pruning.rows or 6) and len(kept) < 6

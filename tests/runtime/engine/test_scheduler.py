@@ -57,7 +57,7 @@ def test_two_that_ask_again_and_again_alternate() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    end = min(max(i for i, name in enumerate(order) if name == who) for who in "ab")  # behind it one asks alone
+    end = min(max(i for i, name in enumerate(order) if name == who) for who in "ab")  # after it one asks alone
     both = order[20:end]
     repeats = sum(x == y for x, y in itertools.pairwise(both))
     assert len(both) > 100 and repeats < 0.1 * len(both)
@@ -68,7 +68,7 @@ def test_who_is_cancelled_in_the_queue_leaves_it_at_once_and_the_others_go_on() 
 
     def impatient() -> None:
         with pytest.raises(Cancelled), lock.acquire(cancelled):
-            raise AssertionError("had a turn")
+            raise AssertionError("held the lock")
         left.append(time.perf_counter())
 
     thread = threading.Thread(target=impatient)
@@ -78,11 +78,11 @@ def test_who_is_cancelled_in_the_queue_leaves_it_at_once_and_the_others_go_on() 
         cancelled.set()
         lock.recheck()
         thread.join(2)
-        assert left, "still in line"
+        assert left, "still in the queue"
     with lock.acquire(NEVER):
         pass
-    with pytest.raises(Cancelled), lock.acquire(cancelled):  # its turn at once, and cancelled all the same
-        raise AssertionError("had a turn")
+    with pytest.raises(Cancelled), lock.acquire(cancelled):  # free at once, and cancelled all the same
+        raise AssertionError("held the lock")
 
 
 def test_a_turn_that_fails_is_given_on() -> None:

@@ -45,21 +45,21 @@ def without_mask(graph: onnx.GraphProto) -> Nodes:
 
 
 def without_positions(graph: onnx.GraphProto) -> Nodes:
-    """Rows stand one behind the other."""
+    """Rows follow one another."""
     redirect(graph, "position_ids", "bent")
     axis = helper.make_node("Constant", [], ["axis"], value_ints=[0])
-    return [*rows_in_slots(), axis, helper.make_node("Unsqueeze", ["places", "axis"], ["bent"])]
+    return [*rows_in_slots(), axis, helper.make_node("Unsqueeze", ["positions", "axis"], ["bent"])]
 
 
 def rows_in_slots() -> Nodes:
-    """`places` int64 [n]: the slots of the rows."""
+    """`positions` int64 [n]: the slots of the rows."""
     whole = onnx.TensorProto.INT64
     return [
         scalar("none", 0, whole),
         scalar("one", 1, whole),
         helper.make_node("Size", ["input_ids"], ["rows"]),
         helper.make_node("Range", ["none", "rows", "one"], ["slots"]),
-        helper.make_node("Add", ["slots", "past_length"], ["places"]),
+        helper.make_node("Add", ["slots", "past_length"], ["positions"]),
     ]
 
 
@@ -94,7 +94,7 @@ def bent(bundle: Path, folder: Path, how: Callable[[onnx.GraphProto], Nodes]) ->
 
 
 def in_order(nodes: Nodes) -> Nodes:
-    """Every node behind those it reads from."""
+    """Every node after those it reads from."""
     made = {name for node in nodes for name in node.output if name}
     out: Nodes = []
     while nodes:
@@ -162,7 +162,7 @@ def test_a_window_that_counts_slots_is_refused(tmp_path: Path) -> None:
 
     def slots(graph: onnx.GraphProto) -> Nodes:
         flat = next(node.output[0] for node in graph.node if node.op_type == "Squeeze" and "position_ids" in node.input)
-        redirect(graph, flat, "places", only="/bias.6/")
+        redirect(graph, flat, "positions", only="/bias.6/")
         return rows_in_slots()
 
     base = save_base(tmp_path / "base", tiny_model("mistral"))
