@@ -70,9 +70,6 @@ class DeviceCache:
                 ) from error
         self.length += len(path)
 
-    def append(self, rows: np.ndarray, path: Sequence[int]) -> None:
-        raise NotImplementedError("graphs for devices write their rows into the cache")
-
     def rows(self) -> np.ndarray:
         return np.stack([np.stack([value.numpy()[:, :, : self.length] for value in pair]) for pair in self.data])
 

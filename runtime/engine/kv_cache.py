@@ -40,11 +40,6 @@ class Cache(Protocol):
         `above`: the first layer that saw fewer rows, and the path among those.
         """
 
-    def append(self, rows: np.ndarray, path: Sequence[int]) -> None:
-        """Commits the rows of an accepted path out of `rows`, which lie outside the cache: as `data`, with those of the
-        last call for slots.
-        """
-
     def rows(self) -> np.ndarray:
         """A copy of the committed rows [layers, 2, 1, kv_heads, length, head_dim]."""
 
@@ -100,6 +95,9 @@ class KeyValueCache:
         self.length += len(path)
 
     def append(self, rows: np.ndarray, path: Sequence[int]) -> None:
+        """Commits the rows of an accepted path out of `rows`, which lie outside the cache: as `data`, with those of the
+        last call for slots.
+        """
         end = self.length + len(path)
         self.data[..., self.length : end, :] = rows[..., list(path), :]
         self.length = end

@@ -22,7 +22,7 @@ from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState, checked_tokens
 from streamspec.runtime.engine.io_binding import IoBinding
-from streamspec.runtime.engine.kv_cache import Cache, views
+from streamspec.runtime.engine.kv_cache import Cache, KeyValueCache, views
 
 
 class StaticCall:
@@ -39,7 +39,7 @@ class StaticCall:
         adapter: Mapping[str, Any],
     ) -> None:
         model = executor.model
-        assert model.rows is not None
+        assert model.rows is not None and isinstance(cache, KeyValueCache)  # see graph_kinds
         self.max_rows: int = model.rows
         self._executor, self._cache, self._choice, self._drafter = executor, cache, choice, drafter
         self._vocab = model.manifest.model.vocab_size
