@@ -2,8 +2,7 @@
 adapter as a folder of its own.
 
 Smoothed for the base alone; the scales are kept beside the graph (`SCALES`), since an adapter reads and writes scaled
-rows. Every adapter is compared with PyTorch as a merged export would be. Knows the order of things and how an adapter's
-numbers become the graph's inputs.
+rows. Every adapter is compared with PyTorch as a merged export would be.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -58,24 +57,15 @@ from streamspec.export.bundle_writer import (
     Parts,
     Progress,
     describe_bundle,
-    describe_drafter,
     to_stderr,
     weights,
 )
-from streamspec.export.drafters.base import VOCABULARY, DraftSpec
-from streamspec.export.drafters.streams import Lora, StreamSpec
+from streamspec.export.drafters.adapter_section import read_nodes
+from streamspec.export.drafters.base import DraftSpec, Lora
+from streamspec.export.drafters.streams import StreamSpec
+from streamspec.export.drafters.table import read_drafter
 from streamspec.export.graphs.step_graph import StepGraph
-from streamspec.export.graphs.swappable import (
-    BEGIN,
-    HEAD,
-    SHIFT,
-    STREAMS,
-    TASK,
-    SwappableStore,
-    empty_streams,
-    forms,
-    update,
-)
+from streamspec.export.graphs.swappable import SwappableStore, adapter_rows, empty_streams, update
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantise_rows
@@ -85,8 +75,26 @@ from streamspec.export.quantization.smoothing import Scales, SmoothedSource
 from streamspec.export.tokenizer_files import copy_tokenizer
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
-from streamspec.export.weights.load_weights import ModelSource, load_model, read_drafter, read_nodes, task_lora
+from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
 from streamspec.export.weights.lora_inputs import PIECE
+from streamspec.step_graph import (
+    BIGRAM_IN,
+    BIGRAM_OUT,
+    DRAFT_HEAD_BIAS,
+    DRAFT_HEAD_FLOAT,
+    DRAFT_HEAD_INT8,
+    DRAFT_HEAD_SCALE,
+    DRAFT_VOCAB,
+    EXIT_DOWN,
+    EXIT_UP,
+    STREAM_BEGIN,
+    STREAM_EMBEDDINGS,
+    STREAM_LORA,
+    STREAM_ROOT_MAP,
+    STREAM_SHARES,
+    STREAM_SHIFT,
+    TASK_LORA,
+)
 
 
 def export_swappable(
@@ -128,7 +136,7 @@ def export_swappable(
         expected = expect(model, None, tokens)
         source = weights(model, spec, kind, tokenizer, say)
         say(f"writing the {precision} graph")
-        store = SwappableStore(folder / DATA, forms(spec, room, kind, source.bias("lm_head.bias") is not None))
+        store = SwappableStore(folder / DATA, adapter_rows(spec, room, kind, source.bias("lm_head.bias") is not None))
         graph = StepGraph(spec, source, kind, empty_streams(spec, room), None, room.candidates, room=room)
         onnx.save(graph.build(store), folder / MODEL)
         scales = source.scales if isinstance(source, SmoothedSource) else Scales()
@@ -209,7 +217,7 @@ def adapt(
 
 @dataclass(frozen=True)
 class _Bundle:
-    """What adapters are made for. `tokens`: what graphs are compared on."""
+    """The bundle that adapters are made for. `tokens`: graphs are compared on them."""
 
     manifest: Manifest
     session: Any
@@ -226,8 +234,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     assert room is not None
     model = load_model(base, adapter, whole=False)
     spec = describe(model)
-    streams = read_drafter(adapter, spec) if adapter.streams is not None else None
-    assert streams is None or isinstance(streams, StreamSpec)
+    streams = cast(StreamSpec, read_drafter(adapter, spec)) if adapter.streams is not None else None
     info = _described(adapter, streams, room, spec)
     task = task_lora(model, adapter, spec)
     brought = tensors(
@@ -241,8 +248,8 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     parity = check_parity(bundle.session, expect(model, streams, bundle.tokens), manifest.precision, brought)
     nodes = read_nodes(adapter, streams.gamma, room.candidates) if streams else ()
     ranks = {
-        "task": max((len(a) for a, _ in task.values()), default=0),
-        "streams": max((len(a) for a, _ in streams.lora.values()), default=0) if streams else 0,
+        TASK_LORA: max((len(a) for a, _ in task.values()), default=0),
+        STREAM_LORA: max((len(a) for a, _ in streams.lora.values()), default=0) if streams else 0,
     }
     packed = ort.AdapterFormat()
     packed.set_adapter_version(1)
@@ -278,11 +285,11 @@ def tensors(
     task: Lora,
     streams: StreamSpec | None,
 ) -> dict[str, Array]:
-    """What the graph's inputs of an adapter hold (`swappable.forms`). `task`, `streams`: in the coordinates of the
-    graph. Updates of rank 0 are left out.
+    """Values of the graph's inputs that an adapter fills (`swappable.adapter_rows`). `task`, `streams`: in the
+    coordinates of the graph. Updates of rank 0 are left out.
     """
     out: dict[str, Array] = {}
-    for part, lora in ((TASK, task), (STREAMS, streams.lora if streams else {})):
+    for part, lora in ((TASK_LORA, task), (STREAM_LORA, streams.lora if streams else {})):
         for layer in range(spec.layers) if lora else ():
             for modules in spec.fused:
                 out |= update(spec, layer, modules, part).tensors(
@@ -290,8 +297,9 @@ def tensors(
                 )
     if streams is not None:
         out |= _stream_tensors(source, spec, room, precision, streams)
-    kinds = forms(spec, room, precision, source.bias("lm_head.bias") is not None)
-    return {name: np.ascontiguousarray(array, kinds[name][0]) for name, array in out.items()}
+    rows = adapter_rows(spec, room, precision, source.bias("lm_head.bias") is not None)
+    dtypes = {row.name: row.dtype for row in rows}
+    return {name: np.ascontiguousarray(array, dtypes[name]) for name, array in out.items()}
 
 
 def _stream_tensors(
@@ -300,37 +308,37 @@ def _stream_tensors(
     ones = np.ones((streams.gamma, 2), np.float32)
     shares = ones if streams.shares is None else streams.shares
     out: dict[str, Any] = {
-        BEGIN: [room.ns.index(streams.ns)],
-        SHIFT: [int(streams.shifted)],
-        "streams.embeddings": (streams.embeddings * streams.scale)[None],
+        STREAM_BEGIN: [room.ns.index(streams.ns)],
+        STREAM_SHIFT: [int(streams.shifted)],
+        STREAM_EMBEDDINGS: (streams.embeddings * streams.scale)[None],
     }
-    out |= {f"streams.shares.{which}": shares[None, :, which : which + 1] for which in (0, 1)}
+    out |= {STREAM_SHARES[which]: shares[None, :, which : which + 1] for which in (0, 1)}
     if room.root_token:
-        out["streams.root_map"] = (
+        out[STREAM_ROOT_MAP] = (
             np.zeros((spec.hidden, spec.hidden)) if streams.root_map is None else (streams.root_map * streams.scale).T
         )
     vocabulary = np.arange(spec.vocab) if streams.draft_vocab is None else streams.draft_vocab
     if room.bigram:
         none = np.zeros((len(vocabulary), 0))
-        out |= dict(zip(("streams.bigram.in", "streams.bigram.out"), streams.bigram or (none, none), strict=True))
+        out |= dict(zip((BIGRAM_IN, BIGRAM_OUT), streams.bigram or (none, none), strict=True))
     if streams.pruning is not None and room.pruning and streams.ns == room.ns[0]:
-        out |= {"prune.down": streams.pruning.down.T, "prune.up": streams.pruning.up.T}
+        out |= {EXIT_DOWN: streams.pruning.down.T, EXIT_UP: streams.pruning.up.T}
     if not room.draft_vocab:
         return out
     rows = Decoder(spec, source, precision).head_weight().load()[vocabulary]
-    out[VOCABULARY] = vocabulary
+    out[DRAFT_VOCAB] = vocabulary
     if isinstance(precision, Fp32):
-        out[f"{HEAD}.transposed"] = rows.T
+        out[DRAFT_HEAD_FLOAT] = rows.T
     else:
-        codes, out[f"{HEAD}.scale"] = quantise_rows(rows, NO_SATURATION)
-        out[f"{HEAD}.int8"] = codes.T
+        codes, out[DRAFT_HEAD_SCALE] = quantise_rows(rows, NO_SATURATION)
+        out[DRAFT_HEAD_INT8] = codes.T
     bias = source.bias("lm_head.bias")
-    return out if bias is None else out | {f"{HEAD}.bias": bias[vocabulary]}
+    return out if bias is None else out | {DRAFT_HEAD_BIAS: bias[vocabulary]}
 
 
 def _room(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> SwappableCapacity:
     """Enough for all of them."""
-    streams = [one for one in drafters if isinstance(one, StreamSpec)]
+    streams = [cast(StreamSpec, one) for one in drafters]  # `_check` refuses all others
     ns, bigram = tuple(sorted({one.ns for one in streams}, reverse=True)), any(one.bigram for one in streams)
     lists = [len(one.draft_vocab) for one in streams if one.draft_vocab is not None]
     return SwappableCapacity(
@@ -366,7 +374,7 @@ def _described(
             "export the bundle with this adapter among --adapter",
         )
     pruning = streams.pruning is not None and room.pruning and streams.ns == room.ns[0]
-    return replace(describe_drafter(streams, room.candidates), pruning=pruning)
+    return replace(streams.info(room.candidates), pruning=pruning)
 
 
 def _check(adapter: Adapter, base: str, sha256: str) -> None:

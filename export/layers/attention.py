@@ -12,7 +12,7 @@ slot
 
 Both products add in blocks of slots (the runtime keeps trees off their borders, see
 `streamspec.runtime.decoding.verify`). New rows go into the cache in place (TensorScatter, past and present bound to one
-buffer). Knows nothing about layers or masks.
+buffer).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
+from streamspec.step_graph import PAST_LENGTH, past, present
 
 ONES_WIDTH = 16  # narrower products take another kernel, whose order of summation depends on the length
 
@@ -42,11 +43,10 @@ class RowExactAttention:
         self._tiled: dict[str, str] = {}
 
     def append(self, rows: str, layer: int, kind: str) -> str:
-        """Writes K or V rows [1, n, Hkv*D] behind the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
+        """Writes K or V rows [1, n, Hkv*D] after the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
         g = self.g
         new = by_head(g, self.spec, rows)
-        past, present = f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}"
-        return g.op("TensorScatter", past, new, "past_length", out=present, axis=2)
+        return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2)
 
     def mix(self, q: str, key: str, value: str, bias: str) -> str:
         """[1, n, Hq*D] of rotated q [1, n, Hq*D] over caches, under an additive bias [1, 1, n, visible]."""

@@ -3,7 +3,7 @@ and stream rows.
 
 A row group runs a layer as `enter` -> `queries_keys_values` -> attention of the caller's choice -> `leave`. Residual
 sums and norms are fused (SkipLayerNormalization and its simplified form): between parts travel the residual stream and
-the pending update. Knows nothing about masks, caches or acceptance.
+the pending update.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
 from streamspec.export.weights.lazy_weights import LazyMatrix
+from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12
 
@@ -90,7 +91,7 @@ class Decoder:
         """Of finished states [r, H] by a `head` [D, H], the LM head or its rows `chosen`: [r, D] and the factor of each
         row [r, 1], '' for 1.
         """
-        bias = self.head_bias(g) if chosen is None else self.head_bias(g, "streams.head.bias", chosen)
+        bias = self.head_bias(g) if chosen is None else self.head_bias(g, DRAFT_HEAD_BIAS, chosen)
         if not bias and self.spec.logit_cap is None:
             return self.precision.head(g, flat, rows, head, out=out)
         raw, scale = self.precision.head(g, flat, rows, head)
@@ -173,7 +174,7 @@ class Decoder:
     def leave(
         self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear
     ) -> Residual:
-        """The layer behind the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter`
+        """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter`
         gave.
         """
         spec, family = self.spec, self.spec.family
@@ -223,7 +224,7 @@ class Decoder:
             )
         if not rotary:
             return q, k, v
-        tables = rotary[spec.rotary_of[min(layer, spec.layers - 1)]]  # a draft layer behind the last is like it
+        tables = rotary[spec.rotary_of[min(layer, spec.layers - 1)]]  # a draft layer after the last is like it
         return self._rotate(g, q, spec.heads, tables), self._rotate(g, k, spec.kv_heads, tables), v
 
     def _head_norm(self, g: Scope, x: str, heads: int, layer: int, module: str) -> str:

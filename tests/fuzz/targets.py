@@ -196,11 +196,11 @@ def _safetensors() -> list[bytes]:
 
 def run_safetensors(data: bytes, folder: Path) -> object:
     from streamspec.adapters.base_models.resolve import weights_hash
-    from streamspec.export.weights.load_weights import _tensors
+    from streamspec.export.drafters.adapter_section import read_tensors
 
     (folder / "model.safetensors").write_bytes(data)
     with contextlib.suppress(StreamspecError):
-        _tensors(folder / "model.safetensors")
+        read_tensors(folder / "model.safetensors")
     return weights_hash(folder)
 
 

@@ -12,7 +12,7 @@ from streamspec import model_families as families
 from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_layer import DraftLayerSpec
-from streamspec.export.validate.reference import ReferenceDraftLayer
+from streamspec.export.drafters.draft_layer_reference import TrainedDraftLayer
 from tests.support.tiny_exports import FAMILIES, VOCAB, build, tiny_model
 
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
@@ -87,7 +87,7 @@ def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None =
     assert int(out["accepted_node"][0]) == 2
     assert len(out["candidates"]) == len(out["origins"]) == sum(built.streams.levels)
     offered = np.arange(VOCAB) if draft_vocab is None else draft_vocab
-    rows = ReferenceDraftLayer(built.model, built.streams).guesses(np.array(ids[:-1]), after, out)
+    rows = TrainedDraftLayer(built.model, built.streams).drafts(np.array(ids[:-1]), after, out)
     paths, start = np.zeros(1), 0
     for count in built.streams.levels:
         chances = np.empty((count, candidates))

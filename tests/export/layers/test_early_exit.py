@@ -50,13 +50,13 @@ def run(
 
 def chances(built: Built) -> np.ndarray:
     """The slow way: scores of the nodes, from the definition."""
-    oracle = ReferenceModel(built.model, built.streams)
-    entry = oracle.states(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
+    reference = ReferenceModel(built.model, built.streams)
+    entry = reference.states(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
     unit = entry / np.sqrt((entry**2).mean(1, keepdims=True))
     spec = built.streams.pruning
-    state = oracle.decoder.finish(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))
+    state = reference.decoder.finish(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))
     distinct = sorted(set(DRAFT.tolist()))
-    logits = oracle.decoder.logits(state)[:, distinct].log_softmax(-1).numpy()
+    logits = reference.decoder.logits(state)[:, distinct].log_softmax(-1).numpy()
     out = np.zeros(len(TREE))
     for node in range(1, len(TREE)):
         parent = TREE.parents[node]
