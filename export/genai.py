@@ -180,15 +180,12 @@ def export_genai(
 
 def run(session: Any, spec: DecoderSpec, tokens: Array) -> Array:
     """Logits [T, V] of one text [T] from nothing."""
-    caches = {
-        f"past_key_values.{i}.{kind}": np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
-        for i in range(spec.layers)
-        for kind in ("key", "value")
-    }
+    empty = np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
+    caches = dict.fromkeys(cache_names(PAST, spec.layers), empty)
     texts = {
-        "input_ids": tokens[None],
+        INPUT_IDS: tokens[None],
         "attention_mask": np.ones_like(tokens)[None],
-        "position_ids": np.arange(len(tokens))[None],
+        POSITION_IDS: np.arange(len(tokens))[None],
     }
     logits: Array = session.run(["logits"], texts | caches)[0][0]
     return logits

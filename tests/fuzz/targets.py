@@ -287,7 +287,8 @@ def run_graph(data: bytes, folder: Path) -> object:
     import onnx
     from google.protobuf.message import DecodeError
 
-    from streamspec.bundle.onnx_check import OPERATORS, check_graph
+    from streamspec.bundle.onnx_check import check_graph
+    from streamspec.bundle.onnx_schema import OPERATORS
 
     (folder / "model.onnx").write_bytes(data)
     check_graph(folder / "model.onnx", 4096)
