@@ -66,7 +66,7 @@ class DraftSpec:
         return ()
 
     def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
-        """The same with its LoRA changed; itself where it has none."""
+        """A copy with its LoRA changed; itself where it has none."""
         return self
 
     def info(self, candidates: int) -> DrafterInfo:
@@ -83,7 +83,7 @@ class DraftSpec:
 
 
 def graph_features(spec: DecoderSpec, drafter: DraftSpec | None, candidates: int, **more: Any) -> GraphFeatures:
-    """What the graph's interface depends on; `more`: fields that neither decoder nor drafter knows."""
+    """The features of the graph of a decoder and a drafter; `more`: fields that neither decides."""
     plain = GraphFeatures(spec.layers, spec.kv_heads, spec.head_dim, spec.vocab, spec.hidden, **more)
     if drafter is None:
         return plain

@@ -50,7 +50,7 @@ class _Level:
 
 
 class _Experts(NamedTuple):
-    """What experts add to rows, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K]
+    """Updates of rows by experts, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K]
     their weights.
     """
 
@@ -186,7 +186,7 @@ class DraftLayerPass(DraftPass):
         return level
 
     def _part(self, number: int) -> str:
-        """Where the names of the weights of pass `number` begin."""
+        """The prefix of the names of the weights of pass `number`."""
         return f"heads.{number - 1}." if self.spec.own_heads and number else ""
 
     def _attention(
@@ -201,7 +201,7 @@ class DraftLayerPass(DraftPass):
         own: list[tuple[str, str]],
         sees: str | None,
     ) -> tuple[str, str | None]:
-        """What attention adds, and what the rows have seen of the layer's own."""
+        """The update by attention, and which of the layer's own rows each row has seen."""
         q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, g.op("Expand", at, g.ints(count)))
         mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
@@ -237,7 +237,7 @@ class DraftLayerPass(DraftPass):
     # ---- parts of the layer
 
     def _input(self, g: Scope, tokens: str, state: str, rows: Rows, part: str = "") -> str:
-        """`part`: where the names of the pass's weights begin."""
+        """`part`: prefix of the names of the pass's weights."""
         bias = self._constant(g, f"{part}bias", self.spec.tensors[f"{part}bias"])
         return g.op("Add", g.op("Add", self._map(g, self._embedded(g, tokens), rows, f"{part}from_token"), bias), state)
 

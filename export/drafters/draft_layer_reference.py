@@ -77,9 +77,9 @@ class TrainedDraftLayer:
 
     @torch.no_grad()
     def drafts(self, text: Array, root: int, out: dict[str, Array]) -> Iterator[Compared]:
-        """Of every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is `root`:
-        candidates [C], their logits [C], and the layer's own logits [V] after the same candidates, minus infinity where
-        nothing may be proposed; of both the largest is 0."""
+        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is
+        `root`: candidates [C], their logits [C], and the layer's own logits [V] after the same candidates, minus
+        infinity where nothing may be proposed; of both the largest is 0."""
         vocabulary = None if self.spec.draft_vocab is None else torch.as_tensor(self.spec.draft_vocab)
         tokens = torch.as_tensor(text)[None]
         main = self.model.main_pass(tokens, torch.ones_like(tokens))

@@ -140,7 +140,7 @@ class MergedSource:
 
 
 def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
-    """How stream rows apply a layer's maps: the base's own, plus a low-rank `delta`, or a second `merged` copy."""
+    """Applies a layer's maps to stream rows: the base's own, plus a low-rank `delta`, or a second `merged` copy."""
     if not spec.lora:
         return decoder.linear
     merged = MergedSource(decoder.source, spec.lora, decoder)

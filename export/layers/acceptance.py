@@ -1,4 +1,4 @@
-"""In-graph acceptance as nodes: which row of a draft tree the target itself would have written."""
+"""Writes acceptance as nodes: finds the deepest node of a draft tree that the target itself would have written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention: of main rows in place, and of any rows over K/V in several parts (`attend`).
+"""Writes attention as nodes: of main rows in place, and of any rows over K/V in several parts (`attend`).
 
 Main rows attend so that a row's result does not depend on how it was batched or where its keys lie. GroupQueryAttention
 would be one node, but it takes another kernel for one row than for several, and its softmax sums in vector lanes: an
@@ -7,8 +7,7 @@ and then, the next layers carry it on, and two of five long answers differ from 
 
 - scores are products of at least two rows, so the same kernel computes them for any number of rows;
 - the softmax's denominator is a product with a block of ones: like the values' product it adds slot after slot, and a
-slot
-  that is masked adds an exact zero, wherever it stands.
+  slot that is masked adds an exact zero, wherever it stands.
 
 Both products add in blocks of slots (the runtime keeps trees off their borders, see
 `streamspec.runtime.decoding.verify`). New rows go into the cache in place (TensorScatter, past and present bound to one

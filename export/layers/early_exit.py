@@ -1,5 +1,5 @@
-"""Early exit as nodes: which rows of a draft tree go on through the upper layers (Speculative Streaming, section
-3.2.3).
+"""Writes the early exit as nodes, which rows of a draft tree go on through the upper layers (Speculative Streaming,
+section 3.2.3).
 
 The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, foretells the token
 after it. That gives every child of p a probability and every node that of its whole path; the likeliest nodes go on:
@@ -47,7 +47,7 @@ class PruningSpec:
 
 
 class EarlyExit:
-    """Nodes that choose the surviving rows."""
+    """Adds the nodes that choose the surviving rows."""
 
     def __init__(self, decoder: Decoder, spec: PruningSpec) -> None:
         self.decoder, self.spec = decoder, spec

@@ -1,4 +1,4 @@
-"""The target's choice after each row, as nodes: greedy, or drawn from the processed distribution by inverse CDF.
+"""Writes the sampling of tokens as nodes: greedy, or drawn from the processed distribution by inverse CDF.
 
 A row's choice depends on its logits, its text and the uniform number that belongs to its position, never on its
 siblings: a drafted token is accepted where it equals that choice, so sampled output is the same for any tree and any

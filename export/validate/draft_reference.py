@@ -1,5 +1,5 @@
-"""How a drafter's candidates are compared with PyTorch: a reference says beforehand what it expects beside some nodes
-of a tree, and compares what the graph then gives there.
+"""Compares a drafter's candidates with PyTorch: a reference computes beforehand what to expect beside some nodes of a
+tree, and pairs it with what the graph then gives there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TreePass:
 
 
 class ExpectedDrafts(ABC):
-    """What the drafter should propose beside some nodes of a tree."""
+    """The drafts to expect beside some nodes of a tree."""
 
     @abstractmethod
     def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
@@ -60,7 +60,7 @@ class DraftReference(ABC):
 
     @abstractmethod
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
-        """What to compare a graph with; the model is kept only where the graph's own drafts decide what to ask."""
+        """The drafts to compare a graph with; the model is kept only where the graph's own drafts are asked about."""
 
 
 class ParallelReference(DraftReference):

@@ -138,7 +138,7 @@ class GraphRunner:
 
 
 class StaticGraphRunner:
-    """The same over a static graph: rows are padded, prompts cut into chunks, K/V copied to the cache here."""
+    """A static graph with its cache: rows are padded, prompts cut into chunks, K/V copied to the cache here."""
 
     def __init__(self, session: Any) -> None:
         self.session, self.length = session, 0

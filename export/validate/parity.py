@@ -1,4 +1,4 @@
-"""How far an exported graph is from PyTorch: plain rows, a draft tree, streams; and the probe kept in the manifest.
+"""Compares an exported graph with PyTorch: plain rows, a draft tree, drafts; and makes the probe of the manifest.
 
 Graphs in floating point must agree to `LIMITS`, quantised ones are reported.
 """
@@ -61,8 +61,8 @@ class _Difference:
 
 
 def _compare(ours: Array, theirs: Array) -> tuple[float, float, float, bool]:
-    """Of two rows of logits: largest and mean squared difference, the second's variance, whether their largest is the
-    same.
+    """Compares two rows of logits: largest and mean squared difference, the second's variance, whether their largest is
+    the same.
     """
     reference = theirs.astype(np.float64)
     off = ours - reference
@@ -96,7 +96,7 @@ def sample_tree(rows: int, gamma: int, seed: int = 0) -> DraftTree:
 
 @dataclass
 class Expected:
-    """What PyTorch computes for a context and a tree after it, so that the model need not be there when a graph is
+    """PyTorch's results for a context and a tree after it, so that the model need not be there when a graph is
     compared.
     """
 
@@ -141,7 +141,7 @@ def check_parity(
 
 
 def check_rows(logits: Array, expected: Expected, precision: str) -> dict[str, Any]:
-    """Of a graph without trees: a report of `logits` [T, V] over the context alone."""
+    """A report for a graph without trees: of `logits` [T, V] over the context alone."""
     report: dict[str, Any] = {
         "precision": precision,
         "plain": _Difference([logits], [expected.logits[: len(expected.case.context)]]).summary(),

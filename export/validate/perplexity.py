@@ -77,7 +77,7 @@ def perplexity_of_graph(session: Any, rows: Sequence[TokenRow]) -> float:
 
 
 def answer_tokens(rows: Sequence[TokenRow]) -> int:
-    """How many tokens the perplexity is a mean over."""
+    """The number of tokens that the perplexity is a mean over."""
     return sum(sum(row.loss_mask) for row in rows)
 
 

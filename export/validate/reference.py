@@ -23,7 +23,7 @@ from streamspec.export.weights.lazy_weights import Float32Decoder
 
 @dataclass
 class ReferenceOutput:
-    """What logits and streams need of a pass over `T` rows."""
+    """The states of a pass over `T` rows that logits and drafters read."""
 
     final: Tensor  # [1, T, H] finished hidden states
     entry: Tensor  # [1, T, H] input of layer N-Ns

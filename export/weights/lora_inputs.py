@@ -2,14 +2,14 @@
 among others.
 
 ONNX Runtime cannot pack weights that are inputs beforehand, and adds their products up otherwise for one row than for
-several, and for few columns a thread than for many (tests/export/weights/test_lora_inputs.py). Three things mend it:
+several, and for few columns a thread than for many (tests/export/weights/test_lora_inputs.py). Three measures
+prevent that:
 
 - its kernel for single rows is for products without a factor, so products have one (`FACTOR`);
 - it adds in pieces whose length depends on the columns of a thread, but never in pieces shorter than `PIECE`: so x and
-A are cut
-  into pieces no longer than that, whose sums are added at last;
+  A are cut into pieces no longer than that, whose sums are added at last;
 - where rows are quantised anyway (int8), A is of int8 too and reads their codes: sums of whole numbers have no order,
-and A is a quarter as large.
+  and A is a quarter as large.
 
 B's sums are as long as the rank of a map, `PIECE` at most for this to hold. Rank 0 adds nothing.
 """
@@ -92,7 +92,7 @@ class LowRank:
         return g.op("ReduceSum", sums, g.ints(0), keepdims=0)
 
     def of_codes(self, g: Scope, codes: str) -> str:
-        """The same [1, n, r] of rows' uint8 codes around 128."""
+        """x A^T [1, n, r] of rows given as uint8 codes around 128."""
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         return g.contrib("MatMulIntegerToFloat", codes, self._a, one, self._scale, middle)
 

@@ -179,11 +179,11 @@ def test_pairs_are_what_each_candidate_adds_to_those_of_the_next_stream(tmp_path
     for root in (int(vocabulary[2]), 44):
         out = stepper.prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1, forced_root=root)
         stepper.length = 0
-        guesses = [[number[int(token)] for token in row] for row in out["candidates"]]
+        ranked = [[number[int(token)] for token in row] for row in out["candidates"]]
         start = before[number[root]] if root in number else np.zeros(4, np.float32)
-        np.testing.assert_allclose(out["pair_logits"][0], np.tile(after[guesses[0]] @ start, (10, 1)), atol=1e-5)
+        np.testing.assert_allclose(out["pair_logits"][0], np.tile(after[ranked[0]] @ start, (10, 1)), atol=1e-5)
         for stream in (1, 2):
-            expected = before[guesses[stream - 1]] @ after[guesses[stream]].T
+            expected = before[ranked[stream - 1]] @ after[ranked[stream]].T
             np.testing.assert_allclose(out["pair_logits"][stream], expected, atol=1e-5)
 
 
@@ -270,7 +270,7 @@ def test_compacted_cache_equals_a_cache_without_the_tree(tmp_path: Path) -> None
     assert (np.diff(path) > 1).any()  # the path really is gapped
     kept = tree.cache[..., len(CONTEXT) + path, :].copy()
     tree.cache[..., len(CONTEXT) : len(CONTEXT) + len(path), :] = kept
-    tree.cache[..., len(CONTEXT) + len(path) :, :] = 1e9  # whatever else the tree left behind must not matter
+    tree.cache[..., len(CONTEXT) + len(path) :, :] = 1e9  # whatever else the tree left over must not matter
     tree.length += len(path)
     plain.prefill(DRAFT[path], forced_node=len(path) - 1)
     np.testing.assert_allclose(tree.cache[..., : tree.length, :], plain.cache[..., : plain.length, :], atol=1e-5)
