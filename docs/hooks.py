@@ -1,0 +1,89 @@
+"""MkDocs hooks: write the generated parts of the reference into its pages while the site is built.
+
+A page names a generated part in an HTML comment: `<!-- generated: cli train -->`. The names are the keys of `PARTS`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # documents this checkout, whatever is installed
+MARK = "<!-- generated: "
+
+
+def cli(command: str) -> str:
+    """Render the options of one command as a table, from the command line's own definitions."""
+    import typer
+
+    from streamspec.cli import app
+
+    group = typer.main.get_command(app)
+    found = group.commands[command]  # type: ignore[attr-defined]
+    context = found.make_context(command, ["--help"], resilient_parsing=True)
+    records = [record for option in found.params if (record := option.get_help_record(context))]
+    return table("option", "meaning", [(f"`{left}`", text) for left, text in records])
+
+
+def train_options() -> str:
+    """Render every field of TrainConfig, by the renderer of the configuration itself where there is one."""
+    import dataclasses
+
+    from streamspec.adapters.training import config
+
+    if hasattr(config, "markdown"):
+        return str(config.markdown())
+    rows = []
+    for field in dataclasses.fields(config.TrainConfig):
+        default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+        rows.append((f"`{field.name}`", f"`{field.type}`", default, field.metadata.get("help", "")))
+    return table("option", "type", "default", "meaning", rows)
+
+
+def step_graph() -> str:
+    """Render the inputs and outputs of the step graphs from the table that exporter and runtime read."""
+    from streamspec import step_graph
+
+    return str(step_graph.markdown())
+
+
+def table(*columns_and_rows: Any) -> str:
+    """A Markdown table; the last argument holds the rows."""
+    *columns, rows = columns_and_rows
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in line) + " |"
+                     for line in lines)
+
+
+PARTS: dict[str, Callable[..., str]] = {"cli": cli, "train-options": train_options, "step-graph": step_graph}
+
+
+def fill(text: str) -> str:
+    """Put the generated part after each line that names one."""
+    lines = []
+    for line in text.split("\n"):
+        lines.append(line)
+        if line.startswith(MARK):
+            name, *arguments = line.removeprefix(MARK).removesuffix("-->").split()
+            lines += ["", PARTS[name](*arguments), ""]
+    return "\n".join(lines)
+
+
+def on_config(config: Any) -> Any:
+    """Link the four folders into one package tree, so that the API page can be read from source without imports."""
+    package = ROOT / "build" / "docs" / "streamspec"
+    package.mkdir(parents=True, exist_ok=True)
+    for old in package.iterdir():
+        old.unlink()
+    parts = [path for path in (ROOT / "streamspec").iterdir() if path.name != "__pycache__"]
+    for part in [*parts, *(ROOT / name for name in ("adapters", "export", "runtime"))]:
+        (package / part.name).symlink_to(part)
+    return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return fill(markdown) if MARK in markdown else markdown
