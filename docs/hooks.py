@@ -5,6 +5,7 @@ A page names a generated part in an HTML comment: `<!-- generated: cli train -->
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,14 +75,14 @@ def fill(text: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Link the four folders into one package tree, so that the API page can be read from source without imports."""
+    """Copy the four folders' sources into one package tree, from which the API page is read without imports."""
     package = ROOT / "build" / "docs" / "streamspec"
-    package.mkdir(parents=True, exist_ok=True)
-    for old in package.iterdir():
-        old.unlink()
-    parts = [path for path in (ROOT / "streamspec").iterdir() if path.name != "__pycache__"]
-    for part in [*parts, *(ROOT / name for name in ("adapters", "export", "runtime"))]:
-        (package / part.name).symlink_to(part)
+    shutil.rmtree(package, ignore_errors=True)
+    for source in ("streamspec", "adapters", "export", "runtime"):
+        for file in (ROOT / source).rglob("*.py"):
+            target = package / file.relative_to(ROOT / "streamspec" if source == "streamspec" else ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
     return config
 
 
