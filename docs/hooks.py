@@ -52,15 +52,25 @@ def step_graph() -> str:
     return str(step_graph.markdown())
 
 
+def source(path: str) -> str:
+    """Show a file of this repository as it is."""
+    return f"```python\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```"
+
+
 def table(*columns_and_rows: Any) -> str:
     """A Markdown table; the last argument holds the rows."""
     *columns, rows = columns_and_rows
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in line) + " |"
-                     for line in lines)
+    cells = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-PARTS: dict[str, Callable[..., str]] = {"cli": cli, "train-options": train_options, "step-graph": step_graph}
+PARTS: dict[str, Callable[..., str]] = {
+    "cli": cli,
+    "train-options": train_options,
+    "step-graph": step_graph,
+    "source": source,
+}
 
 
 def fill(text: str) -> str:
@@ -74,7 +84,7 @@ def fill(text: str) -> str:
     return "\n".join(lines)
 
 
-def on_config(config: Any) -> Any:
+def on_startup(**_: Any) -> None:
     """Copy the four folders' sources into one package tree, from which the API page is read without imports."""
     package = ROOT / "build" / "docs" / "streamspec"
     shutil.rmtree(package, ignore_errors=True)
@@ -83,7 +93,6 @@ def on_config(config: Any) -> Any:
             target = package / file.relative_to(ROOT / "streamspec" if source == "streamspec" else ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
-    return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
