@@ -5,6 +5,7 @@ A page names a generated part in an HTML comment: `<!-- generated: cli train -->
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def table(*columns_and_rows: Any) -> str:
     """A Markdown table; the last argument holds the rows."""
     *columns, rows = columns_and_rows
     lines = [columns, ["---"] * len(columns), *rows]
-    cells = [[" ".join(str(cell).split()).replace("|", "\\|") for cell in line] for line in lines]
+    cells = [[re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "&#124;", str(cell)) for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
