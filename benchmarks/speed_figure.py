@@ -2,7 +2,7 @@
 
     python benchmarks/speed_figure.py [--out docs/images/speed.svg]
 
-The figures are those of the tables in docs/lab/benchmarks.md; SVG by hand, so that it needs no package.
+The figures are those of the tables in docs/lab/benchmarks/speed.md; SVG by hand, so that it needs no package.
 """
 
 from __future__ import annotations

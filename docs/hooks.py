@@ -37,8 +37,8 @@ def train_options() -> str:
 
     from streamspec.adapters.training import config
 
-    if hasattr(config, "markdown"):
-        return str(config.markdown())
+    if hasattr(config, "reference"):
+        return str(config.reference())
     rows = []
     for field in dataclasses.fields(config.TrainConfig):
         default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
