@@ -62,7 +62,9 @@ def table(*columns_and_rows: Any) -> str:
     """A Markdown table; the last argument holds the rows."""
     *columns, rows = columns_and_rows
     lines = [columns, ["---"] * len(columns), *rows]
-    cells = [[re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "&#124;", str(cell)) for cell in line] for line in lines]
+    cells = [
+        [re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "&#124;", str(cell)) for cell in line] for line in lines
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
