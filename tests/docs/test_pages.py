@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -105,7 +106,6 @@ def test_every_command_has_its_section_and_its_options() -> None:
 
 def test_generated_parts_are_written() -> None:
     """Every mark of every page is filled, from the program itself."""
-    pytest.importorskip("onnx", reason="the command line mentions training and export")
     module = hooks()
     marks = [page for page in PAGES if module.MARK in page.read_text(encoding="utf-8")]
     assert len(marks) >= 4
@@ -117,9 +117,23 @@ def test_generated_parts_are_written() -> None:
     assert "max_minutes" in module.train_options().replace("-", "_")
 
 
-def test_the_speed_figure_is_current() -> None:
+def test_names_in_python_examples_exist() -> None:
+    blocks = [
+        block for page in TEXTS for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    ]
+    imports = {found for block in blocks for found in re.findall(r"^from (streamspec[\w.]*) import (.+)$", block, re.M)}
+    assert len(imports) >= 5
+    for module, names in imports:
+        loaded = importlib.import_module(module)
+        assert [name for name in names.split(", ") if not hasattr(loaded, name)] == [], module
+
+
+def test_the_speed_figure_shows_the_published_results() -> None:
     found = importlib.util.spec_from_file_location("speed_figure", ROOT / "benchmarks" / "speed_figure.py")
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     assert module.figure() == (DOCS / "images" / "speed.svg").read_text(encoding="utf-8")
+    published = (DOCS / "lab" / "benchmarks" / "speed.md").read_text(encoding="utf-8")
+    for _, plain, drafted, speed_up in module.RESULTS:
+        assert all(figure in published for figure in (str(plain), str(drafted), f"{speed_up:.2f}"))
