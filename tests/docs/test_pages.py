@@ -121,7 +121,11 @@ def test_names_in_python_examples_exist() -> None:
     blocks = [
         block for page in TEXTS for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     ]
-    imports = {found for block in blocks for found in re.findall(r"^from (streamspec[\w.]*) import (.+)$", block, re.M)}
+    imports = {
+        found
+        for block in blocks
+        for found in re.findall(r"^from (streamspec[\w.]*) import (.+?)(?:  #.*)?$", block, re.M)
+    }
     assert len(imports) >= 5
     for module, names in imports:
         loaded = importlib.import_module(module)
