@@ -69,12 +69,13 @@ def test_paths_in_code_type_exist(page: Path) -> None:
 def test_the_readmes_tree_is_true() -> None:
     block = re.search(r"^```\nrun\.py .*?^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
     assert block is not None
-    missing, top, first = [], ROOT, ROOT
+    missing, above = [], {-2: ROOT}  # folders by their indentation
     for line in block[0].splitlines()[1:-1]:
+        indent = len(line) - len(line.lstrip())
         for number, name in enumerate(re.findall(r"(?<![\w.])[\w/]+(?:\.py|\.md|/)(?!\w)", line)):
             if number == 0:
-                top, first = (ROOT / name, ROOT / name) if line[0] != " " else (top, top / name)
-            if not any((folder / name).exists() for folder in (ROOT, top, first)):
+                above[indent] = above[indent - 2] / name
+            if not any((folder / name).exists() for folder in (ROOT, above[indent - 2], above[indent])):
                 missing.append(name)
     assert not missing
 
