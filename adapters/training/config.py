@@ -26,7 +26,7 @@ from streamspec.prompt.prompt_format import KINDS
 
 LABELS = ("hard", "kl", "tv", "topk")
 CLOCKS = ("wall", "cpu")
-MAX_GAMMA = 8
+MAX_TRAINED_GAMMA = 8
 
 
 @dataclass
@@ -55,7 +55,9 @@ class InputOptions:
 class DraftingOptions:
     """Every drafter"""
 
-    gamma: int = option(6, "draft tokens per step (number of streams, heads or passes)", minimum=1, maximum=MAX_GAMMA)
+    gamma: int = option(
+        6, "draft tokens per step (number of streams, heads or passes)", minimum=1, maximum=MAX_TRAINED_GAMMA
+    )
     alpha: float = option(0.1, "weight of the first position's loss beside the next-token loss (joint)", minimum=0)
     alpha_decay: float = option(1.0, "the weight of each further position's loss over that of the one before", above=0)
     draft_vocab: int = option(
