@@ -35,7 +35,7 @@ def ours(engine: OrtRunner, prompt: np.ndarray, tokens: int) -> tuple[float, lis
     for _ in range(tokens - 1):
         started = time.perf_counter()
         result = engine.verify(np.array(written[-1:]), ROOT_ONLY, draft=False)
-        engine.keep([0])
+        engine.commit([0])
         written.append(int(result.choices[0]))
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[WARM:]), written

@@ -51,7 +51,7 @@ def step(engine: OrtRunner, tree: DraftTree, context: int) -> tuple[float, float
     before, started = engine.graph_seconds, time.perf_counter()
     tokens = np.arange(len(tree)) % engine.vocab_size
     result = engine.verify(tokens, tree, draft=len(tree) > 1)
-    engine.keep(accept(tree, tokens, result.choices)[1])
+    engine.commit(accept(tree, tokens, result.choices)[1])
     whole = time.perf_counter() - started
     engine.rewind(context)
     return whole, engine.graph_seconds - before
@@ -79,7 +79,7 @@ def shares(bundle: Path, tree: DraftTree, context: int, steps: int) -> dict[str,
         prepare(engine, context)
         for _ in range(steps):
             step(engine, tree, context)
-        events = json.loads(engine.graph.end_profile().read_text())
+        events = json.loads(engine.model.end_profile().read_text())
     runs = [e for e in events if e.get("name") == "model_run"]
     first = min(e["ts"] for e in runs[-steps:])
     totals: dict[str, float] = defaultdict(float)

@@ -102,8 +102,8 @@ class TwoModelEngine:
             self._feed(unseen)
         return found
 
-    def keep(self, path: Sequence[int]) -> None:
-        self.target.keep(path)
+    def commit(self, path: Sequence[int]) -> None:
+        self.target.commit(path)
 
     def cancel(self) -> None:
         self.target.cancel()
@@ -112,7 +112,7 @@ class TwoModelEngine:
         """Commits `tokens` to the draft model; its choice behind the last."""
         tree = chain(len(tokens) - 1)
         choices = self.draft.verify(np.array(tokens), tree, draft=False).choices
-        self.draft.keep(range(len(tokens)))
+        self.draft.commit(range(len(tokens)))
         return int(choices[-1])
 
     def _guess(self, committed: list[int]) -> IndependentProposal:

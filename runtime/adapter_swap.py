@@ -18,6 +18,7 @@ import numpy as np
 from streamspec.bundle import swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
+from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.decoding_policy import AdaptiveState, DecodingPolicy, LoadPolicy, settle
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
@@ -46,10 +47,11 @@ class AdapterSwapper:
         self._settings: dict[str, DecodingPolicy] = {}
         self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
 
-    def over(self, engine: OrtRunner) -> AdapterSwapper:
+    def over(self, engine: ModelRunner) -> AdapterSwapper:
         """One for another sequence of the same graph: adapters are read and measured once for all, what is learnt is
         each one's own.
         """
+        assert isinstance(engine, OrtRunner)
         new = AdapterSwapper(self.folder, self.bundle, engine, self.asked, self.verify)
         new._settings = {
             key: replace(setting, learnt=AdaptiveState(setting.calibration))
@@ -99,7 +101,7 @@ class AdapterSwapper:
         tensors = self._shared.get(key)
         if tensors is None:
             tensors = self._shared[key] = read_tensors(
-                folder / swappable.TENSORS, manifest, self.engine.graph.adapter_inputs
+                folder / swappable.TENSORS, manifest, self.engine.model.adapter_inputs
             )
         return _Adapter(str(adapter), manifest, tensors)
 

@@ -75,7 +75,7 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
         "right": True,
         "verdict": "right",
         "plain_ms": round(1000 * costs[1], 3),
-        "on_cpu": engine.graph.on_cpu,
+        "on_cpu": engine.model.on_cpu,
     }
 
 

@@ -49,10 +49,10 @@ _PRUNING_INPUTS = ("keep_rows", "keep_above", "priors")
 class Unloadable(Protocol):
     """What holds on to an open graph."""
 
-    def sleep(self) -> None:
+    def unload(self) -> None:
         """Lets go of it, where it has hold of it."""
 
-    def wake(self) -> None:
+    def reload(self) -> None:
         """Takes hold of it as it is now."""
 
 
@@ -76,37 +76,37 @@ class LoadedModel:
         which).
         """
         self.threads = threads if threads is not None else physical_cores()
-        self.model, self.manifest, self.provider, self.spin = model, manifest, provider, spin
+        self.path, self.manifest, self.provider, self.spin = model, manifest, provider, spin
         self.rows = manifest.static.rows if manifest.static else None  # of every call, where shapes are fixed
         self.turns = FairLock()
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
-        self.keeper = IdleUnloader(self._close, self._reopen)
+        self.unloader = IdleUnloader(self._close, self._reopen)
         self.hashes = True  # whether files are hashed again before they are opened again
         self._engines: WeakSet[Unloadable] = WeakSet()
         self._begin(profile)
 
     def _begin(self, profile: Path | None = None) -> None:
         """Opens the session and looks at what it takes and gives."""
-        self.session = self._open(self.model, profile)
+        self.session = self._open(self.path, profile)
         self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
-        self.cache_type = self._check_interface(self.manifest)
+        self.cache_dtype = self._check_interface(self.manifest)
         self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}
 
     def _reopen(self) -> None:
-        verify_files(self.model.parent, self.manifest, self.hashes)
-        check_graphs(self.model.parent, self.manifest)
+        verify_files(self.path.parent, self.manifest, self.hashes)
+        check_graphs(self.path.parent, self.manifest)
         try:
             self._begin()
             for engine in list(self._engines):
-                engine.wake()
+                engine.reload()
         except BaseException:  # awake all together, or nothing is kept
             self._close()
             raise
 
     def _close(self) -> None:
         for engine in list(self._engines):
-            engine.sleep()
+            engine.unload()
         self.session, self.adapter_inputs = None, {}  # the latter hold on to the session
         trim()
 
@@ -126,7 +126,7 @@ class LoadedModel:
 
     def mover(self) -> Any:
         """A session of the graph that moves rows of a cache on a device."""
-        mover = self._open(self.model.parent / COMPACT)
+        mover = self._open(self.path.parent / COMPACT)
         check_placement(mover, named(self.provider))
         return mover
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,14 +38,14 @@ class OrtRunner:
     excepted.
     """
 
-    def __init__(self, graph: LoadedModel, context: int | None = None) -> None:
+    def __init__(self, model: LoadedModel, context: int | None = None) -> None:
         """`context`: most tokens that the cache is to hold, by default as many as the model can.
 
         Raises ConfigError for a context that the model does not have, ProviderError for a device without room for the
         cache.
         """
-        manifest = graph.manifest
-        self.graph, self.provider, self.threads, self.rows = graph, graph.provider, graph.threads, graph.rows
+        manifest = model.manifest
+        self.model, self.provider, self.threads, self.rows = model, model.provider, model.threads, model.rows
         self.context_length = manifest.model.context_length if context is None else context
         if type(self.context_length) is not int or not 2 <= self.context_length <= manifest.model.context_length:
             raise ConfigError(
@@ -61,20 +61,20 @@ class OrtRunner:
         self.cache = self._empty_cache()
         self._binding = self._bind()
         self._scoring: IoBinding | None = None
-        self._options, self._shrinking = self._run_options(shrink=False), self._run_options(shrink=graph.in_place)
+        self._options, self._shrinking = self._run_options(shrink=False), self._run_options(shrink=model.in_place)
         self._shrink = False  # whether the next call gives the room it worked in back to the system
         self._cancelled = threading.Event()
         self._sampling, self._logits_wanted = GREEDY, False
         self._seen = np.zeros(self.vocab_size, np.bool_)  # tokens of the text so far, kept where they are penalised
         self._verified = np.empty(0, np.int64)  # tokens of the last call
         self._kept: np.ndarray | None = None  # rows of the last `verify` that went on, None for all
-        graph.serves(self)
+        model.serves(self)
 
-    def another(self, context: int | None = None) -> OrtRunner:
+    def fork(self, context: int | None = None) -> Self:
         """A sequence of its own on the same graph, of the same context unless told; for a swappable bundle the base
         alone.
         """
-        return type(self)(self.graph, self.context_length if context is None else context)
+        return type(self)(self.model, self.context_length if context is None else context)
 
     def use(self, manifest: Manifest, adapter: Mapping[str, Any]) -> None:
         """From now on computes with the tensors of `adapter`, OrtValues by name of an input, as `manifest` describes
@@ -91,9 +91,9 @@ class OrtRunner:
         self._kept = None
 
     def _bind(self, adapter: Mapping[str, Any] | None = None) -> IoBinding:
-        graph = self.graph
+        model = self.model
         return IoBinding(
-            graph.ort, graph.session, self.cache, self._adapter if adapter is None else adapter, graph.in_place
+            model.ort, model.session, self.cache, self._adapter if adapter is None else adapter, model.in_place
         )
 
     def _describe(self, manifest: Manifest) -> None:
@@ -112,7 +112,11 @@ class OrtRunner:
 
     @property
     def cache_layers(self) -> int:
-        return cached_layers(self.graph.manifest)
+        return cached_layers(self.model.manifest)
+
+    @property
+    def cache_dtype(self) -> np.dtype:
+        return self.model.cache_dtype
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         same = shared_prefix(self.tokens, prompt[:-1])
@@ -138,25 +142,25 @@ class OrtRunner:
         """Forgets all tokens and gives their memory back."""
         self.rewind(0)
         self._scoring = None
-        self.wake()
+        self.reload()
 
-    def sleep(self) -> None:
+    def unload(self) -> None:
         """Forgets all tokens and lets go of cache and graph, as far as it has them."""
         self.tokens, self._scoring = [], None
         for held in ("cache", "_binding"):
             vars(self).pop(held, None)
 
-    def wake(self) -> None:
+    def reload(self) -> None:
         """Takes up the graph, which may have been opened again, with an empty cache."""
         self.cache = self._empty_cache()
         self._binding = self._bind()
 
-    def kept(self) -> tuple[list[int], np.ndarray]:
+    def snapshot(self) -> tuple[list[int], np.ndarray]:
         """The tokens in the cache and their rows, a copy, as in `KeyValueCache.data`."""
         return list(self.tokens), self.cache.rows()
 
-    def fill(self, tokens: Sequence[int], rows: np.ndarray) -> None:
-        """Takes up what `kept` gave."""
+    def restore(self, tokens: Sequence[int], rows: np.ndarray) -> None:
+        """Takes up what `snapshot` gave."""
         self.rewind(0)
         self.cache.reserve(len(tokens))
         self._scoring = None  # it would keep the old one alive
@@ -167,12 +171,12 @@ class OrtRunner:
     def cancel(self) -> None:
         self._cancelled.set()
         self._options.terminate = self._shrinking.terminate = True
-        self.graph.turns.wake()
+        self.model.turns.wake()
 
     @contextmanager
     def generation(self) -> Iterator[None]:
         self._clear()
-        with self.graph.turns.sequence():
+        with self.model.turns.sequence():
             yield
 
     def _clear(self) -> None:
@@ -223,7 +227,7 @@ class OrtRunner:
         self._kept = np.flatnonzero(result.choices >= 0)
         return result
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         above = None
         if self._kept is not None and self._exit is not None:
             above = self._exit, np.searchsorted(self._kept, path).tolist()
@@ -265,8 +269,8 @@ class OrtRunner:
 
     def _prompt_rows(self) -> int:
         """Rows of a prompt that the next call reads."""
-        most = prompt_rows(self.graph.manifest.model, self.length + CHUNK)
-        return self._at_most(min(most, SHARED_CHUNK if self.graph.turns.shared else CHUNK))
+        most = prompt_rows(self.model.manifest.model, self.length + CHUNK)
+        return self._at_most(min(most, SHARED_CHUNK if self.model.turns.shared else CHUNK))
 
     def _at_most(self, rows: int) -> int:
         """Rows that one call takes, where `rows` are wanted."""
@@ -292,16 +296,16 @@ class OrtRunner:
             self._binding.input(name, value)
 
     def _empty_cache(self) -> KeyValueCache | DeviceCache:
-        graph, manifest = self.graph, self.graph.manifest
+        model, manifest = self.model, self.model.manifest
         shape, provider = manifest.model, named(self.provider)
         # Room beyond the context for rows that are verified but never committed.
         limit = self.context_length + CHUNK + (MAX_GAMMA if manifest.swappable else self.gamma)
         layers = self.cache_layers
         if not provider.memory:
-            return KeyValueCache(layers, shape.kv_heads, shape.head_dim, limit, graph.cache_type)
-        mover = graph.mover()
+            return KeyValueCache(layers, shape.kv_heads, shape.head_dim, limit, model.cache_dtype)
+        mover = model.mover()
         try:
-            return DeviceCache(graph.ort, mover, provider.memory, layers, shape.kv_heads, shape.head_dim, limit)
+            return DeviceCache(model.ort, mover, provider.memory, layers, shape.kv_heads, shape.head_dim, limit)
         except Exception as error:  # no memory, or a graph that moves something else
             raise ProviderError(
                 f"provider {provider.name} cannot hold the cache: {error}",
@@ -396,7 +400,7 @@ class OrtRunner:
         return StepResult(self._checked(choices), int(accepted[0]), guesses, _product(scaled))
 
     def _run_options(self, shrink: bool) -> Any:
-        options = self.graph.ort.RunOptions()
+        options = self.model.ort.RunOptions()
         options.add_run_config_entry(
             "gpu_graph_id", "-1"
         )  # no capture, as by default; asked for in every call, and 80 us where it is not set
@@ -407,7 +411,7 @@ class OrtRunner:
 
     def _run(self, binding: IoBinding) -> None:
         options, self._shrink = self._shrinking if self._shrink else self._options, False
-        inside, waited = self.graph.run(binding, options, self._cancelled)
+        inside, waited = self.model.run(binding, options, self._cancelled)
         self.graph_seconds += inside
         self.waited_seconds += waited
 

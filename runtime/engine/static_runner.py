@@ -39,7 +39,7 @@ class StaticModel(LoadedModel):
         super()._begin(profile)
         try:
             self.choice = self.ort.InferenceSession(
-                str(self.model.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"]
+                str(self.path.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             raise BundleError(
@@ -85,7 +85,7 @@ class StaticOrtRunner(OrtRunner):
     has, however few are asked for.
     """
 
-    graph: StaticModel
+    model: StaticModel
     rows: int
 
     def verify(
@@ -180,7 +180,7 @@ class StaticOrtRunner(OrtRunner):
             | ({} if allowed is None else {"allowed": allowed})
         )
         try:
-            choices: np.ndarray = self.graph.choice.run(["choices"], feed)[0]
+            choices: np.ndarray = self.model.choice.run(["choices"], feed)[0]
         except Exception as error:
             raise BundleError(
                 f"{CHOICE} failed: {error}", "a graph that chooses tokens", "export the bundle again"
@@ -205,8 +205,8 @@ class StaticOrtRunner(OrtRunner):
         return self.cache
 
     def _empty_cache(self) -> KeyValueCache:
-        shape, slots = self.graph.manifest.model, self.graph.manifest.model.context_length
-        return KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, slots, self.graph.cache_type, first=slots)
+        shape, slots = self.model.manifest.model, self.model.manifest.model.context_length
+        return KeyValueCache(shape.layers, shape.kv_heads, shape.head_dim, slots, self.model.cache_dtype, first=slots)
 
     def _bind(self, adapter: Mapping[str, Any] | None = None) -> IoBinding:
         binding = super()._bind(adapter)

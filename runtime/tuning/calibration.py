@@ -194,7 +194,7 @@ def _time_step(engine: OrtRunner, tree: DraftTree, context: int) -> float:
         engine.waited_seconds,
     )  # the latter in line behind other sessions, which is no part of a step
     engine.verify(np.arange(len(tree)) % engine.vocab_size, tree, draft=len(tree) > 1)
-    engine.keep((0,))
+    engine.commit((0,))
     seconds = time.perf_counter() - started - (engine.waited_seconds - waited)
     engine.rewind(context)
     return seconds

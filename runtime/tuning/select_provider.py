@@ -21,7 +21,7 @@ from streamspec.runtime.tuning.self_test import check_probe
 AUTO = "auto"
 
 
-def open_engine(
+def open_runner(
     folder: Path,
     manifest: Manifest,
     provider: str = AUTO,
@@ -37,10 +37,10 @@ def open_engine(
     check_graphs(folder, manifest)
     if provider != AUTO:
         engine = open_on(folder, manifest, provider, threads, spin)
-        return engine, ProviderChoice(provider, engine.graph.on_cpu)
+        return engine, ProviderChoice(provider, engine.model.on_cpu)
     search = _ProviderSearch(folder, manifest, threads, spin, cache_dir)
     engine = search.best()
-    return engine, ProviderChoice(engine.provider, engine.graph.on_cpu, tuple(search.passed_over.items()))
+    return engine, ProviderChoice(engine.provider, engine.model.on_cpu, tuple(search.passed_over.items()))
 
 
 def open_on(

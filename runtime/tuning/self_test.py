@@ -79,7 +79,7 @@ def _check_tree(engine: OrtRunner, manifest: Manifest, ids: list[int], chain: np
     _compare(logits[gapped], expected[gapped], spread, tolerance, engine.provider, "a draft tree")
     _check_step(engine, tokens, tree, expected, tolerance)
     if len(right) > 1:
-        engine.keep(right[:-1])
+        engine.commit(right[:-1])
         after = engine.forward(ids[-1:], [0], ROOT_ONLY.mask())
         _compare(after, chain[-1:], spread, SINGLE * tolerance, engine.provider, "a step behind a draft tree")
 

@@ -29,7 +29,7 @@ class Bed:
         self.slept = self.woken = 0
         self.fails = False
         self.asleep = False
-        self.keeper = IdleUnloader(self.sleep, self.wake)
+        self.unloader = IdleUnloader(self.sleep, self.wake)
 
     def sleep(self) -> None:
         assert not self.asleep
@@ -53,56 +53,56 @@ def eventually(true: Callable[[], bool], seconds: float = 5.0) -> bool:
 
 def test_sleep_comes_after_the_last_use_and_not_before() -> None:
     bed = Bed()
-    bed.keeper.limit(0.15)
-    with bed.keeper.at_work():
+    bed.unloader.limit(0.15)
+    with bed.unloader.in_use():
         time.sleep(0.3)
-        with bed.keeper.at_work():
+        with bed.unloader.in_use():
             pass
         assert not bed.asleep
     ended = time.monotonic()
     assert eventually(lambda: bed.asleep) and time.monotonic() - ended >= 0.14
-    with bed.keeper.at_work():
+    with bed.unloader.in_use():
         assert not bed.asleep
     assert (bed.slept, bed.woken) == (1, 1)
 
 
 def test_without_a_limit_there_is_no_thread_and_no_sleep() -> None:
     bed, before = Bed(), threading.active_count()
-    with bed.keeper.at_work():
+    with bed.unloader.in_use():
         pass
     assert threading.active_count() == before and not bed.asleep
-    bed.keeper.unload()
-    bed.keeper.unload()  # asleep already
+    bed.unloader.unload()
+    bed.unloader.unload()  # asleep already
     assert bed.slept == 1
 
 
 def test_nobody_at_work_is_put_to_sleep() -> None:
     bed = Bed()
-    with bed.keeper.at_work(), pytest.raises(ConfigError, match="at work"):
-        bed.keeper.unload()
+    with bed.unloader.in_use(), pytest.raises(ConfigError, match="at work"):
+        bed.unloader.unload()
     assert not bed.asleep
 
 
 def test_one_that_cannot_wake_says_so_to_each_and_may_recover() -> None:
     bed = Bed()
-    bed.keeper.unload()
+    bed.unloader.unload()
     bed.fails = True
     for _ in range(2):
-        with pytest.raises(BundleError), bed.keeper.at_work():
+        with pytest.raises(BundleError), bed.unloader.in_use():
             pytest.fail("at work in bed")
     bed.fails = False
-    with bed.keeper.at_work():
+    with bed.unloader.in_use():
         assert not bed.asleep
 
 
 def test_many_threads_find_it_awake_however_often_it_sleeps() -> None:
     bed, wrong = Bed(), []
-    bed.keeper.limit(0.001)
+    bed.unloader.limit(0.001)
 
     def work() -> None:
         for i in range(60):
             try:
-                with bed.keeper.at_work():
+                with bed.unloader.in_use():
                     if bed.asleep:
                         wrong.append(i)
                 time.sleep(0.002 * (i % 3))
@@ -120,41 +120,41 @@ def test_many_threads_find_it_awake_however_often_it_sleeps() -> None:
 
 def test_what_is_kept_is_not_kept_alive() -> None:
     bed = Bed()
-    bed.keeper.limit(100.0)
+    bed.unloader.limit(100.0)
     there = weakref.ref(bed)
-    keeper = bed.keeper
+    unloader = bed.unloader
     del bed
     assert there() is None
-    keeper.unload()
+    unloader.unload()
 
 
 def test_work_that_nobody_holds_may_end_while_other_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     bed, done = Bed(), threading.Event()
-    stop = bed.keeper._stop
+    stop = bed.unloader._stop
 
     def collecting() -> None:
         gc.collect()
         stop()
 
     def abandoned() -> Iterator[None]:
-        with bed.keeper.at_work():
+        with bed.unloader.in_use():
             yield
 
     work_begun = abandoned()
     next(work_begun)
     cycle: list[object] = [work_begun]
     cycle.append(cycle)  # only the collector ends it
-    monkeypatch.setattr(bed.keeper, "_stop", collecting)
+    monkeypatch.setattr(bed.unloader, "_stop", collecting)
     del work_begun, cycle
 
     def work() -> None:
-        with bed.keeper.at_work():
+        with bed.unloader.in_use():
             pass
         done.set()
 
     threading.Thread(target=work, daemon=True).start()
     assert done.wait(10)
-    bed.keeper.unload()  # nobody is at work any longer
+    bed.unloader.unload()  # nobody is at work any longer
 
 
 # ---- sessions
@@ -210,7 +210,7 @@ def test_nothing_of_an_unloaded_graph_stays(bundles: Bundles, tmp_path: Path) ->
     session.generate("hello", max_new_tokens=4)
     session.score([5, 6, 7])
     session.generate("hello", max_new_tokens=4)
-    there = weakref.ref(session.engine.graph.session)  # type: ignore[attr-defined]
+    there = weakref.ref(session.engine.model.session)  # type: ignore[attr-defined]
     session.unload()
     gc.collect()
     assert there() is None
@@ -260,7 +260,7 @@ def test_a_graph_that_not_all_can_take_hold_of_is_not_kept(
     with monkeypatch.context() as patch, pytest.raises(ResourceError):
         patch.setattr(type(first.engine), "_empty_cache", scarce)
         first.generate("hello")
-    assert not first.loaded and first.engine.graph.session is None  # type: ignore[attr-defined]
+    assert not first.loaded and first.engine.model.session is None  # type: ignore[attr-defined]
     assert [session.generate("hello", max_new_tokens=4).token_ids for session in sessions] == [expected, expected]
 
 
@@ -311,7 +311,7 @@ def test_an_answer_can_be_ended_while_its_bundle_wakes(
     how: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = opened(bundles("fp32"), tmp_path)
-    graph = session.engine.graph  # type: ignore[attr-defined]
+    graph = session.engine.model  # type: ignore[attr-defined]
     opening, ended, verify = threading.Event(), threading.Event(), graphs.verify_files
 
     def slow(*arguments: object) -> object:
@@ -326,7 +326,7 @@ def test_an_answer_can_be_ended_while_its_bundle_wakes(
     session.cancel() if how == "cancelled" else time.sleep(0.2)
     ended.set()
     answer = running.result(30)
-    assert (answer.finish_reason, answer.token_ids) == (how, []) and graph.keeper.awake
+    assert (answer.finish_reason, answer.token_ids) == (how, []) and graph.unloader.loaded
     assert session.generate("hello", max_new_tokens=3).finish_reason == "length"
 
 

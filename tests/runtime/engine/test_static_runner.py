@@ -103,7 +103,7 @@ def test_only_the_accepted_path_enters_the_cache(bundles: Bundles) -> None:
     engine.reset()
     engine.prefill([5, 6, 7], draft=False)
     engine.verify(np.array([9, 10, 11, 12]), DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
-    engine.keep((0, 2, 3))
+    engine.commit((0, 2, 3))
     placed = engine.cache.data[..., :6, :].copy()
     engine.score([5, 6, 7, 9, 11, 12])
     assert engine.length == 6 and np.abs(placed - engine.cache.data[..., :6, :]).max() < 1e-4
