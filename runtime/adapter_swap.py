@@ -8,7 +8,6 @@ stay in the mapped file. Knows nothing about text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -19,9 +18,11 @@ from streamspec.bundle import swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.decoding.model_runner import ModelRunner
-from streamspec.runtime.decoding_policy import AdaptiveState, DecodingPolicy, LoadPolicy, settle
+from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.decoding_policy import choose_policy
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
+from streamspec.runtime.options import LoadOptions
 
 
 class Tensors(dict[str, Any]):
@@ -41,10 +42,10 @@ class _Adapter(NamedTuple):
 class AdapterSwapper:
     """Of one open bundle. What was settled and learnt for an adapter is kept for when it comes back."""
 
-    def __init__(self, folder: Path, manifest: Manifest, engine: OrtRunner, asked: LoadPolicy, verify: bool) -> None:
-        self.folder, self.bundle, self.engine, self.asked, self.verify = folder, manifest, engine, asked, verify
+    def __init__(self, folder: Path, manifest: Manifest, engine: OrtRunner, options: LoadOptions) -> None:
+        self.folder, self.bundle, self.engine, self.options = folder, manifest, engine, options
         self._now = _Adapter(None, manifest, Tensors())
-        self._settings: dict[str, DecodingPolicy] = {}
+        self._settings: dict[str, tuple[DecodingPolicy, AdaptiveState]] = {}
         self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
 
     def over(self, engine: ModelRunner) -> AdapterSwapper:
@@ -52,10 +53,9 @@ class AdapterSwapper:
         each one's own.
         """
         assert isinstance(engine, OrtRunner)
-        new = AdapterSwapper(self.folder, self.bundle, engine, self.asked, self.verify)
+        new = AdapterSwapper(self.folder, self.bundle, engine, self.options)
         new._settings = {
-            key: replace(setting, learnt=AdaptiveState(setting.calibration))
-            for key, setting in self._settings.copy().items()
+            key: (policy, AdaptiveState(policy.costs)) for key, (policy, _) in self._settings.copy().items()
         }
         new._shared = self._shared
         return new
@@ -64,7 +64,7 @@ class AdapterSwapper:
         """Adapters that lie in the bundle."""
         return swappable.names(self.folder)
 
-    def to(self, adapter: str | Path | None) -> DecodingPolicy:
+    def to(self, adapter: str | Path | None) -> tuple[str | None, Manifest, DecodingPolicy, AdaptiveState]:
         """From now on the engine computes with this adapter, None: the base alone. Raises AdapterError; all is then as
         before.
         """
@@ -78,18 +78,19 @@ class AdapterSwapper:
             )  # runs with sizes that fit, or not at all
             engine.reset()
             if key not in self._settings:
-                self._settings[key] = settle(engine, chosen.manifest, self.asked)
+                policy = choose_policy(engine, chosen.manifest, self.options)
+                self._settings[key] = policy, AdaptiveState(policy.costs)
         except BaseException:
             engine.use(before.manifest, before.tensors)
             raise
         self._now = chosen
-        return replace(self._settings[key], adapter=chosen.name)
+        return chosen.name, chosen.manifest, *self._settings[key]
 
     def _read(self, adapter: str | Path | None) -> _Adapter:
         if adapter is None:
             return _Adapter(None, self.bundle, Tensors())
         folder = swappable.find(self.folder, adapter)
-        found = swappable.read(folder, self.bundle, self.verify)
+        found = swappable.read(folder, self.bundle, self.options.verify)
         manifest = found.on(self.bundle)
         if manifest.prompt_format.kind == "chat" and TEMPLATE not in self.bundle.files:
             raise AdapterError(

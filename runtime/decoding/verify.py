@@ -1,7 +1,7 @@
-"""The decoding core: accept what the target agrees with, commit it.
+"""Verifies a draft: accepts the tokens that the target agrees with and commits them.
 
-Pure functions over token ids and trees. The output is what plain greedy decoding gives for *any* candidates: a node is
-accepted exactly when it equals the target's own choice after its parent. Knows nothing about models, caches or text.
+Pure functions over token ids and trees. The output is that of plain decoding for *any* candidates: a node is accepted
+exactly when it equals the target's own choice after its parent.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime.decoding.draft_tree_search import Draft
-from streamspec.runtime.decoding.logprobs import Logprob
+from streamspec.runtime.decoding.sampling import Logprob
 
 SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple
 
 
 def off_borders(draft: Draft, length: int) -> Draft:
-    """The draft, or its first path alone where its rows behind `length` cached ones would lie on both sides of a
+    """The draft, or its first path alone where its rows after `length` cached ones would lie on both sides of a
     summation border.
 
-    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit what plain decoding
-    gives, unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
+    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit the same as plain
+    decoding, unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
     """
     parents = draft.tree.parents
     if length // SUM_BLOCK == (length + len(parents) - 1) // SUM_BLOCK:
@@ -31,7 +31,7 @@ def off_borders(draft: Draft, length: int) -> Draft:
     path = 1
     while path < len(parents) and parents[path] == path - 1:
         path += 1
-    return Draft(chain(path - 1), draft.tokens[:path], draft.chances[:path], draft.expected)
+    return Draft(chain(path - 1), draft.tokens[:path], draft.probabilities[:path], draft.expected)
 
 
 def accept(
@@ -56,7 +56,7 @@ def accept(
 
 @dataclass(frozen=True)
 class Committed:
-    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not.
+    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last token was not.
     `logprobs`: of each, where they were asked for."""
 
     tokens: list[int]

@@ -18,8 +18,8 @@ class IdleUnloader:
     """`seconds`: the idle timeout, None: never unloads. Safe to use from several threads."""
 
     def __init__(self, unload: Callable[[], None], reload: Callable[[], None]) -> None:
-        """Begins loaded. `unload`, `reload`: methods of an object, which this one does not keep alive. Neither is called
-        while the other runs, or while the bundle is in use; errors of `reload` are raised by `in_use`."""
+        """Begins loaded. `unload`, `reload`: methods of an object, which this one does not keep alive. Neither is
+        called while the other runs, or while the bundle is in use; errors of `reload` are raised by `in_use`."""
         self.seconds: float | None = None
         self.loaded = True
         self._unload, self._reload = WeakMethod(unload), WeakMethod(reload)

@@ -221,7 +221,7 @@ class OrtRunner:
         if self._exit is None or pruning is None or self._logits_wanted:
             return self._call(inputs, draft, -1, allowed)
         inputs["keep_rows"] = np.array([min(n, pruning.rows or n)])
-        inputs["keep_above"] = np.array([np.log(max(pruning.least, 1e-30))], np.float32)
+        inputs["keep_above"] = np.array([np.log(max(pruning.min_probability, 1e-30))], np.float32)
         inputs["priors"] = np.zeros(n, np.float32) if priors is None else priors
         result = self._call(inputs, draft, -1, allowed)
         self._kept = np.flatnonzero(result.choices >= 0)

@@ -1,8 +1,8 @@
-"""The bundle's tokenizer and chat template, opened with the distrust they deserve.
+"""Opens the bundle's tokenizer and chat template, which are not trusted.
 
 The tokenizers library takes anything that parses: padding to 10^12 tokens, replacements that multiply a text a hundred
 times over, and steps that panic at the first text. So padding and truncation are taken off, what can grow is limited,
-and a panic ends in one line. Knows nothing about models.
+and a panic ends in one line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROWTH = {"ByteLevel": 2, "Metaspace": 4, "NFKC": 4, "NFKD": 4, "NFC": 2, "NFD":
 
 
 class BundleTokenizer:
-    """A `tokenizers.Tokenizer` whose panics are BundleErrors; whatever is not here is its own."""
+    """A `tokenizers.Tokenizer` whose panics are BundleErrors; everything else is delegated to it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -90,8 +90,8 @@ def _check_growth(what: str, *parts: Any) -> None:
         kind = step.get("type")
         if kind == "Replace":
             pattern = step.get("pattern") or {}
-            found, made = len(pattern.get("String", "")), len(step.get("content", ""))
-            growth *= max(1.0, made / found if found else made + 1)
+            replaced, content = len(pattern.get("String", "")), len(step.get("content", ""))
+            growth *= max(1.0, content / replaced if replaced else content + 1)
         elif kind == "Prepend":
             added += len(step.get("prepend", ""))
         else:

@@ -1,7 +1,4 @@
-"""Runs the application on a socket of its own: loopback only, slow and idle connections ended, a clean way out.
-
-Knows nothing about requests.
-"""
+"""Runs the application on a socket of its own: loopback only; ends slow and idle connections; shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -14,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Unpack
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from streamspec.errors import ConfigError
-from streamspec.runtime import Session, load
+from streamspec.runtime import LoadOptions, Session, load
+from streamspec.runtime.options import LoadKwargs
 from streamspec.serve.app import create_app
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool
@@ -121,6 +119,7 @@ class Server:
 
 def serve(
     bundle: str | Path,
+    options: LoadOptions | None = None,
     *,
     port: int = 8080,
     token: str | None = None,
@@ -130,19 +129,19 @@ def serve(
     page: bool = True,
     host: str = "127.0.0.1",
     ready: Callable[[Server], None] | None = None,
-    **options: Any,
+    **keywords: Unpack[LoadKwargs],
 ) -> None:
-    """Loads a bundle (`options`: of `load`) and serves it until a signal comes. `name`: the model id of the base, by
+    """Loads a bundle (options as of `load`) and serves it until a signal comes. `name`: the model id of the base, by
     default the bundle's folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is
     called before it begins to serve."""
-    session = load(bundle, **options)
+    session = load(bundle, options, **keywords)
     chosen, own = session.adapters if adapters is None else adapters, session.adapter
     for adapter in adapters or ():  # each is tried: a wrong one is to be said now
         session.swap(adapter)
     if adapters:
         session.swap(own)
-    offered = {Path(adapter).name: adapter for adapter in chosen}
-    if len(offered) != len(chosen):
+    by_name = {Path(adapter).name: adapter for adapter in chosen}
+    if len(by_name) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
     server = Server(
         session,
@@ -150,7 +149,7 @@ def serve(
         port=port,
         token=token,
         name=name or Path(bundle).resolve().name,
-        adapters=offered,
+        adapters=by_name,
         limits=limits,
         page=page,
     )
@@ -160,7 +159,7 @@ def serve(
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, but asleep while nothing happens, and with a pool to close first."""
+    """uvicorn's server, but idle while nothing happens, and with a pool to close first."""
 
     def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
         super().__init__(config)
@@ -205,7 +204,7 @@ def _bounded(limits: Limits) -> type[H11Protocol]:
 
         def handle_events(self) -> None:
             super().handle_events()
-            if self.cycle is not None and self._head is not None:  # the gate looks after the body
+            if self.cycle is not None and self._head is not None:  # the guard looks after the body
                 self._head.cancel()
 
         def connection_lost(self, exc: Exception | None) -> None:

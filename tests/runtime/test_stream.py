@@ -24,8 +24,8 @@ def slow(seconds: float = 0.01) -> Session:
 
 
 def toy(session: Session) -> ToyEngine:
-    assert isinstance(session.engine, ToyEngine)
-    return session.engine
+    assert isinstance(session.runner, ToyEngine)
+    return session.runner
 
 
 def test_a_stream_cancelled_before_it_began_reads_nothing() -> None:

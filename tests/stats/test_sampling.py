@@ -29,7 +29,7 @@ DRAFTED: list[tuple[str, int, Pruning | None]] = [  # bundle, rows of the tree, 
     ("fp32", 2, None),
     ("fp32", 16, None),
     ("fp32", 12, Pruning(4)),
-    ("fp32", 12, Pruning(least=0.05)),
+    ("fp32", 12, Pruning(min_probability=0.05)),
     ("full", 9, None),
     ("full", 16, Pruning(5)),
 ]
