@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What trees are worth: `python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16 16:8 16:0.05 16f 2x3 ...]
-[--limit 40]`.
+"""Measures draft trees: `python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16:8 2x3 ...] [--limit 40]`.
 
     16        the 16 likeliest nodes of each step (`runtime/decoding/draft_tree_search.py`); with a bigram, children
-    depend on their parent 16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`:
-    those of at least that probability 16f       one tree of 16 rows for all steps, the likeliest nodes of validation
-    data (Medusa's sparse tree); children depend, too 2x3       the papers' full tree: every combination of the 2 best
-    candidates of 3 streams; `2x3c`: children depend on their parent
+              depend on their parent
+    16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`: those of at least that
+              probability
+    16f       one tree of 16 rows for all steps, the likeliest nodes of validation data (Medusa's sparse tree); children
+              depend, too
+    2x3       the papers' full tree: every combination of the 2 best candidates of 3 streams; `2x3c`: children depend on
+              their parent
 
 Every prompt is answered plainly and with every tree in turn; all answers must be equal. Prints rows that went on,
 tokens per step, time of a step over a plain step's, and speed-up over plain decoding (decode time, medians over

@@ -107,8 +107,7 @@ class CancelToken:
 
 
 class Stream(Iterator[Chunk]):
-    """Yields an answer chunk by chunk. Work begins with the first chunk asked for and goes on as chunks are asked for.
-    """
+    """Yields an answer chunk by chunk. Work begins with the first chunk and goes on as chunks are read."""
 
     def __init__(
         self,

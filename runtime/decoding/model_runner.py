@@ -1,5 +1,4 @@
-"""Defines `ModelRunner`: everything the decoding loop and a session need of a model. The tests implement it with a toy.
-"""
+"""Defines `ModelRunner`: what the decoding loop and a session need of a model. The tests implement it with a toy."""
 
 from __future__ import annotations
 

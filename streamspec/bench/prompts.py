@@ -1,5 +1,4 @@
-"""Makes conversations to run of the rows of a data file: a prompt, or the turns of a dialogue, with accepted answers.
-"""
+"""Reads the rows of a data file as conversations: a prompt, or the turns of a dialogue, with accepted answers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`streamspec tune`: measures step costs by rows on this machine, and chooses the fastest tree and whether to prune it.
-"""
+"""`streamspec tune`: measures step costs by rows on this machine; chooses the fastest tree and its pruning."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Slot:
 
     def run(self, task: Callable[[], None]) -> None:
         """In the slot's thread: always the same, since malloc keeps memory by threads, and what many short ones leave
-        behind adds up.
+        adds up.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="streamspec-generation", daemon=True)
