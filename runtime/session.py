@@ -35,8 +35,8 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 class Session:
-    """One generation at a time; other threads may have sessions of their own over the same weights. `cancel` may be
-    called from any thread.
+    """A conversation with a loaded bundle. One generation at a time; other threads may have sessions of their own over
+    the same weights. `cancel` may be called from any thread.
 
     `messages`: of the chat so far; may be set or changed between turns, for instance to begin with a system message.
     `runner`: runs the model. `policy`: how texts are decoded; `adaptive`: what was learned of drafts since. A prompt's
@@ -80,11 +80,11 @@ class Session:
 
     @property
     def adapters(self) -> list[str]:
-        """Names of the adapters that lie in the bundle."""
+        """Names of the adapters in the bundle."""
         return self._swapper.names() if self._swapper else []
 
     def swap(self, adapter: str | Path | None) -> None:
-        """From the next generation on answers with another adapter: one of `adapters`, the folder of one, or None, the
+        """Answers with another adapter from the next generation on: one of `adapters`, the folder of one, or None, the
         base alone.
 
         Prompt format, draft trees and what was learned of drafts are the adapter's own; the first time on a machine the
@@ -132,7 +132,7 @@ class Session:
     def generate(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
     ) -> Completion:
-        """The answer to `prompt`: text, a list of messages, or token ids taken as they are. Options are given whole, or
+        """Answers `prompt`: text, a list of messages, or token ids taken as they are. Options are given whole, or
         as keywords: the fields of `GenerationOptions` and `Sampling`.
 
         Raises ContextOverflow where the prompt leaves no room, DataError or ConfigError for prompts or options that
@@ -143,7 +143,7 @@ class Session:
     def stream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
     ) -> Stream:
-        """As `generate`, one chunk per model call. The prompt is checked at once, not at the first chunk."""
+        """As `generate`, but yields one chunk per model call. The prompt is checked at once, not at the first chunk."""
         swaps = self._swaps  # before anything of the adapter is read: another thread may swap it
         return self._stream(self.encode(prompt), GenerationOptions.of(options, **keywords), swaps)
 
@@ -155,7 +155,7 @@ class Session:
         overflow: str = "refuse",
         **keywords: Unpack[GenerationKwargs],
     ) -> Completion:
-        """The answer to `message` after all `messages` so far; both are added to them. Options and errors as in
+        """Answers `message` after all `messages` so far; both are added to them. Options and errors as in
         `generate`.
 
         A turn that is cancelled or runs out of time stays as far as it came; one that is cancelled with `rollback`,
@@ -173,7 +173,7 @@ class Session:
         overflow: str = "refuse",
         **keywords: Unpack[GenerationKwargs],
     ) -> Stream:
-        """As `chat`, one chunk per model call."""
+        """As `chat`, but yields one chunk per model call."""
         swaps, options = self._swaps, GenerationOptions.of(options, **keywords)
         conversation.check_overflow(overflow)
         before = self.messages
@@ -234,7 +234,7 @@ class Session:
     def unload(self) -> None:
         """Gives back all memory but the tokenizer's, for all sessions over these weights, until one of them is used
         again: then the bundle's files are checked and opened again, and a conversation goes on with its tokens read
-        again. Raises ConfigError while any of them is at work."""
+        again. Raises ConfigError while any of them is in use."""
         self.runner.model.unloader.unload()
 
     @property
@@ -243,7 +243,8 @@ class Session:
         return self.runner.model.unloader.loaded
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of range."""
+        """Returns the token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of
+        range."""
         if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
             raise DataError(
                 f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt"
@@ -272,8 +273,8 @@ class Session:
         return ids
 
     def score(self, token_ids: Sequence[int], start: int = 0) -> np.ndarray:
-        """Logits float32 [len(token_ids) - start, vocabulary]: row i predicts what follows `token_ids[: start + i +
-        1]`.
+        """Returns logits float32 [len(token_ids) - start, vocabulary]: row i predicts what follows `token_ids[: start +
+        i + 1]`.
 
         The reference for comparing outputs: all rows in wide calls, from an empty cache.
         """
@@ -286,8 +287,8 @@ class Session:
             return np.asarray(self.runner.score(ids, start))
 
     def score_one_by_one(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
-        """Logits float32 [vocabulary] after each of `token_ids`, one call each, as plain decoding computes them; good
-        until the next.
+        """Yields logits float32 [vocabulary] after each of `token_ids`, one call each, as plain decoding computes them;
+        good until the next.
         """
         with self._exclusive():
             self.runner.reset()

@@ -50,7 +50,7 @@ class Completion:
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Completion:
-        """All chunks of an answer, joined."""
+        """Joins all chunks of an answer."""
         last = chunks[-1]
         assert last.finish_reason is not None
         tokens, drafted = ([x for chunk in chunks for x in getattr(chunk, name)] for name in ("token_ids", "drafted"))
@@ -150,7 +150,7 @@ def _exclusively(
     exclusive: Callable[[CancelToken], AbstractContextManager[None]],
     finished: Callable[[list[Chunk]], None],
 ) -> Generator[Chunk, None, None]:
-    """The chunks of `answer`, while the session is held and for as long as the options allow."""
+    """Yields the chunks of `answer`, while the session is held and for as long as the options allow."""
     chunks = list[Chunk]()
     with control.within(decoder.options.timeout), exclusive(control), control.over(decoder.runner):
         for chunk in answer:
@@ -204,7 +204,7 @@ class Running:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether it has ended, with an answer or an error."""
         return self._done
 
     def read(self) -> list[Chunk]:
@@ -227,8 +227,8 @@ class Running:
                 return
 
     def result(self, timeout: float | None = None) -> Completion:
-        """The whole answer, once it is there. Raises what went wrong, TimeoutError after `timeout` seconds (the answer
-        goes on).
+        """Waits for the whole answer and returns it. Raises what went wrong, TimeoutError after `timeout` seconds (the
+        answer goes on).
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):

@@ -33,8 +33,8 @@ _Key = tuple[int, int | None, float]  # depth, number of the candidate before, s
 
 
 class DraftProposal(ABC):
-    """The candidates of a drafter for the next `depths` tokens. Candidates of a depth are numbered; `conditional`: they
-    depend on the candidate before them. Every result is cached."""
+    """Holds the candidates of a drafter for the next `depths` tokens. Candidates of a depth are numbered;
+    `conditional`: they depend on the candidate before them. Every result is cached."""
 
     def __init__(self, depths: int, conditional: bool) -> None:
         self.depths, self.conditional = depths, conditional
@@ -43,12 +43,12 @@ class DraftProposal(ABC):
 
     @abstractmethod
     def probabilities(self, depth: int, parent: int | None, sharpness: float) -> Candidates | None:
-        """The candidates for `depth` after candidate `parent` of the depth before (None: another token came there).
-        None where there are no candidates."""
+        """Computes the candidates for `depth` after candidate `parent` of the depth before (None: another token came
+        there). None where there are no candidates."""
 
     def after(self, depth: int, parent: int | None, sharpness: float = SHARPNESS) -> list[tuple[int, float, int]]:
-        """(token, probability, number) of the candidates for `depth`, likeliest first, as if no other token could
-        come.
+        """Returns (token, probability, number) of the candidates for `depth`, likeliest first, as if no other token
+        could come.
         """
         key = self._key(depth, parent, sharpness)
         if key not in self._ranked:
@@ -62,8 +62,8 @@ class DraftProposal(ABC):
         return self._ranked[key]
 
     def gradient(self, came: Sequence[int], sharpness: float) -> float:
-        """Derivative of the log-probability of the tokens that `came`, by the sharpness. A token that was not among the
-        candidates counts as the least of them and ends the sum."""
+        """Returns the derivative of the log-probability of the tokens that `came`, by the sharpness. A token that was
+        not among the candidates counts as the least of them and ends the sum."""
         total, parent = 0.0, 0
         for depth, token in enumerate(came[: self.depths]):
             candidates = self._candidates(self._key(depth, parent, sharpness))
@@ -87,9 +87,9 @@ class DraftProposal(ABC):
 
 
 class IndependentProposal(DraftProposal):
-    """Of streams or heads, each depth by itself. `tokens` int64 [gamma, C]: row d holds candidates for the token at
-    depth d + 1, best first; `logits` float32 [gamma, C]; `pairs` float32 [gamma, C, C] or None: what candidate u of the
-    row before, if it comes true, adds to the logit of candidate v (row 0: the root, the same for every u)."""
+    """Proposes each depth by itself: of streams or heads. `tokens` int64 [gamma, C]: row d holds candidates for the
+    token at depth d + 1, best first; `logits` float32 [gamma, C]; `pairs` float32 [gamma, C, C] or None: what candidate
+    u of the row before, if it comes true, adds to the logit of candidate v (row 0: the root, the same for every u)."""
 
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, pairs: np.ndarray | None = None) -> None:
         super().__init__(len(tokens), pairs is not None)
@@ -103,7 +103,7 @@ class IndependentProposal(DraftProposal):
 
 
 class TreeProposal(DraftProposal):
-    """Of a draft layer, depth by depth after the likeliest candidates of the depth before.
+    """Proposes depth by depth, of a draft layer, after the likeliest candidates of the depth before.
 
     `levels`: rows of candidates for each depth. `tokens` int64 [rows, C], `logits` float32 [rows, C]: of all levels,
     one after the other. `origins` int64 [rows]: the candidate that a row follows, numbered row x C + column within the
@@ -171,8 +171,8 @@ class DraftCalibration:
 
 
 class Draft(NamedTuple):
-    """`tokens` int64 [n] of the nodes of `tree` and their `probabilities` [n]; `expected`: tokens that verifying it
-    brings on average.
+    """Draft tokens as a tree: `tokens` int64 [n] of the nodes of `tree` and their `probabilities` [n]; `expected`:
+    tokens that verifying it brings on average.
     """
 
     tree: DraftTree
@@ -246,8 +246,8 @@ class _TreeSearch:
         self._age = count()
 
     def take(self, root: int, rows: int, costs: np.ndarray | None = None) -> list[_Node]:
-        """At most `rows` nodes by falling probability, the root first; with `costs`, ends where no further ones could
-        pay.
+        """Takes at most `rows` nodes by falling probability, the root first; with `costs`, ends where no further ones
+        could pay.
         """
         taken = [_Node(1.0, 0, 0, root, 0, 0, True)]
         expected, best = 1.0, 0.0  # tokens; the most per cost so far
@@ -289,8 +289,8 @@ class _TreeSearch:
             self._offer(parent, child)
 
     def _matched(self, node: _Node) -> tuple[int | None, float, int]:
-        """The match's token after `node`, or None; its probability; its rank among the candidates, their number if it
-        is new.
+        """Returns the match's token after `node`, or None; its probability; its rank among the candidates, their number
+        if it is new.
         """
         depth, match = node.depth, self._match
         if match is None or not node.follows or depth >= len(match.tokens):
@@ -305,7 +305,7 @@ class _TreeSearch:
         return token, max(own, match.probability["differs" if rank else "agrees"]), rank
 
     def _candidates(self, parent: _Node) -> Sequence[tuple[int, float, int | None]]:
-        """The drafter's candidates after `parent`, those that the grammar allows."""
+        """Returns the drafter's candidates after `parent`, those that the grammar allows."""
         if self._grammar_state is not None and parent.path in self._allowed:
             return self._allowed[parent.path]
         candidates = (

@@ -17,8 +17,8 @@ FADE = 0.995  # of what came before, at every step
 
 
 class DrafterGate:
-    """One per session. `costs` [rows]: time of a step with 1.. rows that also runs the drafter, over a plain step's;
-    costs[0] is 1, the plain step.
+    """Says whether the drafter runs; one per session. `costs` [rows]: time of a step with 1.. rows that also runs the
+    drafter, over a plain step's; costs[0] is 1, the plain step.
     """
 
     def __init__(self, costs: np.ndarray) -> None:
@@ -37,7 +37,7 @@ class DrafterGate:
         return self._advantage > 0 or self._since >= PAUSE
 
     def costs(self, drafter: bool) -> np.ndarray:
-        """Of a step with 1.. rows, with or without the drafter."""
+        """Returns the cost [rows] of a step with 1.. rows, with or without the drafter."""
         return self._with_drafter if drafter else self.without_drafter
 
     def begin(self) -> None:

@@ -47,7 +47,7 @@ class AllowedNext:
 
 
 class GrammarState:
-    """`path` arguments are tokens after the text so far."""
+    """Follows one text. `path` arguments are tokens after the text so far."""
 
     def __init__(self, matcher: Matcher, eos: Collection[int]) -> None:
         self._matcher, self._eos = matcher, list(eos)
@@ -56,8 +56,8 @@ class GrammarState:
         self.forced_tokens = 0  # of the text so far
 
     def after(self, path: Path = ()) -> AllowedNext:
-        """The tokens that may follow `path`. Raises ConfigError where the grammar reaches its limits, or the text
-        itself a dead end.
+        """Returns the tokens that may follow `path`. Raises ConfigError where the grammar reaches its limits, or the
+        text itself a dead end.
         """
         if path not in self._cached:
             self._go(path)
@@ -75,8 +75,9 @@ class GrammarState:
         return allowed
 
     def filter(self, path: Path, candidates: Sequence[Candidate]) -> list[tuple[int, float, int | None]]:
-        """The `candidates` after `path` that may be drafted, with probabilities as if no other token could come; a
-        forced token alone, and certain. End-of-text is never drafted: it comes as the target's own token at no cost."""
+        """Returns the `candidates` after `path` that may be drafted, with probabilities as if no other token could
+        come; a forced token alone, and certain. End-of-text is never drafted: it comes as the target's own token at no
+        cost."""
         allowed = self.after(path)
         if allowed.over or allowed.dead:
             return []
@@ -94,13 +95,14 @@ class GrammarState:
         return self._draftable(self.after(path), token)
 
     def tree_masks(self, tree: DraftTree, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Bool [n, vocabulary]: the tokens that may follow each node of `tree`, whose root is the text's last token."""
+        """Returns bool [n, vocabulary]: the tokens that may follow each node of `tree`, whose root is the text's last
+        token."""
         return np.stack(
             [self.after(tuple(int(tokens[i]) for i in tree.path(node)[1:])).mask for node in range(len(tree))]
         )
 
     def over_after(self, tokens: Sequence[int]) -> int | None:
-        """How many of `tokens` come before the grammar is over, None where it is not; never so where there is
+        """Counts how many of `tokens` come before the grammar is over, None where it is not; never so where there is
         end-of-text.
         """
         if self._eos:
@@ -108,7 +110,7 @@ class GrammarState:
         return next((n for n in range(len(tokens) + 1) if self.after(tuple(tokens[:n])).over), None)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """`tokens` become part of the text. Raises BundleError where one of them is not allowed."""
+        """Makes `tokens` part of the text. Raises BundleError where one of them is not allowed."""
         for i, token in enumerate(tokens):
             allowed = self.after(tuple(tokens[:i]))
             if allowed.dead:

@@ -1,4 +1,4 @@
-"""The decoding loop: prefill, then verify, accept and commit until the text ends.
+"""Runs the decoding loop: prefill, then draft, verify, accept and commit until the text ends.
 
 Works on any `ModelRunner`: token ids in, token ids out.
 """
@@ -31,7 +31,7 @@ TINY = 1e-30  # probabilities of which a logarithm is taken are at least this
 
 
 class SpeculativeDecoder:
-    """One generation. Iterate `run()`; `stats` is up to date whenever it yields.
+    """Decodes one generation. Iterate `run()`; `stats` is up to date whenever it yields.
 
     `options`: of the call. `policy` and `adaptive`: of the session; default: plain decoding that has learned nothing.
     `grammar`: the state of `options.grammar`, at the beginning of the answer.
@@ -86,7 +86,7 @@ class SpeculativeDecoder:
             done = self._plain_step(remaining) if draft is None else self._tree_step(draft, remaining)
 
     def describe(self) -> str:
-        """What speculation does, for the user."""
+        """Says for the user whether speculation is on, and why not."""
         if self.rows > 1:
             return self._controller.describe(self.rows)
         return self.policy.describe() if self.options.speculate else f"off ({NOT_ASKED})"
@@ -116,8 +116,8 @@ class SpeculativeDecoder:
         return time.perf_counter() - self.runner.waited_seconds
 
     def _draft(self) -> Draft | None:
-        """The next step's draft; None where there is nothing to draft with, or no room left in the context. While
-        speculation pauses only what a grammar forces is drafted."""
+        """Builds the next step's draft; None where there is nothing to draft with, or no room left in the context.
+        While speculation pauses only what a grammar forces is drafted."""
         room = self.runner.context_length - self.runner.length - self.runner.gamma - 1
         grammar, rows, paused = self.grammar, self.rows, not self._controller.on
         self._match = self._index.find(room) if self._index is not None and not paused else None
@@ -220,7 +220,7 @@ class SpeculativeDecoder:
         return self.policy.costs if self._gate is None else self._gate.costs(self._runs_drafter())
 
     def _ngram_only(self, gate: DrafterGate, came: Sequence[int]) -> tuple[int, int]:
-        """Tokens that the last draft would have brought without the drafter's proposal, and its rows."""
+        """Counts the tokens that the last draft would have brought without the drafter's proposal, and its rows."""
         if self._match is None and self.grammar is None:
             return 1, 1
         draft = build_draft_tree(

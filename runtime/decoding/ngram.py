@@ -72,8 +72,8 @@ class NgramIndex:
             self.text.append(int(token))
 
     def find(self, limit: int = CONTINUATION) -> NgramMatch | None:
-        """At most `limit` tokens that followed the latest of the longest matches; None where the newest token is
-        new.
+        """Returns at most `limit` tokens that followed the latest of the longest matches; None where the newest token
+        is new.
         """
         for n in range(min(LONGEST, len(self.text)), 0, -1):
             at = self._after.get(tuple(self.text[-n:]))
@@ -84,7 +84,7 @@ class NgramIndex:
         return None
 
     def _match_length(self, at: int) -> int:
-        """How many tokens before `at` equal the end of the text, up to `MEASURED`."""
+        """Counts how many tokens before `at` equal the end of the text, up to `MEASURED`."""
         length = 0
         while length < at and length < MEASURED and self.text[at - 1 - length] == self.text[-1 - length]:
             length += 1

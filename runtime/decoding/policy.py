@@ -1,4 +1,4 @@
-"""How the texts of one session are decoded: what was decided when its bundle was loaded, and what is learned since."""
+"""Holds how a session decodes: the policy chosen when its bundle was loaded, and the state learned since."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_ASKED = "asked for plain decoding"
 
 @dataclass(frozen=True, eq=False)
 class DecodingPolicy:
-    """Of one bundle or, where it is swappable, of one of its adapters, on this machine.
+    """Says how one bundle or, where it is swappable, one of its adapters is decoded on this machine.
 
     `eos`: token ids that end a text. `rows`: most rows of a verification step, 1: plain, and `reason` why. `costs`
     [rows]: time of a step with 1.. rows over a plain step's; None (not measured): every step takes all rows. `ngram`:
@@ -35,14 +35,14 @@ class DecodingPolicy:
     reason: str = NOT_ASKED
 
     def describe(self) -> str:
-        """Whether speculation is on, in words for the user, and why not."""
+        """Says for the user whether speculation is on, and why not."""
         if self.rows == 1:
             return f"off ({self.reason})"
         return f"on ({self.rows} rows)" if self.costs is None else f"on (up to {self.rows} rows)"
 
 
 class AdaptiveState:
-    """What a session learns of its drafts while it runs, from answer to answer. `costs`: of its `DecodingPolicy`."""
+    """Learns of a session's drafts while it runs, from answer to answer. `costs`: of its `DecodingPolicy`."""
 
     def __init__(self, costs: np.ndarray | None = None) -> None:
         self.controller, self.calibration = SpeculationController(), DraftCalibration()

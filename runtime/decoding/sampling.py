@@ -21,8 +21,8 @@ MIN_TEMPERATURE = 1e-3
 
 @dataclass(frozen=True)
 class Sampling:
-    """Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is greedy decoding, the least
-    above it 0.001.
+    """Parameters of sampling. Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is
+    greedy decoding, the least above it 0.001.
 
     `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None draws one. Raises ConfigError for values out of range.
     """
@@ -56,7 +56,7 @@ class Sampling:
         return not self.random and self.repetition_penalty == 1
 
     def scalars(self) -> dict[str, np.ndarray]:
-        """The graph's inputs that stay the same for a whole generation, [1] each."""
+        """Returns the graph's inputs that stay the same for a whole generation, [1] each."""
         return {
             "temperature": np.array([self.temperature], np.float32),
             "top_k": np.array([self.top_k], np.int64),
@@ -66,7 +66,7 @@ class Sampling:
         }
 
     def uniform(self, position: int) -> float:
-        """In [0, 1): the number that draws the token at `position` (counted from the prompt's first token)."""
+        """Returns the number in [0, 1) that draws the token at `position` (counted from the prompt's first token)."""
         return int(np.random.Philox(key=self._key, counter=position).random_raw() >> 41) / STEPS
 
 
@@ -84,8 +84,8 @@ GREEDY = Sampling(seed=0)
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely the model itself held a token of an answer: natural logarithms, before temperature, penalties and
-    grammars. `logprob` of the `token` that came, and the `top` likeliest (token, log-probability), likeliest first."""
+    """Log-probabilities by the model itself: natural, before temperature, penalties and grammars. `logprob` of the
+    `token` that came, and the `top` likeliest (token, log-probability), likeliest first."""
 
     token: int
     logprob: float
@@ -93,7 +93,8 @@ class Logprob:
 
 
 def logprob(logits: np.ndarray, token: int, count: int) -> Logprob:
-    """Of `token` and the `count` likeliest, by the row of `logits` float32 [vocabulary] it was chosen from."""
+    """Computes those of `token` and the `count` likeliest, from the row of `logits` float32 [vocabulary] it was chosen
+    from."""
     row = logits.astype(np.float64)
     row -= row.max()
     row -= np.log(np.exp(row).sum())

@@ -30,7 +30,7 @@ SMOOTHING = 0.06  # weight of the newest step in the average that is shown
 
 
 class SpeculationController:
-    """One per session: the budget is carried from answer to answer."""
+    """Switches speculation on and off; one per session: the budget is carried from answer to answer."""
 
     def __init__(self) -> None:
         self.on = True
@@ -54,7 +54,7 @@ class SpeculationController:
 
     @property
     def correction(self) -> float:
-        """What verification steps cost over what their calibration says."""
+        """Ratio of the measured to the calibrated cost of verification steps."""
         if not self._per_cost or len(self._plain) < ENOUGH:
             return 1.0
         return statistics.median(self._per_cost) / statistics.median(self._plain)
@@ -109,7 +109,7 @@ class SpeculationController:
         self._add(REFILL)
 
     def describe(self, rows: int) -> str:
-        """One phrase for the user."""
+        """Says in one phrase for the user whether speculation is on."""
         if self.on or not self._reason_off:
             return (
                 f"on (up to {rows} rows)" if not self._cost else f"on (up to {rows} rows, {self._cost:.1f}x step cost)"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Stats:
-    """Counters of one generation; seconds are wall time.
+    """Counts one generation; seconds are wall time.
 
     `steps` are verification steps and `step_tokens` what they committed: end-of-text counts, anything after it or
     after a limit does not, neither do the first token and the prefill. `plain_steps` bring one token each.

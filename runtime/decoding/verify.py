@@ -19,7 +19,7 @@ SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in bl
 
 
 def off_borders(draft: Draft, length: int) -> Draft:
-    """The draft, or its first path alone where its rows after `length` cached ones would lie on both sides of a
+    """Returns the draft, or its first path alone where its rows after `length` cached ones would lie on both sides of a
     summation border.
 
     Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit the same as plain
@@ -37,7 +37,7 @@ def off_borders(draft: Draft, length: int) -> Draft:
 def accept(
     tree: DraftTree, tokens: Sequence[int] | np.ndarray, choices: Sequence[int] | np.ndarray
 ) -> tuple[int, tuple[int, ...]]:
-    """The deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
+    """Finds the deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
 
     `tokens` and `choices` [n]; a pruned node's choice is negative and it cannot be accepted. Returns the node and the
     path to it, root included. The first of several equals wins; only equal candidates for one depth can make several.
@@ -56,8 +56,8 @@ def accept(
 
 @dataclass(frozen=True)
 class Committed:
-    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last token was not.
-    `logprobs`: of each, where they were asked for."""
+    """Tokens that a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last token was not.
+    `logprobs`: of each, where the options have them."""
 
     tokens: list[int]
     drafted: list[bool]
@@ -68,7 +68,8 @@ class Committed:
 def commit(
     tree: DraftTree, tokens: np.ndarray, choices: np.ndarray, path: Sequence[int], eos: Collection[int], limit: int
 ) -> Committed:
-    """What a verification step adds: the accepted drafts, then the target's choice after the last of them.
+    """Returns the tokens that a verification step adds: the accepted drafts, then the target's choice after the last of
+    them.
 
     Nothing follows an end-of-text token, and at most `limit` (>= 1) tokens are taken.
     """

@@ -33,7 +33,7 @@ class Detokenizer:
         self._shown = ""  # decoding of ids[_window:_read]
 
     def push(self, token: int) -> str:
-        """Text that became certain with `token`: empty while a character is incomplete."""
+        """Returns the text that became certain with `token`: empty while a character is incomplete."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids[self._window :], skip_special_tokens=True)
         if text.endswith(_BROKEN) or len(text) <= len(self._shown):
@@ -41,7 +41,7 @@ class Detokenizer:
         return self._advance(text)
 
     def finish(self) -> str:
-        """The rest at the end, incomplete characters as the replacement character."""
+        """Returns the rest at the end, incomplete characters as the replacement character."""
         return self._advance(self._tokenizer.decode(self._ids[self._window :], skip_special_tokens=True))
 
     def _advance(self, text: str) -> str:
@@ -63,7 +63,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown, whether a stop string was found). Text that may begin a stop string is held back."""
+        """(text that may be shown, whether there was a stop string). Text that may begin a stop string is held back."""
         if not self._stops:
             return text, False
         self._held += text
@@ -77,7 +77,7 @@ class StopStrings:
         return shown, False
 
     def finish(self) -> str:
-        """Held-back text, once nothing can follow any more."""
+        """Returns held-back text, once nothing can follow any more."""
         shown, self._held = self._held, ""
         return shown
 
@@ -101,6 +101,6 @@ class TextStream:
         return self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> tuple[str, bool]:
-        """The rest; an incomplete character's replacement can still complete a stop string."""
+        """Returns the rest; an incomplete character's replacement can still complete a stop string."""
         shown, stopped = self._stops.push(self._detokenizer.finish())
         return (shown, True) if stopped else (shown + self._stops.finish(), False)

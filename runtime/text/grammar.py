@@ -123,8 +123,8 @@ class Vocabulary:
         self._built: tuple[Any, int] | None = None
 
     def start(self, grammar: Grammar) -> GrammarState:
-        """The state of a grammar at the beginning of an answer. Raises ConfigError where it is beyond the limits,
-        BundleError for a tokenizer that the library cannot take."""
+        """Returns the state of a grammar at the beginning of an answer. Raises ConfigError where it is beyond the
+        limits, BundleError for a tokenizer that the library cannot take."""
         tokens, end = self._tokens()
         made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
         if made.is_error():
@@ -206,8 +206,8 @@ def _checked(kind: str, source: str, made: str) -> Grammar:
 
 
 def _call_library(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:
-    """The library's answer. Raises ConfigError where it refuses what it is given or panics over it, in quoting it for
-    example.
+    """Calls the grammar library. Raises ConfigError where it refuses what it is given or panics over it, in quoting it
+    for example.
     """
     try:
         return function(*arguments, **options)
@@ -238,7 +238,7 @@ def _dumped(schema: Mapping[str, Any]) -> str:
 
 
 def _patterns(schema: Any, depth: int = 0) -> Iterator[str]:
-    """The regular expressions of a schema; properties of such a name are looked at as well, at no harm."""
+    """Yields the regular expressions of a schema; properties of such a name are looked at as well, at no harm."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"a JSON schema of more than {MAX_DEPTH} levels", f"at most {MAX_DEPTH}", "simplify it")
     if isinstance(schema, dict):

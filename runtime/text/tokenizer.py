@@ -43,8 +43,8 @@ class BundleTokenizer:
 
 
 def read_tokenizer(folder: Path) -> BundleTokenizer:
-    """The tokenizer of the bundle in `folder`. Raises BundleError for one that does not load or that no text could
-    safely be given to.
+    """Reads the tokenizer of the bundle in `folder`. Raises BundleError for one that does not load or that no text
+    could safely be given to.
     """
     from tokenizers import Tokenizer
 
@@ -62,7 +62,7 @@ def read_tokenizer(folder: Path) -> BundleTokenizer:
 
 
 def read_template(folder: Path, manifest: Manifest) -> str | None:
-    """The bundle's chat template, None where it has none. Raises BundleError."""
+    """Reads the bundle's chat template, None where it has none. Raises BundleError."""
     if TEMPLATE not in manifest.files:
         if manifest.prompt_format.kind == "chat":
             raise BundleError(f"a chat bundle without {TEMPLATE}", "a chat template", FIX)

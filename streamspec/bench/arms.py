@@ -35,7 +35,7 @@ class ArmOutput:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """`rows`, `pruning`: forced instead of the session's own choice; None for the session's.
+    """One way of decoding. `rows`, `pruning`: forced instead of the session's own choice; None for the session's.
 
     What is learned of drafts is the arm's own: no arm profits or suffers from another's.
     """
@@ -68,7 +68,7 @@ class Arm:
         return ArmOutput(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
 
     def _policy(self) -> DecodingPolicy:
-        """The session's, with what this arm forces."""
+        """Returns the session's policy, with the rows and pruning that this arm forces."""
         policy = self.session.policy
         if self.rows is not None:  # without costs every step takes all rows
             policy = replace(policy, rows=self.rows, costs=None)

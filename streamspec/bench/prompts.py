@@ -21,7 +21,7 @@ class BenchPrompt:
     category: str | None = None
 
     def prompt(self, turn: int, answers: Sequence[str]) -> Prompt:
-        """The prompt at `turn`, after the model's own `answers` to the turns before."""
+        """Returns the prompt at `turn`, after the model's own `answers` to the turns before."""
         if turn == 0:
             return self.turns[0]
         history: list[Message] = []

@@ -39,6 +39,6 @@ def find_min_probability(
 
 
 def best_probability(without: Spread, tried: Sequence[Spread], probabilities: Sequence[float] = PROBABILITIES) -> float:
-    """The probability with the highest median speed-up over plain decoding, or 0."""
+    """Returns the probability with the highest median speed-up over plain decoding, or 0."""
     best, probability = max(zip(tried, probabilities, strict=True), key=lambda pair: pair[0].median)
     return probability if best.low > without.median else 0.0

@@ -42,7 +42,7 @@ class Recorder:
     speculation: str = ""
 
     def warm_up(self, case: BenchPrompt) -> None:
-        """The first calls of a session allocate and pack; nobody is measured on them."""
+        """Runs the first calls of each session, which allocate and pack, without measuring them."""
         for arm in self.arms:
             arm.answer(case.turns[0], min(self.limit, WARM_UP_TOKENS))
 

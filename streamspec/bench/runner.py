@@ -52,7 +52,7 @@ def bench(
     file for the answers, for `compare`. Raises StreamspecError for prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
-    pruning = [Pruning(min_probability=least) for least in prune]
+    pruning = [(f"chance {least:g}", Pruning(min_probability=least)) for least in prune]
     if save_outputs is not None and not Path(save_outputs).parent.is_dir():
         raise ConfigError(
             f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs"
@@ -63,28 +63,46 @@ def bench(
     from streamspec.runtime import load
 
     session = load(bundle, threads=threads, provider=provider, tree=tree, ngram=ngram, adapter=adapter)
-    if rows and session.manifest.trees is None:
-        raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
-    fixed = session.manifest.static
-    if fixed and max(rows, default=0) > fixed.rows:
-        raise ConfigError(
-            f"--rows {max(rows)} for a graph of {fixed.rows} rows",
-            f"at most {fixed.rows}",
-            "ask for fewer, or export it with more --rows",
-        )
+    check_rows(rows, session)
     check_length(cases, session)
-    arms = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     if prune:
         session.manifest.check_prunes()
-    arms += [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
-    arms += [
-        Arm(f"chance {least:g}", session, True, sampling, pruning=one)
-        for least, one in zip(prune, pruning, strict=True)
-    ]
+    forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
+    forced += [Arm(name, session, True, sampling, pruning=one) for name, one in pruning]
     others = [
         Arm(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling) for path in also
     ]
-    names = [arm.name for arm in arms + others]
+    own = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
+    check_names([*own, *forced, *others])
+    record = Recorder([*own, *forced, *others], max_new_tokens)
+    record.warm_up(cases[0])
+    for repetition in range(repeats):
+        for number, case in enumerate(track(cases, f"pass {repetition + 1}/{repeats}", len(cases))):
+            record.run(case, repetition, number)
+    summary = Summary(record, compare_all(record), [arm.name for arm in forced], [arm.name for arm in others])
+    report = summary.report(str(bundle))
+    if save_outputs is not None:
+        lines = [json.dumps(row, ensure_ascii=False) for row in record.outputs]
+        write_text(save_outputs, "\n".join(lines) + "\n")
+    return report
+
+
+def check_rows(rows: Sequence[int], session: Session) -> None:
+    """Raises ConfigError for tree sizes that the bundle cannot verify."""
+    if rows and session.manifest.trees is None:
+        raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
+    static = session.manifest.static
+    if static and max(rows, default=0) > static.rows:
+        raise ConfigError(
+            f"--rows {max(rows)} for a graph of {static.rows} rows",
+            f"at most {static.rows}",
+            "ask for fewer, or export it with more --rows",
+        )
+
+
+def check_names(arms: Sequence[Arm]) -> None:
+    """Raises ConfigError where two arms have one name."""
+    names = [arm.name for arm in arms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
@@ -92,19 +110,6 @@ def bench(
             "every side once, under a name of its own",
             "check --rows, --prune and --also",
         )
-    record = Recorder(arms + others, max_new_tokens)
-    record.warm_up(cases[0])
-    for repetition in range(repeats):
-        for number, case in enumerate(track(cases, f"pass {repetition + 1}/{repeats}", len(cases))):
-            record.run(case, repetition, number)
-    comparisons = compare_all(record)
-    report = Summary(record, comparisons, [arm.name for arm in arms[2:]], [arm.name for arm in others]).report(
-        str(bundle)
-    )
-    if save_outputs is not None:
-        lines = [json.dumps(row, ensure_ascii=False) for row in record.outputs]
-        write_text(save_outputs, "\n".join(lines) + "\n")
-    return report
 
 
 def check_length(cases: Sequence[BenchPrompt], session: Session) -> None:

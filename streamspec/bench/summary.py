@@ -113,8 +113,8 @@ class Summary:
         return fastest, Spread.of([speed(a) / speed(b) if speed(b) else 0.0 for a, b in pairs])
 
     def _categories(self) -> dict[str, dict[str, float]]:
-        """Of every category, and of all answers that do not go round in circles, which are easy to draft and of no
-        use.
+        """Returns figures of every category, and of all answers that do not go round in circles, which are easy to
+        draft and of no use.
         """
         passes, result = self.record.passes, {}
         groups = {

@@ -161,7 +161,7 @@ def create_app(
     limits: Limits = DEFAULT,
     page: bool = True,
 ) -> tuple[App, Pool]:
-    """The ASGI application over a loaded session, and its pool, to be closed with it.
+    """Creates the ASGI application over a loaded session, and its pool, to be closed with it.
 
     `token`: what clients have to send as bearer token. `port`: that it will be reached by, checked against the Host
     header. `name`: the model id of what `session` answers with; `adapters`: further model ids and their adapters
@@ -245,7 +245,7 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 
 async def _while_connected(request: Request, work: Any) -> Any:
-    """The result of `work`, which is given up when the client goes. Raises ClientDisconnected."""
+    """Returns the result of `work`, which is given up when the client goes. Raises ClientDisconnected."""
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
     try:
@@ -278,7 +278,7 @@ async def _say(request: Request, error: Exception) -> Response:
 
 
 async def _say_http(request: Request, error: Exception) -> Response:
-    """Of a path or method that has no route."""
+    """Answers for a path or method that has no route."""
     assert isinstance(error, HTTPException)
     message = {
         404: "no such path; expected one of docs/serve.md",

@@ -122,8 +122,8 @@ class RequestGuard:
             )
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None from a client that has gone. What is too large is read on for a while, or the client would
-        never see the answer.
+        """Reads the body; None from a client that has gone. What is too large is read on for a while, or the client
+        would never see the answer.
         """
         most = self.limits.body if scope["method"] == "POST" else 0
         body, size = bytearray(), 0

@@ -44,7 +44,7 @@ class Slot:
         self._tasks.put(task)
 
     def end(self) -> None:
-        """The thread ends after its task."""
+        """Ends the thread after its task."""
         self._tasks.put(None)
 
     def _work(self) -> None:
@@ -252,9 +252,9 @@ class Pool:
             request.begin(slot)
 
     def _choose(self, request: QueuedRequest) -> Slot:
-        """Of the free sessions with the request's adapter the one that has most of the prompt, where that is nearly all
-        of the prompt (asked again) or of what it has (the conversation goes on). Else a new one: what merely begins
-        alike may be gone on with yet. Else the one longest unused."""
+        """Chooses, of the free sessions with the request's adapter, the one that has most of the prompt, where that is
+        nearly all of the prompt (sent again) or of what it has (the conversation goes on). Else a new one: what merely
+        begins alike may be gone on with yet. Else the one longest unused."""
         free = [slot for slot in self.slots if not slot.busy]
         same = [slot for slot in free if slot.session is not None and slot.session.adapter == request.adapter]
         overlaps = [(shared_prefix(_cached(slot.session), request.hint or []), slot) for slot in same]

@@ -98,7 +98,8 @@ class GrammarRequest(Strict):
 
 
 class Common(Strict):
-    """What chats and completions share. `top_k`, `min_p`, `repetition_penalty`, `speculate` and `grammar` are ours."""
+    """Fields that chats and completions share. `top_k`, `min_p`, `repetition_penalty`, `speculate` and `grammar` are
+    ours."""
 
     model: str
     stream: bool | None = None
@@ -299,7 +300,7 @@ def _parse(kind: type[Request], values: dict[str, Any]) -> Request:
 
 
 def _first(error: ValidationError, values: Any) -> ApiError:
-    """The deepest fault, an unknown field before others, by its path in the request."""
+    """Returns the deepest fault, an unknown field before others, by its path in the request."""
     faults = [(fault, _path(fault, values)) for fault in error.errors(include_url=False, include_context=False)]
     unknown = [(fault, path) for fault, path in faults if fault["type"] == "extra_forbidden"]
     fault, path = max(unknown or faults, key=lambda pair: len(pair[1]))
@@ -312,7 +313,7 @@ def _first(error: ValidationError, values: Any) -> ApiError:
 
 
 def _path(fault: Any, values: Any) -> list[str]:
-    """Where in the request a fault lies; names of alternatives, which pydantic has in between, left out."""
+    """Returns the path of a fault in the request; names of alternatives, which pydantic has in between, left out."""
     path: list[str] = []
     for key in fault["loc"]:
         inside = key in values if isinstance(values, dict) else isinstance(values, list) and isinstance(key, int)

@@ -28,7 +28,7 @@ class ResponseBuilder:
         self._last: Chunk | None = None
 
     def push(self, chunk: Chunk) -> dict[str, Any]:
-        """The object to send for it in a stream."""
+        """Returns the object to send for it in a stream."""
         first, self._last = self._last is None, chunk
         self._text.append(chunk.text)
         self._drafted += sum(chunk.drafted)
@@ -48,11 +48,11 @@ class ResponseBuilder:
         return self._frame("chat.completion.chunk", [body], None) | {"streamspec": record}
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The last object of a stream with usage."""
+        """Returns the last object of a stream with usage."""
         return self._frame("chat.completion.chunk", [], self._usage())
 
     def whole(self) -> dict[str, Any]:
-        """The response that is no stream, once the last chunk was pushed."""
+        """Returns the response that is no stream, once the last chunk was pushed."""
         assert self._last is not None and self._last.finish_reason is not None
         text = "".join(self._text)
         message = {"message": {"role": "assistant", "content": text, "refusal": None}}

@@ -20,6 +20,7 @@ from streamspec.errors import ConfigError
 from streamspec.runtime import LoadOptions, Session, load
 from streamspec.runtime.options import LoadKwargs
 from streamspec.serve.app import create_app
+from streamspec.serve.auth import App
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool
 
@@ -59,23 +60,9 @@ class Server:
                 "forward a port to it if another one has to reach it",
             )
         self.token = secrets.token_urlsafe(24) if token is None else token
-        if len(self.token) < SHORTEST_TOKEN or not all("!" <= char <= "~" for char in self.token):
-            raise ConfigError(
-                "the token",
-                f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks",
-                "choose another, or leave it out for a new one",
-            )
-        self.socket = socket.socket(HOSTS[host])
+        _check_token(self.token)
+        self.socket = _listen(host, port)
         try:
-            if os.name == "posix":  # elsewhere it would let others bind the port beside us
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                self.socket.bind((host, port))
-                self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
-            except OSError as error:
-                raise ConfigError(
-                    f"{host} port {port}: {error.strerror}", "a free port", "choose another, or 0 for any"
-                ) from None
             self.port: int = self.socket.getsockname()[1]
             self.url = f"http://{'[::1]' if host == '::1' else host}:{self.port}"
             app, self.pool = create_app(
@@ -84,23 +71,7 @@ class Server:
         except BaseException:
             self.socket.close()
             raise
-        config = uvicorn.Config(
-            app,
-            loop="asyncio",
-            http=_bounded(limits),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            backlog=BACKLOG,
-            h11_max_incomplete_event_size=limits.header,
-            timeout_graceful_shutdown=1,
-        )
-        self._uvicorn = _Uvicorn(config, self.pool)
+        self._uvicorn = _Uvicorn(_config(app, limits), self.pool)
 
     @property
     def ready(self) -> bool:
@@ -113,7 +84,7 @@ class Server:
         self._uvicorn.run(sockets=[self.socket])
 
     def stop(self) -> None:
-        """From any thread: ends every generation with an error to its client, then `run`, within a second."""
+        """Ends, from any thread, every generation with an error to its client, then `run`, within a second."""
         self._uvicorn.leave()
 
 
@@ -136,7 +107,7 @@ def serve(
     called before it begins to serve."""
     session = load(bundle, options, **keywords)
     chosen, own = session.adapters if adapters is None else adapters, session.adapter
-    for adapter in adapters or ():  # each is tried: a wrong one is to be said now
+    for adapter in adapters or ():  # each is tried, so that a wrong one is refused now
         session.swap(adapter)
     if adapters:
         session.swap(own)
@@ -156,6 +127,52 @@ def serve(
     if ready is not None:
         ready(server)
     server.run()
+
+
+def _check_token(token: str) -> None:
+    if len(token) < SHORTEST_TOKEN or not all("!" <= char <= "~" for char in token):
+        raise ConfigError(
+            "the token",
+            f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks",
+            "choose another, or leave it out for a new one",
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on loopback: from here on clients are not refused, only kept waiting."""
+    listening = socket.socket(HOSTS[host])
+    try:
+        if os.name == "posix":  # elsewhere it would let others bind the port beside us
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except BaseException as error:
+        listening.close()
+        if not isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"{host} port {port}: {error.strerror}", "a free port", "choose another, or 0 for any"
+        ) from None
+    return listening
+
+
+def _config(app: App, limits: Limits) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=_bounded(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=limits.header,
+        timeout_graceful_shutdown=1,
+    )
 
 
 class _Uvicorn(uvicorn.Server):

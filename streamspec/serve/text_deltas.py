@@ -18,7 +18,7 @@ class TextDelta(NamedTuple):
 
 
 class TextDeltas:
-    """Of one answer."""
+    """Cuts the text of one answer."""
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._detokenizer = Detokenizer(tokenizer)

@@ -51,9 +51,9 @@ export async function* ask(body, signal) {
     for (const event of events) {
       const data = event.replace(/^data: /, "");
       if (data === "[DONE]") return;
-      const event = JSON.parse(data);
-      if (event.error) throw new Refused(0, event.error.message);
-      yield event;
+      const message = JSON.parse(data);
+      if (message.error) throw new Refused(0, message.error.message);
+      yield message;
     }
   }
 }
