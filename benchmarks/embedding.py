@@ -49,7 +49,7 @@ def measure_memory(bundle: str, context: int) -> dict[str, Any]:
 
 def memory(bundles: list[Path]) -> None:
     from streamspec.bundle.manifest import read_manifest
-    from streamspec.runtime.engine.memory_estimate import estimate
+    from streamspec.runtime.memory import estimate
 
     print(
         "| bundle | context | expected, MB | weights, packed, cache, work | after load | after an answer | most | "

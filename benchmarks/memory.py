@@ -51,7 +51,7 @@ def parts(bundle: Path) -> None:
     say("probe for saturating products")
     opened = engine.OrtRunner(graph.LoadedModel(bundle / "model.onnx", manifest))
     say("graph")
-    probe.check_probe(opened, manifest)
+    probe.check_numerics(opened, manifest)
     say("numerical probe")
     opened.reset()
     opened.prefill([1] * 64, draft=True)

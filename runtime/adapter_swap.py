@@ -1,8 +1,8 @@
 """Swaps the adapter of an open bundle: all or nothing.
 
-An adapter is read, its hash, base and graph are checked, its tensors are held against the graph's inputs, bound and
-tried, and only then does it take the other one's place; whatever goes wrong before leaves that one at work. Its tensors
-stay in the mapped file. Knows nothing about text.
+An adapter is read, its hash, base and graph are checked, its tensors are compared with the graph's inputs, bound and
+tried, and only then does it replace the other one; an error before that leaves the other one in use. Its tensors stay
+in the mapped file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from streamspec import step_graph
 from streamspec.bundle import swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
@@ -40,51 +41,51 @@ class _Adapter(NamedTuple):
 
 
 class AdapterSwapper:
-    """Of one open bundle. What was settled and learnt for an adapter is kept for when it comes back."""
+    """Swaps the adapters of one runner. The policy and the adaptive state of an adapter are kept for when it returns.
+    `options`: of the load.
+    """
 
-    def __init__(self, folder: Path, manifest: Manifest, engine: OrtRunner, options: LoadOptions) -> None:
-        self.folder, self.bundle, self.engine, self.options = folder, manifest, engine, options
-        self._now = _Adapter(None, manifest, Tensors())
-        self._settings: dict[str, tuple[DecodingPolicy, AdaptiveState]] = {}
+    def __init__(self, folder: Path, manifest: Manifest, runner: OrtRunner, options: LoadOptions) -> None:
+        self.folder, self.bundle, self.runner, self.options = folder, manifest, runner, options
+        self._active = _Adapter(None, manifest, Tensors())
+        self._policies: dict[str, tuple[DecodingPolicy, AdaptiveState]] = {}
         self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
 
-    def over(self, engine: ModelRunner) -> AdapterSwapper:
-        """One for another sequence of the same graph: adapters are read and measured once for all, what is learnt is
-        each one's own.
+    def over(self, runner: ModelRunner) -> AdapterSwapper:
+        """Returns a swapper of another runner over the same model: adapters are read and measured once for all, the
+        adaptive states are each one's own.
         """
-        assert isinstance(engine, OrtRunner)
-        new = AdapterSwapper(self.folder, self.bundle, engine, self.options)
-        new._settings = {
-            key: (policy, AdaptiveState(policy.costs)) for key, (policy, _) in self._settings.copy().items()
+        assert isinstance(runner, OrtRunner)
+        new = AdapterSwapper(self.folder, self.bundle, runner, self.options)
+        new._policies = {
+            key: (policy, AdaptiveState(policy.costs)) for key, (policy, _) in self._policies.copy().items()
         }
         new._shared = self._shared
         return new
 
     def names(self) -> list[str]:
-        """Adapters that lie in the bundle."""
+        """Names of the adapters in the bundle."""
         return swappable.names(self.folder)
 
     def to(self, adapter: str | Path | None) -> tuple[str | None, Manifest, DecodingPolicy, AdaptiveState]:
-        """From now on the engine computes with this adapter, None: the base alone. Raises AdapterError; all is then as
-        before.
+        """Makes the runner compute with this adapter, None: the base alone. Returns the adapter as it was given, the
+        bundle's manifest with it, its policy and its adaptive state. Raises AdapterError; all is then as before.
         """
-        chosen, before, engine = self._read(adapter), self._now, self.engine
+        chosen, before, runner = self._read(adapter), self._active, self.runner
         key = chosen.manifest.to_json()
         try:
-            engine.use(chosen.manifest, chosen.tensors)
-            engine.reset()
-            engine.prefill(
-                [0], draft=0 < engine.gamma < engine.context_length
-            )  # runs with sizes that fit, or not at all
-            engine.reset()
-            if key not in self._settings:
-                policy = choose_policy(engine, chosen.manifest, self.options)
-                self._settings[key] = policy, AdaptiveState(policy.costs)
+            runner.use(chosen.manifest, chosen.tensors)
+            runner.reset()
+            runner.prefill([0], draft=0 < runner.gamma < runner.context_length)  # runs with sizes that fit, or fails
+            runner.reset()
+            if key not in self._policies:
+                policy = choose_policy(runner, chosen.manifest, self.options)
+                self._policies[key] = policy, AdaptiveState(policy.costs)
         except BaseException:
-            engine.use(before.manifest, before.tensors)
+            runner.use(before.manifest, before.tensors)
             raise
-        self._now = chosen
-        return chosen.name, chosen.manifest, *self._settings[key]
+        self._active = chosen
+        return chosen.name, chosen.manifest, *self._policies[key]
 
     def _read(self, adapter: str | Path | None) -> _Adapter:
         if adapter is None:
@@ -102,7 +103,7 @@ class AdapterSwapper:
         tensors = self._shared.get(key)
         if tensors is None:
             tensors = self._shared[key] = read_tensors(
-                folder / swappable.TENSORS, manifest, self.engine.model.adapter_inputs
+                folder / swappable.TENSORS, manifest, self.runner.model.adapter_inputs
             )
         return _Adapter(str(adapter), manifest, tensors)
 
@@ -118,11 +119,11 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> T
     except Exception as error:  # ONNX Runtime has no class of its own for this
         raise AdapterError(f"{file}: {error}", "an adapter of ONNX Runtime", swappable.AGAIN) from None
     streams = manifest.streams
-    needed = (
-        {name for name in inputs if name.startswith(("streams.", "prune.") if streams.pruning else "streams.")}
-        if streams
-        else set()
-    )
+    needed = {
+        row.name
+        for row in step_graph.ADAPTER_INPUTS
+        if streams and row.name in inputs and (streams.pruning or row.needs != "early_exit")
+    }
     faults = [f"unknown {name}" for name in values if name not in inputs] + [
         f"no {name}" for name in sorted(needed - set(values))
     ]
@@ -130,7 +131,7 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> T
     for name, value in values.items() if not faults else ():
         faults += _faults(name, value, inputs[name], sizes)
     if not faults and streams:
-        faults += _odd_streams({name: values[name].numpy() for name in needed if name.startswith("streams.")}, manifest)
+        faults += _odd_streams({name: values[name].numpy() for name in needed}, manifest)
     if faults:
         raise AdapterError(
             f"{file}: {'; '.join(faults[:4])}", "the tensors that the bundle's graph takes", swappable.AGAIN
@@ -153,14 +154,15 @@ def _faults(name: str, value: Any, wanted: Any, sizes: dict[str, int]) -> list[s
 def _odd_streams(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> list[str]:
     streams, model = manifest.streams, manifest.model
     assert streams is not None
-    room, begin, shift = manifest.swappable, int(tensors["streams.begin"][0]), int(tensors["streams.shift"][0])
-    assert room is not None
+    capacity = manifest.swappable
+    begin, shift = (int(tensors[name][0]) for name in (step_graph.STREAM_BEGIN, step_graph.STREAM_SHIFT))
+    assert capacity is not None
     out = []
-    if begin != room.ns.index(streams.ns):
-        out.append(f"streams.begin {begin} with streams over {streams.ns} layers")
+    if begin != capacity.ns.index(streams.ns):
+        out.append(f"{step_graph.STREAM_BEGIN} {begin} with streams over {streams.ns} layers")
     if shift != (streams.positions == "shifted"):
-        out.append(f"streams.shift {shift} with positions {streams.positions}")
-    vocabulary = tensors.get("streams.draft_vocab")
+        out.append(f"{step_graph.STREAM_SHIFT} {shift} with positions {streams.positions}")
+    vocabulary = tensors.get(step_graph.DRAFT_VOCAB)
     if vocabulary is not None and not (
         len(vocabulary) >= streams.candidates and 0 <= vocabulary.min() <= vocabulary.max() < model.vocab_size
     ):

@@ -53,9 +53,7 @@ class IdleUnloader:
         """Unloads now. Raises ConfigError while the bundle is in use."""
         with self._lock:
             if self._users:
-                raise ConfigError(
-                    "a bundle that is at work", "one that nobody uses", "cancel or finish what runs first"
-                )
+                raise ConfigError("a bundle in use", "one that is idle", "cancel or finish what runs first")
             self._unload_now()
 
     def _begin(self) -> None:

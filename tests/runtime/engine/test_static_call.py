@@ -1,4 +1,4 @@
-"""Static bundles through whole sessions: padded calls, placed rows, a choice beside the graph."""
+"""Static bundles through whole sessions: padded calls, rows appended to the cache, sampling beside the graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from streamspec.draft_tree import DraftTree, chain
 from streamspec.errors import ContextOverflow, ProviderError
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.engine.static_runner import StaticOrtRunner
+from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.static_call import StaticCall
 from streamspec.runtime.hardware.providers import PROVIDERS, STATIC, find
 from streamspec.runtime.tuning import calibration as calibrate
 from tests.runtime.engine.test_runner import PROMPTS
@@ -28,8 +29,8 @@ def open_session(folder: Path, tree: int | str = 8, **options: Any) -> Session:
     return load(folder, threads=1, tree=tree, cache_dir=folder.parent / "cache", **options)
 
 
-def engine_of(session: Session) -> StaticOrtRunner:
-    assert isinstance(session.runner, StaticOrtRunner)
+def engine_of(session: Session) -> OrtRunner:
+    assert isinstance(session.runner, OrtRunner) and isinstance(session.runner._call, StaticCall)
     return session.runner
 
 
@@ -63,7 +64,7 @@ def test_every_step_costs_the_same_and_is_measured_once(
     asked: list[int] = []
     timed = calibrate._time_step
 
-    def watched(engine: StaticOrtRunner, tree: DraftTree, context: int) -> float:
+    def watched(engine: OrtRunner, tree: DraftTree, context: int) -> float:
         asked.append(len(tree))
         return timed(engine, tree, context)
 
@@ -94,9 +95,9 @@ def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> N
     prompt = session.encode("hello")
     answer = session.generate(prompt, max_new_tokens=40)
     length = engine.length
-    placed = engine.cache.data[..., :length, :].copy()
+    appended = engine.cache.data[..., :length, :].copy()
     session.score((prompt + answer.token_ids)[:length])
-    assert answer.stats.steps and np.abs(placed - engine.cache.data[..., :length, :]).max() < 1e-4
+    assert answer.stats.steps and np.abs(appended - engine.cache.data[..., :length, :]).max() < 1e-4
 
 
 def test_only_the_accepted_path_enters_the_cache(bundles: Bundles) -> None:
@@ -105,9 +106,9 @@ def test_only_the_accepted_path_enters_the_cache(bundles: Bundles) -> None:
     engine.prefill([5, 6, 7], draft=False)
     engine.verify(np.array([9, 10, 11, 12]), DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
     engine.commit((0, 2, 3))
-    placed = engine.cache.data[..., :6, :].copy()
+    appended = engine.cache.data[..., :6, :].copy()
     engine.score([5, 6, 7, 9, 11, 12])
-    assert engine.length == 6 and np.abs(placed - engine.cache.data[..., :6, :]).max() < 1e-4
+    assert engine.length == 6 and np.abs(appended - engine.cache.data[..., :6, :]).max() < 1e-4
 
 
 def test_score_gives_what_plain_decoding_chose(bundles: Bundles) -> None:
@@ -134,16 +135,17 @@ def test_padding_is_never_accepted_and_changes_nothing(bundles: Bundles) -> None
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
 
-def test_candidates_after_another_token_are_dropped(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(open_session(bundles("static fp32")))
+    call: Any = engine._call
     engine.reset(HOT)
     greedy = int(engine.prefill([5, 6, 7], draft=False).choices[0])
     for drawn in (None, 40):  # as the graph chose, and otherwise
         engine.reset(HOT)
         monkeypatch.setattr(
-            engine,
+            call,
             "_sample",
-            lambda inputs, rows, allowed, drawn=drawn: np.where(drawn is None, engine._greedy[rows], drawn),
+            lambda rows, allowed, drawn=drawn: np.where(drawn is None, call._greedy[rows.logit_rows], drawn),
         )
         engine.prefill([5, 6, 7], draft=False)
         result = engine.verify(np.array([greedy]), ROOT_ONLY, draft=True)
