@@ -168,7 +168,7 @@ def _answer(
         control.check()
         for done in decoder.run(prompt):
             ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
-            tokens, shown, stopped = _speak(text, done.tokens[:-1] if ended else done.tokens)
+            tokens, shown, stopped = _push_tokens(text, done.tokens[:-1] if ended else done.tokens)
             if ended and not stopped:
                 tokens = done.tokens
             reason = "stop" if stopped else done.finish_reason
@@ -176,7 +176,7 @@ def _answer(
                 rest, stopped = text.finish()
                 shown, reason = shown + rest, "stop" if stopped else reason
             if len(tokens) < len(done.tokens):
-                _forget(decoder.stats, len(done.tokens) - len(tokens))
+                _uncount(decoder.stats, len(done.tokens) - len(tokens))
             left = time.perf_counter()
             logprobs = done.logprobs[: len(tokens)] if with_logprobs else None
             yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, replace(decoder.stats), logprobs)
@@ -273,8 +273,8 @@ def _end_all() -> None:
         running._thread.join(max(0.0, end - time.monotonic()))
 
 
-def _speak(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
-    """(tokens up to the one that completed a stop string, text to show, whether there was one)."""
+def _push_tokens(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
+    """Returns (tokens up to the one that completed a stop string, text to show, whether there was one)."""
     shown = []
     for i, token in enumerate(tokens):
         piece, stopped = text.push(token)
@@ -284,7 +284,7 @@ def _speak(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
     return tokens, "".join(shown), False
 
 
-def _forget(stats: Stats, tokens: int) -> None:
-    """Takes back the tokens after a stop string."""
+def _uncount(stats: Stats, tokens: int) -> None:
+    """Leaves the tokens after a stop string out of the counts."""
     stats.new_tokens -= tokens
     stats.step_tokens -= tokens

@@ -137,13 +137,13 @@ def test_of_typical_paths_the_longest_is_taken(scripts: Any) -> None:
     tree, tokens = (
         DraftTree((0, 0, 0, 2), (0, 0, 1, 0)),
         np.array([9, 1, 2, 3]),
-    )  # 1 is likelier than 2, but 3 stands behind 2
-    chances = np.full((4, 6), 1e-6)
-    chances[0, [1, 2]], chances[2, 3], chances[1, 4], chances[3, 5] = (0.6, 0.4), 1, 1, 1
+    )  # 1 is likelier than 2, but 3 follows 2
+    probabilities = np.full((4, 6), 1e-6)
+    probabilities[0, [1, 2]], probabilities[2, 3], probabilities[1, 4], probabilities[3, 5] = (0.6, 0.4), 1, 1, 1
 
     class Fixed:
         def forward(self, *_: Any) -> np.ndarray:
-            return np.log(chances)
+            return np.log(probabilities)
 
         def prefill(self, path: list[int], draft: bool) -> StepResult:
             return StepResult(np.array([5]), 0)

@@ -14,7 +14,7 @@ from streamspec.runtime import Chunk, Session
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.tuning.calibration import Calibration
 from tests.support.byte_tokenizers import EOS, byte_level
-from tests.support.toy_runner import ToyEngine, hashed, scripted
+from tests.support.toy_runner import ToyRunner, hashed, scripted
 
 TOKENIZER = byte_level()
 MANIFEST = Manifest(
@@ -35,7 +35,7 @@ def ids(text: str) -> list[int]:
 def saying(text: str, rows: int = 4, end: bool = True, **options: Any) -> Session:
     """A session that answers the prompt `p` with `text`."""
     script = ids(text) + ([EOS] if end else [])
-    engine = ToyEngine(scripted(2, script), 257, **{"skill": 1.0, "width": 1, **options})
+    engine = ToyRunner(scripted(2, script), 257, **{"skill": 1.0, "width": 1, **options})
     return Session(engine, MANIFEST, TOKENIZER, policy=DecodingPolicy((EOS,), rows))
 
 
@@ -108,7 +108,7 @@ def test_prompts_are_rendered_checked_or_taken_as_ids() -> None:
 def test_chat_bundles_render_the_template() -> None:
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
     session = Session(
-        ToyEngine(hashed(257), 257), replace(MANIFEST, prompt_format=PromptFormat("chat")), TOKENIZER, template
+        ToyRunner(hashed(257), 257), replace(MANIFEST, prompt_format=PromptFormat("chat")), TOKENIZER, template
     )
     assert TOKENIZER.decode(session.encode("hi"), skip_special_tokens=False) == "[user]hi<eos>[assistant]"
 
@@ -127,7 +127,7 @@ def test_cancel_ends_with_a_cancelled_chunk_and_the_session_lives_on() -> None:
 def test_cancel_within_a_call() -> None:
     session = saying("abcdefghijkl")
     engine = session.runner
-    assert isinstance(engine, ToyEngine)
+    assert isinstance(engine, ToyRunner)
     engine.on_call = lambda: session.cancel() if len(engine.calls) == 2 else None
     answer = session.generate("p")
     assert (answer.text, answer.finish_reason) == ("abcde", "cancelled")
@@ -183,7 +183,7 @@ def test_asked_for_rows_are_verified_whatever_a_calibration_said_before() -> Non
     sizes = []
     policy = DecodingPolicy((EOS,), 8, calibration.curve)
     for costs in (calibration.curve, None):  # `bench` takes the costs away to force rows
-        engine = ToyEngine(scripted(2, ids("one two three four five six")), 257, skill=1.0, width=3)
+        engine = ToyRunner(scripted(2, ids("one two three four five six")), 257, skill=1.0, width=3)
         session = Session(engine, MANIFEST, TOKENIZER, policy=policy)
         with session.decode_with(replace(policy, costs=costs), AdaptiveState(costs)):
             session.generate("p", max_new_tokens=20)

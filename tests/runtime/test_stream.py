@@ -12,7 +12,7 @@ import pytest
 from streamspec.errors import ConfigError
 from streamspec.runtime import Session
 from tests.runtime.test_session import saying
-from tests.support.toy_runner import ToyEngine
+from tests.support.toy_runner import ToyRunner
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 
@@ -23,8 +23,8 @@ def slow(seconds: float = 0.01) -> Session:
     return session
 
 
-def toy(session: Session) -> ToyEngine:
-    assert isinstance(session.runner, ToyEngine)
+def toy(session: Session) -> ToyRunner:
+    assert isinstance(session.runner, ToyRunner)
     return session.runner
 
 

@@ -62,7 +62,7 @@ class ToyModel:
     def reload(self) -> None: ...
 
 
-class ToyEngine:
+class ToyRunner:
     """Keeps its cache as token ids. Candidates are right with probability `skill`, at a random rank, and of random
     probabilities.
     """

@@ -21,7 +21,7 @@ from streamspec.runtime.decoding.draft_tree_search import (
 )
 from streamspec.runtime.decoding.ngram import CONTINUATION, LONGEST, MEASURED, NgramIndex, NgramMatch
 from tests.runtime.decoding.test_loop import decode
-from tests.support.toy_runner import Setup, ToyEngine, adaptive, scripted, varied
+from tests.support.toy_runner import Setup, ToyRunner, adaptive, scripted, varied
 
 
 def index_of(text: list[int]) -> NgramIndex:
@@ -178,8 +178,8 @@ def test_probabilities_are_a_candidate_s_share_of_its_row_given_the_candidate_be
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 9))
 def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
     rule = varied(3, seed)
-    plain, *_ = decode(ToyEngine(rule, 8, context=context), Setup(limit), [1, 2, 3])
-    engine = ToyEngine(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
+    plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
+    engine = ToyRunner(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
     assert decode(engine, Setup(limit, rows=rows), [1, 2, 3])[0] == plain
 
 
@@ -189,9 +189,9 @@ def test_output_is_plain_decoding_s_with_ngrams_alone(
     seed: int, limit: int, context: int, rows: int, costly: bool
 ) -> None:
     rule = varied(3, seed)
-    plain, *_ = decode(ToyEngine(rule, 8, context=context), Setup(limit), [1, 2, 3])
+    plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
     costs = np.linspace(1, 4 if costly else 1.5, rows)
-    engine = ToyEngine(rule, 8, gamma=0, context=context)
+    engine = ToyRunner(rule, 8, gamma=0, context=context)
     assert decode(engine, Setup(limit, rows=rows, costs=costs), [1, 2, 3])[0] == plain
     assert not any(drafted for _, drafted in engine.calls)
 
@@ -200,7 +200,7 @@ def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
     runs = [
         decode(
-            ToyEngine(rule, 50, gamma=0, context=200),
+            ToyRunner(rule, 50, gamma=0, context=200),
             Setup(90, rows=6, costs=np.r_[1, [cost] * 5], adaptive=adaptive()),
             [1, 2, 3],
         )[2]
@@ -212,11 +212,11 @@ def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
 
 def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
-    engine = ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0)
+    engine = ToyRunner(rule, 50, gamma=3, width=2, context=200, skill=0.0)
     _, _, run = decode(engine, Setup(90, rows=6), [1, 2, 3])
     assert run.stats.tau > 3
     _, _, without = decode(
-        ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0),
+        ToyRunner(rule, 50, gamma=3, width=2, context=200, skill=0.0),
         Setup(90, rows=6, ngram=False),
         [1, 2, 3],
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamspec.runtime.decoding.drafter_gate import PAUSE, DrafterGate
 from tests.runtime.decoding.test_loop import decode
-from tests.support.toy_runner import Setup, ToyEngine, adaptive, hashed, scripted, varied
+from tests.support.toy_runner import Setup, ToyRunner, adaptive, hashed, scripted, varied
 
 COSTS = np.array([1.0, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75])  # streams: 0.4; a row: 0.05
 
@@ -53,11 +53,11 @@ def test_streams_that_bring_much_run_always_and_come_back_when_the_text_turns() 
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 8))
 def test_output_is_plain_decoding_s(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
     rule = varied(3, seed)
-    plain, *_ = decode(ToyEngine(rule, 8, context=context), Setup(limit), [1, 2, 3])
+    plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
     gate = DrafterGate(COSTS[:rows])
     for _ in range(seed % 5):
         gate.compare(1, 2, 1, 1)
-    engine = ToyEngine(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
+    engine = ToyRunner(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
     setup = Setup(limit, rows=rows, costs=COSTS[:rows], adaptive=adaptive(gate=gate))
     assert decode(engine, setup, [1, 2, 3])[0] == plain
 
@@ -65,7 +65,7 @@ def test_output_is_plain_decoding_s(seed: int, limit: int, context: int, skill: 
 @pytest.mark.parametrize(("skill", "repeats", "most", "least"), [(0.0, True, 0.25, 0.0), (1.0, False, 1.0, 0.95)])
 def test_the_loop_asks_for_streams_where_they_pay(skill: float, repeats: bool, most: float, least: float) -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 60) if repeats else hashed(50, 1)
-    engine = ToyEngine(rule, 50, gamma=3, width=2, context=600, skill=skill)
+    engine = ToyRunner(rule, 50, gamma=3, width=2, context=600, skill=skill)
     setup = Setup(400, rows=6, costs=COSTS[:6], adaptive=adaptive(gate=DrafterGate(COSTS[:6])))
     _, _, run = decode(engine, setup, [1, 2, 3])
     drafted = [draft for _, draft in engine.calls]

@@ -17,13 +17,13 @@ from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepResult
 from streamspec.runtime.decoding.sampling import Logprob
-from tests.support.toy_runner import Setup, ToyEngine, ToyMatcher, Untimed, adaptive, hashed
+from tests.support.toy_runner import Setup, ToyMatcher, ToyRunner, Untimed, adaptive, hashed
 
 VOCAB = 8
 
 
 def decode(
-    engine: ToyEngine, setup: Setup, prompt: list[int]
+    engine: ToyRunner, setup: Setup, prompt: list[int]
 ) -> tuple[list[int], str | None, list[Logprob], SpeculativeDecoder]:
     decoder, tokens, reason, said = setup.decoder(engine), [], None, []
     for done in decoder.run(prompt):
@@ -42,7 +42,7 @@ def test_speculative_equals_plain_under_a_grammar(
     def run(setup: Setup) -> tuple[list[int], str | None, list[Logprob], SpeculativeDecoder]:
         setup.grammar, setup.logprobs, setup.ngram = GrammarState(ToyMatcher(VOCAB, seed), eos), 2, ngram
         return decode(
-            ToyEngine(rule, VOCAB, gamma=3 * (seed % 4 > 0), context=context, skill=0.8, seed=seed), setup, prompt
+            ToyRunner(rule, VOCAB, gamma=3 * (seed % 4 > 0), context=context, skill=0.8, seed=seed), setup, prompt
         )
 
     *plain, _ = run(Setup(limit, eos))
@@ -83,7 +83,7 @@ class Chain:
 
 
 def test_forced_tokens_are_drafted_without_a_drafter() -> None:
-    engine = ToyEngine(hashed(50, 3), 50, gamma=0, context=64)
+    engine = ToyRunner(hashed(50, 3), 50, gamma=0, context=64)
     tokens, _, _, run = decode(
         engine, Setup(21, (), 8, grammar=GrammarState(Chain(20), ()), ngram=False, logprobs=0), [7]
     )
@@ -95,7 +95,7 @@ def test_forced_tokens_are_drafted_while_speculation_pauses_and_do_not_end_the_p
     controller = Untimed()
     while controller.on:
         controller.step(1, 5.0)
-    engine = ToyEngine(hashed(50, 3), 50, gamma=3, context=64)
+    engine = ToyRunner(hashed(50, 3), 50, gamma=3, context=64)
     setup = Setup(
         23, (), 8, costs=np.full(8, 1.5), adaptive=adaptive(controller), grammar=GrammarState(Chain(20), ()), logprobs=0
     )
@@ -105,7 +105,7 @@ def test_forced_tokens_are_drafted_while_speculation_pauses_and_do_not_end_the_p
 
 
 def test_a_forced_chain_ends_with_the_context() -> None:
-    engine = ToyEngine(hashed(50, 3), 50, gamma=0, context=12)
+    engine = ToyRunner(hashed(50, 3), 50, gamma=0, context=12)
     tokens, reason, _, _ = decode(engine, Setup(99, (), 8, grammar=GrammarState(Chain(20), ()), logprobs=0), [7])
     assert (tokens, reason) == (list(range(1, 12)), "length")
 
@@ -128,12 +128,12 @@ def test_only_what_the_grammar_allows_is_drafted() -> None:
 def test_what_is_learnt_of_drafts_is_not_learnt_under_a_grammar() -> None:
     setup = Setup(40, (), 8, grammar=GrammarState(ToyMatcher(50, 1), ()), logprobs=0)
     before = setup.adaptive.calibration.sharpness
-    decode(ToyEngine(hashed(50, 3), 50), setup, [1, 2, 3])
+    decode(ToyRunner(hashed(50, 3), 50), setup, [1, 2, 3])
     assert setup.adaptive.calibration.sharpness == before
 
 
 def test_a_graph_that_ignores_its_mask_is_refused() -> None:
-    class Deaf(ToyEngine):
+    class Deaf(ToyRunner):
         def prefill(self, ids: Sequence[int], draft: bool, *options: Any) -> StepResult:
             return super().prefill(ids, draft)
 

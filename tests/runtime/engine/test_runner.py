@@ -91,7 +91,14 @@ def test_pruning_changes_no_token(bundle: str, pruning: Pruning, bundles: Bundle
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rows": 0}, {"rows": 2.5}, {"min_probability": 1.0}, {"least": -0.1}, {"least": float("nan")}]
+    "wrong",
+    [
+        {"rows": 0},
+        {"rows": 2.5},
+        {"min_probability": 1.0},
+        {"min_probability": -0.1},
+        {"min_probability": float("nan")},
+    ],
 )
 def test_senseless_pruning_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="pruning"):
