@@ -27,7 +27,7 @@ def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -
             calibration = calibrated(runner, manifest, options.cache_dir)
             rows, costs = max(calibration.costs) if calibration.rows > 1 else 1, calibration.curve
             reason = calibration.reason if rows == 1 and manifest.streams is not None else reason
-            if calibration.least and pruning is None:
-                pruning = Pruning(min_probability=calibration.least)
+            if calibration.min_probability and pruning is None:
+                pruning = Pruning(min_probability=calibration.min_probability)
     call_rows = manifest.static.rows if manifest.static else None
     return DecodingPolicy(manifest.model.eos_token_ids, rows, costs, options.ngram, pruning, call_rows, reason)

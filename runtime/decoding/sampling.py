@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from streamspec import step_graph as sg
 from streamspec.errors import ConfigError
 from streamspec.option_fields import option
 
@@ -58,11 +59,11 @@ class Sampling:
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns the graph's inputs that stay the same for a whole generation, [1] each."""
         return {
-            "temperature": np.array([self.temperature], np.float32),
-            "top_k": np.array([self.top_k], np.int64),
-            "top_p": np.array([self.top_p], np.float32),
-            "min_p": np.array([self.min_p], np.float32),
-            "repetition_penalty": np.array([self.repetition_penalty], np.float32),
+            sg.TEMPERATURE: np.array([self.temperature], np.float32),
+            sg.TOP_K: np.array([self.top_k], np.int64),
+            sg.TOP_P: np.array([self.top_p], np.float32),
+            sg.MIN_P: np.array([self.min_p], np.float32),
+            sg.REPETITION_PENALTY: np.array([self.repetition_penalty], np.float32),
         }
 
     def uniform(self, position: int) -> float:

@@ -48,7 +48,7 @@ def command(
     from rich.console import Console
 
     from streamspec.runtime import load
-    from streamspec.runtime.tuning.calibration import keep_least, tune
+    from streamspec.runtime.tuning.calibration import keep_min_probability, tune
 
     session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use)
     if prompts is not None:
@@ -75,7 +75,7 @@ def command(
         report, least = find_min_probability(
             bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use
         )
-        keep_least(session.runner, session.manifest, least)
+        keep_min_probability(session.runner, session.manifest, least)
         console.print(speeds(report))
         console.print(f"pruning: below a probability of {least:g}" if least else "pruning: none (it does not pay here)")
         result["prune"] = {"least": least, "tried": [asdict(one) for one in report.rows]}

@@ -91,9 +91,9 @@ def test_measurements_are_cached_and_damaged_ones_ignored(
 def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles, tmp_path: Path) -> None:
     session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     assert session.policy.pruning is None and isinstance(session.runner, OrtRunner)
-    calibrate.keep_least(session.runner, session.manifest, 0.02, tmp_path)
+    calibrate.keep_min_probability(session.runner, session.manifest, 0.02, tmp_path)
     later = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
-    assert later.policy.pruning == Pruning(min_probability=0.02) and known(later, tmp_path).least == 0.02
+    assert later.policy.pruning == Pruning(min_probability=0.02) and known(later, tmp_path).min_probability == 0.02
     np.testing.assert_array_equal(later.policy.costs, session.policy.costs)
     assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).policy.pruning == Pruning(3)
     calibrate.tune(session.runner, session.manifest, [8], tmp_path)
@@ -112,7 +112,7 @@ def test_tune_keeps_what_it_found_on_the_prompts(
     found = json.loads(done.stdout.splitlines()[-1])
     assert [one["name"] for one in found["prune"]["tried"]] == [f"chance {p:g}" for p in PROBABILITIES]
     assert not any(one["mismatches"] for one in found["prune"]["tried"])
-    assert known(load(bundles("fp32"), threads=1)).least == found["prune"]["least"]
+    assert known(load(bundles("fp32"), threads=1)).min_probability == found["prune"]["least"]
 
 
 def test_pruning_has_to_pay_in_every_repetition() -> None:
