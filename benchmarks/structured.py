@@ -1,9 +1,9 @@
-"""What following a grammar costs and brings: tokens per second of constrained and free answers, plain and speculative,
+"""Measures the cost and gain of a grammar: tokens per second of constrained and free answers, plain and speculative,
 interleaved.
 
     python benchmarks/structured.py BUNDLE [--repeat 5] [--threads N]
 
-Prints a table; what differs between plain and speculative is an error.
+Prints a table; a difference between plain and speculative is an error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def answers(session: Session, grammar: Grammar | None, speculate: bool) -> list[
 
 
 def mask_microseconds(session: Session, grammar: Grammar, tokens: list[int]) -> float:
-    """To compute a mask, on average along a text."""
+    """Returns the mean time to compute a mask along a text."""
     state, eos = session._vocabulary.start(grammar), session.manifest.model.eos_token_ids
     began = time.perf_counter()
     for token in tokens:

@@ -206,7 +206,7 @@ SAMPLING_INPUTS = (
     GraphTensor(FREE, _BOOL, (1,), "true: no grammar, `allowed` is not read", default=1),
     GraphTensor(ALLOWED, _BOOL, ("a", "v"), "[r, V]: tokens each row may choose, at least one a row", default=1),
 )
-_EXIT = (
+EXIT_INPUTS = (
     GraphTensor(KEEP_ROWS, _INT, (1,), "most rows that pass the early exit", "early_exit", default=(1 << 31) - 1),
     GraphTensor(KEEP_ABOVE, _FLOAT, (1,), "lowest score of a row that passes it", "early_exit", default=-np.inf),
     GraphTensor(PRIORS, _FLOAT, ("n",), "the drafter's log probability of each node's path", "early_exit", default=0),
@@ -285,7 +285,7 @@ _COMPACTION_IN = (
 # kind -> its inputs and outputs, in the graph's order
 INTERFACES: dict[str, tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]] = {
     DYNAMIC: (
-        (*_ROWS_IN, _LOGIT_ROWS, *SAMPLING_INPUTS, *_EXIT, _PARENTS, _STREAM_IDS, *_FORCED, _NEXT_IDS, _CACHE_IN),
+        (*_ROWS_IN, _LOGIT_ROWS, *SAMPLING_INPUTS, *EXIT_INPUTS, _PARENTS, _STREAM_IDS, *_FORCED, _NEXT_IDS, _CACHE_IN),
         (*_LOGITS_OUT, _SCALE_OUT, *DRAFTS_OUT, _CACHE_OUT),
     ),
     STATIC: ((*_ROWS_IN, _PARENTS, *_FORCED, _CACHE_IN), (*_LOGITS_OUT, *DRAFTS_OUT, _NEW_OUT)),

@@ -22,7 +22,7 @@ from streamspec.runtime.decoding.grammar_state import GrammarState, Path
 from streamspec.runtime.decoding.ngram import NgramAcceptanceRates, NgramMatch
 
 MAX_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
-# Factor of the drafter's logits to begin with: they are a little over-confident (docs/decisions.md),
+# Factor of the drafter's logits to begin with: they are a little over-confident (docs/lab/decisions),
 SHARPNESS = 1 / 1.2
 MIN_SHARPNESS, MAX_SHARPNESS = 0.2, 2.0  # its bounds,
 LEARNING_RATE = 0.003  # and how far a nat of error moves it

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -60,6 +60,10 @@ class Pruning:
             )
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "min_probability", min_probability)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes pickles up to 0.1 too, which have `least`."""
+        self.__dict__.update(rows=state["rows"], min_probability=state.get("min_probability", state.get("least")))
 
     @property
     def least(self) -> float:

@@ -14,7 +14,7 @@ MEASURED = 8  # match lengths from here on count as one
 CONTINUATION = 16  # tokens offered
 # How often the next token of a continuation is right, by match length, before anything was observed: where the drafter
 # proposes something else, where it proposes the same, and where it proposes nothing. Smoothed by hand from WikiSQL
-# (docs/decisions.md).
+# (docs/lab/decisions).
 ASSUMED = {
     "differs": (0.0, 0.10, 0.25, 0.30, 0.25, 0.25, 0.25, 0.25, 0.25),
     "agrees": (0.0, 0.90, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95),

@@ -1,4 +1,4 @@
-"""Opens a bundle's step graph (docs/architecture.md, "The step graph"): one ONNX Runtime session, shared by any number
+"""Opens a bundle's step graph (docs/reference/step-graph.md): one ONNX Runtime session, shared by any number
 of sequences.
 
 Holds what is opened once: the weights, the graph's interface, the scheduler. What belongs to one sequence is in its
@@ -14,7 +14,8 @@ from weakref import WeakSet
 import numpy as np
 
 from streamspec import step_graph as sg
-from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, Manifest, verify_files
+from streamspec.bundle.files import verify_files
+from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.engine.idle_unload import IdleUnloader
@@ -169,7 +170,7 @@ class LoadedModel:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # changing shapes would grow a pattern each
-        # Without an arena long prompts take three times the time and gigabytes (docs/decisions.md).
+        # Without an arena long prompts take three times the time and gigabytes (docs/lab/decisions).
         options.enable_cpu_mem_arena = True
         # Weights lie outside of it.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")

@@ -1,6 +1,6 @@
 """Estimates how much memory a bundle will take, from its manifest alone, and checks that the machine has it.
 
-The figures were fitted to what sessions took on CPUs (docs/embedding.md has both).
+The figures were fitted to what sessions took on CPUs (docs/guides/embedding.md has both).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamspec.bundle import swappable
-from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo, read_manifest
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.runtime.hardware import cpu
 

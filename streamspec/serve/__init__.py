@@ -1,4 +1,4 @@
-"""Serves a bundle as a local, OpenAI-compatible server. Loopback only, with a token; see docs/serve.md."""
+"""Serves a bundle as a local, OpenAI-compatible server. Loopback only, with a token; see docs/guides/serve.md."""
 
 from streamspec.serve.app import create_app
 from streamspec.serve.limits import Limits

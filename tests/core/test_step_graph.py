@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
 from streamspec import step_graph
 from streamspec.bundle.manifest import DrafterInfo, StaticInfo, SwappableCapacity
 from streamspec.step_graph import COMPACTION, DYNAMIC, SAMPLING, STATIC, GraphFeatures, adapter_inputs, inputs, outputs
@@ -85,3 +91,42 @@ def test_the_reference_page_has_every_name() -> None:
     for taken, given in step_graph.INTERFACES.values():
         assert all(f"| `{row.name}` |" in page for row in (*taken, *given))
     assert all(f"| `{row.name}` |" in page for row in step_graph.ADAPTER_INPUTS)
+
+
+# ---- the names are written in the table alone
+
+FOLDERS = ("export", "streamspec")
+ORDINARY = {  # also ordinary words, keys of JSON, or options: not looked for
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "uniforms", "seen", "free", "allowed"),
+    *("parents", "choices", "candidates", "origins", "priors", "rows", "start"),
+}
+ALLOWED = {("streamspec/bundle/manifest.py", "input_ids")}  # a key of the manifest's probe
+
+
+def names_of_the_table() -> set[str]:
+    rows = [row for sides in step_graph.INTERFACES.values() for side in sides for row in side]
+    return {row.name for row in [*rows, *step_graph.ADAPTER_INPUTS] if "{" not in row.name} - ORDINARY
+
+
+def literals(file: Path) -> Iterator[tuple[int, str]]:
+    """Strings of a module that are not documentation."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_of_the_graph_are_written_in_the_table_alone(folder: str) -> None:
+    root, names = Path(__file__).parents[2], names_of_the_table()
+    prefixes = ("past_key_values.", "present.", "new.")
+    found = []
+    for file in sorted((root / folder).rglob("*.py")):
+        path = file.relative_to(root).as_posix()
+        if path == "streamspec/step_graph.py":
+            continue
+        for line, text in literals(file):
+            if (text in names and (path, text) not in ALLOWED) or text.startswith(prefixes):
+                found.append(f"{path}:{line}: {text!r}")
+    assert not found, "take these names from streamspec.step_graph:\n" + "\n".join(found)

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.bundle.manifest import read_manifest, verify_files
+from streamspec.bundle.files import read_manifest, verify_files
 from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError
 from streamspec.export import export, export_bundle
 from streamspec.export.graphs.step_graph import StepGraph
@@ -224,7 +224,7 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     source = smooth(model, spec, ModelSource(model, spec), tokens, Int8.simulation)
     for mode in ("merged", "delta"):
         session = write(
-            tmp_path, StepGraph(spec, source, precision("fp32"), source.streams(streams, spec), None, 10, mode)
+            tmp_path, StepGraph(spec, source, precision("fp32"), source.drafter(streams, spec), None, 10, mode)
         )
         report = check_parity(session, expect(model, streams, tokens), "fp32")
         assert max(report[part]["relative"] for part in ("plain", "tree", "streams")) < 1e-4

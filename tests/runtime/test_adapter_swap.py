@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from streamspec.adapters.base_models.resolve import resolve_base
-from streamspec.bundle.manifest import read_manifest
+from streamspec.bundle.files import read_manifest
 from streamspec.cli import app
 from streamspec.errors import AdapterError, BundleError, ConfigError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_swappable

@@ -69,6 +69,9 @@ def test_the_old_name_of_pruning_s_probability_warns() -> None:
         old = Pruning(least=0.1)
     assert old == Pruning(min_probability=0.1) == Pruning(None, 0.1) and old.least == 0.1
     assert pickle.loads(pickle.dumps(old)) == old and hash(old) == hash(Pruning(None, 0.1))
+    pickled = Pruning.__new__(Pruning)
+    pickled.__setstate__({"rows": None, "least": 0.1})  # as up to 0.1
+    assert pickled == old
     for wrong in ({"rows": 0}, {"min_probability": 1.0}, {"min_probability": -0.1}):
         with pytest.raises(ConfigError, match="pruning"):
             Pruning(**wrong)

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from streamspec.bundle.manifest import read_manifest
+from streamspec.bundle.files import read_manifest
 from streamspec.errors import ProviderError
 from streamspec.runtime import Pruning, Sampling, Session, load
 from streamspec.runtime.engine.device_cache import DeviceCache

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo, read_manifest
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.runtime import load
 from streamspec.runtime.engine import kv_cache as kv
