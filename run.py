@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Sets a fresh checkout up and runs it: `python3 run.py demo`, `python3 run.py test`, or any streamspec command.
+"""Set up a fresh checkout and run it: `python3 run.py demo`, `python3 run.py test`, or any streamspec command.
 
-Needs Python 3.11 or newer and nothing else. Makes `.venv` beside itself, installs what the command needs and stays out
-of the way afterwards: a second call only compares a stamp. Package sources are pip's own settings (PIP_INDEX_URL,
-PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, ...); on Linux, name an index that carries CPU builds there to spare a CUDA
-download.
+Needs Python 3.11 or newer and nothing else. The first call makes `.venv` beside this file and installs what the command
+needs; later calls only compare a stamp. Package sources are pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL,
+PIP_FIND_LINKS, ...); on Linux, name an index with CPU builds of torch there to avoid the CUDA download.
 """
 
 from __future__ import annotations
@@ -14,20 +13,24 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+VENV_BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = VENV_BIN / ("python.exe" if os.name == "nt" else "python")
+BESIDE = ("adapters", "export", "runtime")  # sub-packages that stand beside the folder `streamspec` in a checkout
 TORCH = "torch==2.13.0"
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
-       python3 run.py test              format, lint, type check and tests, as CI runs them
+       python3 run.py test              format, lint, import contracts, types, docs and tests, as CI runs them
+       python3 run.py test -k words     further arguments are pytest's; `--only lint` runs one of the other steps
        python3 run.py COMMAND ...       any streamspec command: train, shrink, export, generate, bench, tune, inspect"""
 
 
 def call(*command: str | Path, cwd: Path | None = ROOT) -> int:
-    """Runs a command, from the repository root unless told, and returns its exit code; Ctrl-C goes to the command,
-    which cleans up.
+    """Runs a command (from the repository root unless `cwd` says otherwise) and returns its exit code. Ctrl-C reaches
+    the command itself, which cleans up.
     """
     process = subprocess.Popen([str(part) for part in command], cwd=cwd)
     while True:
@@ -51,41 +54,75 @@ def set_up(extra: str) -> None:
     print(f"run.py: setting up {VENV} (once; some minutes)", flush=True)
     check(sys.executable, "-m", "venv", VENV)  # over one that is there, too: it may be half made
     pip = (PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet")
-    # Torch first and pinned: an open-ended requirement resolves to the newest build with all of CUDA behind it.
+    # Torch first and pinned: an open-ended requirement resolves to the newest build, which brings all of CUDA.
     check(*pip, TORCH)
     check(*pip, "-e", f".[{extra}]")
     stamp.write_text(wanted)
 
 
-def type_check() -> int:
-    """mypy on the package as it ships: the four folders are one package only once they are installed."""
-    build, installed = ROOT / "build", ROOT / "build" / "typecheck"
-    shutil.rmtree(build, ignore_errors=True)  # setuptools would copy stale modules from it
-    check(
-        PYTHON,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--disable-pip-version-check",
-        "--target",
-        installed,
-        ".",
-    )
-    return call(PYTHON, "-m", "mypy", "--config-file", "pyproject.toml", installed / "streamspec")
+def package_tree() -> Path:
+    """A folder that holds the package as an installation lays it out, made of links (copies where those need rights):
+    tools that read sources without running them do not know that four folders of a checkout are one package.
+    """
+    tree = ROOT / "build" / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    package = tree / "streamspec"
+    package.mkdir(parents=True)
+    parts = [
+        *(path for path in (ROOT / "streamspec").iterdir() if path.name != "__pycache__"),
+        *map(ROOT.joinpath, BESIDE),
+    ]
+    for path in parts:
+        try:
+            (package / path.name).symlink_to(path, target_is_directory=path.is_dir())
+        except OSError:
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, package / path.name)
+    return tree
 
 
-def test(pytest_arguments: list[str]) -> int:
-    checks = {
-        "format": lambda: call(PYTHON, "-m", "ruff", "format", "--check", "."),
-        "lint": lambda: call(PYTHON, "-m", "ruff", "check", "."),
-        "mypy": type_check,
-        "pytest": lambda: call(PYTHON, "-m", "pytest", *pytest_arguments),
-    }
+def imports() -> int:
+    """Import contracts of pyproject.toml: which part of the package may import which."""
+    return call(VENV_BIN / "lint-imports", "--config", ROOT / "pyproject.toml", "--no-cache", cwd=package_tree())
+
+
+def types() -> int:
+    """mypy on the package and on the file that says what its public names are to a type checker."""
+    tree = package_tree()
+    smoke = ROOT / "tests" / "core" / "public_api_smoke.py"
+    shutil.copy(smoke, tree)
+    configured = ("--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache")
+    return call(PYTHON, "-m", "mypy", *configured, "streamspec", smoke.name, cwd=tree)
+
+
+def docs() -> int:
+    """The documentation site, where broken links are errors."""
+    if not (ROOT / "mkdocs.yml").exists():
+        return 0
+    return call(PYTHON, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", ROOT / "build" / "site")
+
+
+def pytest(arguments: list[str]) -> int:
+    return call(PYTHON, "-m", "pytest", *arguments)
+
+
+STEPS: dict[str, Callable[[], int]] = {
+    "format": lambda: call(PYTHON, "-m", "ruff", "format", "--check", "."),
+    "lint": lambda: call(PYTHON, "-m", "ruff", "check", "."),
+    "imports": imports,
+    "types": types,
+    "docs": docs,
+}
+
+
+def test(arguments: list[str]) -> int:
+    """All steps, or the one of `--only STEP`; further arguments are pytest's."""
+    steps = STEPS | {"pytest": lambda: pytest(arguments)}
+    if arguments[:1] == ["--only"]:
+        if len(arguments) != 2 or arguments[1] not in STEPS:
+            sys.exit(f"run.py: --only takes one of {', '.join(STEPS)}")
+        steps = {arguments[1]: STEPS[arguments[1]]}
     failed = []
-    for name, run in checks.items():
+    for name, run in steps.items():
         print(f"== {name}", flush=True)
         if run():
             failed.append(name)

@@ -9,6 +9,8 @@ inputs and outputs are in `streamspec.step_graph`.
 
 from __future__ import annotations
 
+import sys
+
 from streamspec.export.bundle_writer import export_bundle
 from streamspec.export.genai import export_genai
 from streamspec.export.swappable_bundle import adapt, export_swappable
@@ -18,3 +20,6 @@ from streamspec.export.validate.perplexity import HeldOut
 export = export_bundle
 
 __all__ = ["HeldOut", "Target", "adapt", "export", "export_bundle", "export_genai", "export_swappable"]
+
+# The module of HeldOut up to 0.1, which its pickles name. Kept for one minor version.
+sys.modules[f"{__name__}.quality"] = sys.modules[HeldOut.__module__]

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.bundle.adapter_folder import Adapter, read_adapter
+from streamspec.bundle.files import bundle_folder, finish
 from streamspec.bundle.manifest import (
     CHOICE,
     COMPACT,
@@ -28,8 +29,6 @@ from streamspec.bundle.manifest import (
     Manifest,
     ModelInfo,
     StaticInfo,
-    bundle_folder,
-    finish,
 )
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import ConfigError

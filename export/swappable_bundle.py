@@ -21,6 +21,7 @@ from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, read_adapter, read_json
+from streamspec.bundle.files import bundle_folder, finish, verify_files
 from streamspec.bundle.manifest import (
     MODEL,
     TEMPLATE,
@@ -28,10 +29,7 @@ from streamspec.bundle.manifest import (
     BaseInfo,
     DraftTreeInfo,
     Manifest,
-    bundle_folder,
-    finish,
     plain_name,
-    verify_files,
 )
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.swappable import (

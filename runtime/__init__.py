@@ -5,13 +5,16 @@ wants it can set the variable to another value first.
 """
 
 import os
+import sys
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+from streamspec.errors import StreamspecError
 from streamspec.runtime.decoding.logprobs import Logprob
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.sampling import Sampling
 from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.engine.memory_estimate import estimate_memory
 from streamspec.runtime.loader import load
 from streamspec.runtime.session import Session
 from streamspec.runtime.stream import Chunk, Completion, Running, Stream
@@ -28,5 +31,20 @@ __all__ = [
     "Session",
     "Stats",
     "Stream",
+    "StreamspecError",
+    "estimate_memory",
     "load",
 ]
+
+# Names of modules up to 0.1, which pickles of these classes carry, and `streamspec.runtime.memory`, which was
+# documented. Kept for one minor version.
+_MOVED = {
+    "grammar": Grammar,
+    "interface": Pruning,
+    "logprobs": Logprob,
+    "memory": estimate_memory,
+    "sampling": Sampling,
+    "stats": Stats,
+}
+for _old, _public in _MOVED.items():
+    globals()[_old] = sys.modules[f"{__name__}.{_old}"] = sys.modules[_public.__module__]

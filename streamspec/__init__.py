@@ -1,7 +1,15 @@
 """streamspec: fine-tune a small language model so that it drafts its own tokens, export it, run it faster.
 
-The four names of a first program (`load`, `train`, `export`, `bench`) are looked up on first use, so that importing the
-package needs numpy only and the runtime never pulls in torch.
+    import streamspec
+
+    streamspec.train(streamspec.TrainConfig(base="smollm2-135m", data="train.jsonl", out="adapter"))
+    streamspec.export("smollm2-135m", "adapter", "bundle")
+    session = streamspec.load("bundle")
+    print(session.generate("Hello").text)
+
+Every public name is looked up on first use (PEP 562): importing the package needs numpy only, and running a bundle
+never imports torch. Type checkers read `__init__.pyi`; what freezes applications follows every import it sees, so the
+types are not imported here under `TYPE_CHECKING`.
 """
 
 from __future__ import annotations
@@ -10,10 +18,24 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "bench", "export", "load", "train"]
+__all__ = [
+    "Completion",
+    "Grammar",
+    "Sampling",
+    "Session",
+    "StreamspecError",
+    "TrainConfig",
+    "__version__",
+    "bench",
+    "estimate_memory",
+    "export",
+    "export_bundle",
+    "load",
+    "train",
+]
 
 # In a checkout the sub-packages adapters, export and runtime stand beside this folder, in an installation within it.
 _beside = Path(__file__).resolve().parents[1]
@@ -22,14 +44,19 @@ if all((_beside / name / "__init__.py").is_file() for name in ("adapters", "expo
 
 # name -> (module, attribute)
 _LAZY = {
+    "Completion": ("streamspec.runtime", "Completion"),
+    "Grammar": ("streamspec.runtime", "Grammar"),
+    "Sampling": ("streamspec.runtime", "Sampling"),
+    "Session": ("streamspec.runtime", "Session"),
+    "StreamspecError": ("streamspec.errors", "StreamspecError"),
+    "TrainConfig": ("streamspec.adapters.training.config", "TrainConfig"),
+    "bench": ("streamspec.bench", "bench"),
+    "estimate_memory": ("streamspec.runtime", "estimate_memory"),
+    "export": ("streamspec.export", "export"),
+    "export_bundle": ("streamspec.export", "export_bundle"),
     "load": ("streamspec.runtime", "load"),
     "train": ("streamspec.adapters.train", "train"),
-    "export": ("streamspec.export", "export"),
-    "bench": ("streamspec.bench", "bench"),
 }
-
-if TYPE_CHECKING:
-    from streamspec.runtime import load as load
 
 
 class _CallableModule(ModuleType):

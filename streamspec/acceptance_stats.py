@@ -1,8 +1,8 @@
-"""Acceptance statistics: what the recorded ranks of the true tokens say about draft trees.
+"""Builds draft trees from acceptance statistics: the ranks that a drafter gave the tokens that really came.
 
-`ranks[c][t][j-1]` is the rank that stream j, deferred at position t of completion c, gave the token that came j places
-after the root; -1 where that token was not among the first guesses, -2 where the completion had ended. Position t's
-root is token t of the completion. Everything here follows from these numbers; it knows nothing about models.
+`ranks[c][t][j-1]` is the rank that stream j, run at position t of completion c, gave the token j positions after the
+root; -1 where that token was not among the candidates, -2 where the completion had ended. The root at position t is
+token t of the completion.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ Node = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The content of `acceptance.json`."""
+    """The content of `acceptance.json`: `gamma` streams, `max_rank` candidates each, `ranks` as described above."""
 
     gamma: int
     max_rank: int
     ranks: list[list[list[int]]]
 
     def save(self, path: str | Path) -> None:
+        """Writes the file atomically."""
         write_text(path, json.dumps({"gamma": self.gamma, "max_rank": self.max_rank, "ranks": self.ranks}))
 
     @classmethod
     def load(cls, path: str | Path) -> Acceptance:
-        """Raises AdapterError on anything but a well-formed file."""
+        """Reads the file. Raises AdapterError for anything malformed."""
         path = Path(path)
         fix = "train the adapter again or restore the file"
         try:
@@ -63,12 +64,12 @@ class Acceptance:
 
 
 def node_order(ranks: Ranks, gamma: int, max_nodes: int = 64) -> list[Node]:
-    """Nodes `(parent, rank, probability)` in order of falling probability; the first n are the best tree of n rows.
+    """Orders nodes `(parent, rank, probability)` by falling probability; the first n are the best tree of n rows.
 
-    Probability is the share of steps in which the whole path from the root came true. A child's path is its parent's
-    and more, so it is never more probable: taking the most probable reachable node again and again is optimal for every
-    n. A path that the completion's end cuts off did not come true. Positions whose root is the last token start no step
-    and do not count. Nodes that never came true are left out.
+    Probability is the share of steps in which the whole path from the root was accepted. A child's path extends its
+    parent's, so it is never more probable: taking the most probable reachable node again and again is optimal for every
+    n. A path cut off by the completion's end counts as rejected. Positions whose root is the last token start no step
+    and do not count. Nodes that were never accepted are left out.
     """
     steps = _steps(ranks, gamma)
     total = len(steps)
@@ -100,16 +101,17 @@ def node_order(ranks: Ranks, gamma: int, max_nodes: int = 64) -> list[Node]:
 
 
 def expected_tokens(nodes: Sequence[Sequence[float]], n: int) -> float:
-    """Tokens a step of the first `n` nodes commits on average: each accepted node brings one, and the root's 1.0 stands
-    for the token the target adds by itself."""
+    """Tokens that a step with the first `n` nodes commits on average: one per accepted node; the root's 1.0 stands for
+    the token that the target adds.
+    """
     return float(sum(node[2] for node in nodes[:n]))
 
 
 def simulated_tau(ranks: Ranks, tree: DraftTree) -> float:
     """Accepted length if every completion were decoded with `tree`: tokens committed / steps, pooled.
 
-    At root t the deepest path that came true, of length d, is accepted and d + 1 tokens are committed, fewer where the
-    completion ends. 1.0 where no step was possible.
+    At root t the deepest matching path, of length d, is accepted and d + 1 tokens are committed, fewer where the
+    completion ends. Returns 1.0 where no step was possible.
     """
     paths = {tree.ranks_to(i) for i in range(len(tree))}
     tokens = steps = 0
@@ -127,7 +129,7 @@ def simulated_tau(ranks: Ranks, tree: DraftTree) -> float:
 
 
 def per_stream_accuracy(ranks: Ranks) -> list[float]:
-    """Share of positions where stream j's first guess was right, j = 1..gamma, among positions where a token came."""
+    """Share of positions where stream j's first candidate was right, j = 1..gamma, among those with a token."""
     rows = _flat(ranks, max((len(row) for completion in ranks for row in completion), default=0))
     came = (rows != ENDED).sum(axis=0)
     return ((rows == 0).sum(axis=0) / np.maximum(came, 1)).tolist()

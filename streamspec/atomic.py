@@ -1,7 +1,7 @@
-"""Files and folders that appear whole or not at all, and their hashes.
+"""Writes files and folders whole or not at all, and hashes them.
 
-A file is written under a temporary name beside its target, flushed to disk and renamed. A folder likewise; where it
-replaces an older one, the older one is set aside first and put back if anything fails. Knows nothing about contents.
+A file is written under a temporary name beside its target, flushed to disk and renamed. So is a folder; where it
+replaces an older one, the older one is set aside first and put back if anything fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def sha256_file(path: str | Path) -> str:
-    """Hex sha256 of a file's content."""
+    """Returns the sha256 of a file's content as 64 hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -34,9 +34,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """Yields the name of a file to write beside `path`; on a clean exit it takes `path`'s place, otherwise it
-    vanishes.
-    """
+    """Yields the name of a temporary file beside `path`; it replaces `path` on a clean exit, else it is deleted."""
     target = Path(path)
     temporary = _beside(target)
     try:
@@ -52,11 +50,10 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_folder(path: str | Path, check: Callable[[Path], None] | None = None) -> Iterator[Path]:
-    """Yields an empty folder beside `path`; on a clean exit it takes `path`'s place, otherwise it vanishes (Ctrl-C
-    included).
+    """Yields an empty folder beside `path`; it replaces `path` on a clean exit, else it is deleted (Ctrl-C included).
 
-    `check(folder)` runs after the body and before the swap: what it raises cancels the swap. Whether an existing folder
-    may be replaced is the caller's decision.
+    `check(folder)` runs after the body and before the swap: what it raises cancels the swap. The caller
+    decides whether an existing folder may be replaced.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +75,7 @@ def new_folder(path: str | Path, check: Callable[[Path], None] | None = None) ->
 
 
 def recover(target: Path) -> None:
-    """Puts a folder back that a power cut left set aside between the two renames of a replacement."""
+    """Restores a folder that a power cut left set aside between the two renames of a replacement."""
     previous = _previous(target)
     if previous.exists() and not target.exists():
         os.rename(previous, target)
@@ -120,5 +117,5 @@ def _sync_file(path: Path) -> None:
 
 
 def _beside(target: Path) -> Path:
-    """A name that nothing has."""
+    """An unused name beside `target`."""
     return target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"

@@ -1,6 +1,6 @@
-"""Task data: JSON lines in the four TRL shapes, detected by their columns. Shared by training and `bench`.
+"""Reads task data: JSON lines in the four TRL shapes, detected by their columns. Used by training and `bench`.
 
-Knows nothing about tokens or prompts' formats. Every error names the file and the line.
+Every error names the file and the line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Example:
 
     @property
     def opening(self) -> str | list[Message]:
-        """What a model is given to go on from: the prompt, or the beginning of a `text` row."""
+        """The text that a model continues: the prompt, or the beginning of a `text` row."""
         if self.shape != "text":
             return self.prompt
         text = str(self.completion)

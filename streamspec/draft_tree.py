@@ -1,7 +1,7 @@
-"""Draft trees: which candidates of which stream a step verifies together.
+"""Draft trees: the candidates of each stream that one step verifies together.
 
 Node 0 is the root, a token already committed. A node at depth d holds candidate number `rank` of stream d, whatever its
-parent. Parents come before children. Knows nothing about tokens or models.
+parent. Parents come before children. `streamspec.runtime.decoding.draft_tree_search` chooses a tree at run time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MASKED = -1e4  # "may not see": finite, fits float16, and exp() of it is 0
 class DraftTree:
     """`parents[i] < i` for every node but the root (whose parent is itself); siblings have distinct ranks.
 
-    Raises ValueError where that does not hold: trees from files are checked by `streamspec.bundle.manifest` first.
+    Raises ValueError otherwise; `streamspec.bundle.manifest` has checked trees from files before.
     """
 
     parents: tuple[int, ...]
@@ -73,7 +73,7 @@ class DraftTree:
         return tuple(reversed(out))
 
     def ranks_to(self, node: int) -> tuple[int, ...]:
-        """Ranks along the path below the root: what has to come true for `node` to be accepted."""
+        """Ranks along the path below the root: all of these candidates must be right for `node` to be accepted."""
         return tuple(self.ranks[i] for i in self.path(node)[1:])
 
     @cached_property
@@ -95,10 +95,10 @@ class DraftTree:
         return self._mask
 
     def depth_first(self) -> tuple[DraftTree, list[int]]:
-        """The same tree laid out depth-first, children in their order here, and the old number of every node.
+        """Returns the same tree laid out depth-first, children in their present order, and each node's old number.
 
-        With the likeliest children first, the likeliest path takes the first slots of the cache: nothing is copied
-        then.
+        With the most probable children first, the most probable path takes the first slots of the KV cache: accepting
+        it copies nothing.
         """
         order: list[int] = []
         stack = [0]
@@ -111,15 +111,15 @@ class DraftTree:
 
     @classmethod
     def from_nodes(cls, nodes: Sequence[Sequence[float]], n: int) -> DraftTree:
-        """The first `n` nodes (fewer if there are fewer) of a list of `(parent, rank, probability)` ordered by
-        probability.
+        """Makes a tree of the first `n` nodes (all, if there are fewer) of a list of `(parent, rank, probability)` in
+        order of falling probability.
         """
         parents, ranks, _ = zip(*nodes[:n], strict=True)
         return cls(tuple(map(int, parents)), (0, *map(int, ranks[1:]))).depth_first()[0]
 
 
 def chain(gamma: int) -> DraftTree:
-    """The first guess of every stream, one after the other: gamma + 1 nodes."""
+    """A tree of the first candidate of every stream, one below the other: gamma + 1 nodes."""
     return DraftTree((0, *range(gamma)), (0,) * (gamma + 1))
 
 

@@ -1,6 +1,6 @@
 """The errors a user can cause, each as one line: what was found, what was expected, what to do.
 
-Knows nothing about the parts that raise them. Anything else that escapes is a bug and may show a traceback.
+Any other exception that escapes is a bug and may show a traceback.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DataError(StreamspecError):
 
 
 class ContextOverflow(StreamspecError):
-    """The prompt leaves no room for a single new token in the model's context."""
+    """The prompt leaves no room for a new token in the model's context."""
 
     code = "context_overflow"
 
@@ -70,13 +70,13 @@ class ConfigError(StreamspecError):
 
 
 class ProviderError(StreamspecError):
-    """An execution provider is not there, or does not take what it is given."""
+    """An execution provider is not installed, or cannot run the bundle."""
 
     code = "provider"
 
 
 class ResourceError(StreamspecError):
-    """The machine has less memory than is needed."""
+    """The machine has less memory than needed."""
 
     code = "memory"
 
@@ -88,7 +88,7 @@ class BaseModelError(StreamspecError):
 
 
 def one_line(text: str, limit: int = 600) -> str:
-    """Collapse whitespace and control characters: file content quoted in a message must not forge further lines."""
+    """Collapses white space and control characters: file content quoted in a message must not forge further lines."""
     clean = "".join(ch if ch.isprintable() else " " for ch in str(text))
     clean = " ".join(clean.split())
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."

@@ -1,7 +1,4 @@
-"""Reads fields out of untrusted JSON: every value has its type and range checked, every error names the field.
-
-Knows nothing about what the fields mean.
-"""
+"""Reads fields of untrusted JSON: checks the type and range of every value; every error names the field."""
 
 from __future__ import annotations
 
@@ -12,12 +9,16 @@ from typing import Any
 
 from streamspec.errors import BundleError, StreamspecError
 
-MAX_JSON = 16 << 20  # bytes of a JSON document we are willing to parse
+MAX_JSON = 16 << 20  # bytes of a JSON document
 MAX_DEPTH = 64
 
 
 class Fields:
-    """One JSON object. `where` names it in messages; `error` is what gets raised; `fix` says what to do."""
+    """One JSON object, read field by field.
+
+    `where` names it in messages, `fix` says what to do. Each method raises `error` for a field that is missing, of
+    another type or out of range.
+    """
 
     def __init__(
         self,
@@ -32,38 +33,46 @@ class Fields:
         self.values: dict[str, Any] = value
 
     def fail(self, name: str, found: object, expected: str) -> StreamspecError:
+        """Makes the error for a field, for the caller to raise."""
         return self.error(f"{self.where}.{name} is {_short(found)}", expected, self.fix)
 
     def raw(self, name: str) -> Any:
+        """The value of a field that must be there, unchecked."""
         if name not in self.values:
             raise self.error(f"{self.where} has no {name}", f"the field {name}", self.fix)
         return self.values[name]
 
     def integer(self, name: str, low: int, high: int) -> int:
+        """A whole number low..high."""
         return self._integer(name, self.raw(name), low, high)
 
     def number(self, name: str, low: float, high: float) -> float:
+        """A finite number low..high."""
         return self._number(name, self.raw(name), low, high)
 
     def flag(self, name: str) -> bool:
+        """True or false."""
         value = self.raw(name)
         if not isinstance(value, bool):
             raise self.fail(name, value, "true or false")
         return value
 
     def text(self, name: str, longest: int = 4096) -> str:
+        """A string of at most `longest` characters."""
         value = self.raw(name)
         if not isinstance(value, str) or len(value) > longest:
             raise self.fail(name, value, f"a string of at most {longest} characters")
         return value
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:
+        """One of the strings `allowed`."""
         value = self.raw(name)
         if value not in allowed:
             raise self.fail(name, value, " or ".join(allowed))
         return str(value)
 
     def digest(self, name: str) -> str:
+        """A sha256 as 64 lower-case hex digits."""
         value = self.raw(name)
         if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
             raise self.fail(name, value, "a sha256 of 64 lower-case hex digits")
@@ -74,19 +83,23 @@ class Fields:
         return self.values.get(name) is not None
 
     def nested(self, name: str) -> Fields:
+        """An object within this one."""
         return Fields(self.raw(name), f"{self.where}.{name}", self.error, self.fix)
 
     def array(self, name: str, longest: int) -> list[Any]:
+        """A list of at most `longest` entries, which are unchecked."""
         value = self.raw(name)
         if not isinstance(value, list) or len(value) > longest:
             raise self.fail(name, value, f"a list of at most {longest} entries")
         return value
 
     def integers(self, name: str, low: int, high: int, longest: int) -> tuple[int, ...]:
+        """At most `longest` whole numbers low..high."""
         items = self.array(name, longest)
         return tuple(self._integer(f"{name}[{i}]", v, low, high) for i, v in enumerate(items))
 
     def numbers(self, name: str, low: float, high: float, longest: int) -> tuple[float, ...]:
+        """At most `longest` finite numbers low..high."""
         items = self.array(name, longest)
         return tuple(self._number(f"{name}[{i}]", v, low, high) for i, v in enumerate(items))
 
@@ -132,7 +145,7 @@ def parse_json(
 
 
 def parse_object(data: bytes, where: str, error: type[StreamspecError], fix: str) -> dict[str, Any]:
-    """`parse_json` of what must be an object."""
+    """Parses JSON that must be an object. Errors as in `parse_json`."""
     return Fields(parse_json(data, where, error, fix), where, error, fix).values
 
 

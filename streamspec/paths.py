@@ -1,4 +1,4 @@
-"""Where streamspec keeps what it fetches, converts and measures. Knows nothing about any of it."""
+"""The folder for downloads, converted models and measurements."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from platformdirs import user_cache_dir
 
 
 def cache_dir() -> Path:
-    """Root of everything kept between runs: `STREAMSPEC_CACHE`, else the user's cache folder."""
+    """Root of everything kept between runs: the folder `STREAMSPEC_CACHE`, else the user's cache folder."""
     return Path(os.environ.get("STREAMSPEC_CACHE") or user_cache_dir("streamspec")).expanduser()

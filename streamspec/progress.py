@@ -1,4 +1,4 @@
-"""How far a long operation is: a bar on a terminal, a line every ten seconds elsewhere. Always on stderr."""
+"""Shows the progress of a long operation: a bar on a terminal, a line every ten seconds elsewhere; always on stderr."""
 
 from __future__ import annotations
 

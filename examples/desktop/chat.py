@@ -3,9 +3,9 @@
     python chat.py [BUNDLE]            # else a folder `bundle` beside this file, else one is asked for
     pyinstaller --windowed chat.py     # docs/packaging.md
 
-The model lives in a thread (`Model`), the window in the main one (`Window`), and they share two queues: tasks for the
-model, and what came of them for the window, which looks there every few milliseconds while a task runs and sleeps
-otherwise. So the window never waits.
+The model runs in a thread of its own (`Model`), the window in the main thread (`Window`). They share two queues: tasks
+for the model, and events for the window, which polls them every few milliseconds while a task runs and sleeps
+otherwise. So the window never blocks.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Model(threading.Thread):
             self.events.put(("said", (chunk, list(self._pieces(chunk)))))
 
     def _pieces(self, chunk: Chunk) -> Iterator[tuple[str, str]]:
-        """(text, tag) of one model call: the drafts it took, and the target's own word behind them."""
+        """(text, tag) of one model call: the drafted tokens it accepted, and the target's own token after them."""
         assert self._session
         text = chunk.text
         own = len(text)

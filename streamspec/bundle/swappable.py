@@ -1,9 +1,7 @@
-"""Adapters of a swappable bundle on disk: a folder each, in the bundle's `adapters/` or anywhere else, checked like a
-bundle.
+"""Reads and writes adapters of a swappable bundle: a folder each, in the bundle's `adapters/` or anywhere else.
 
-`adapter.json` says what the adapter is, whose graph it was made for and what its tensors' file weighs;
-`adapter.onnx_adapter` holds the tensors in ONNX Runtime's own format. Both are hostile on load. Knows nothing about
-graphs or tensors.
+`adapter.json` describes the adapter, the graph it was made for, and the size and hash of its tensors' file;
+`adapter.onnx_adapter` holds the tensors in ONNX Runtime's own format. Both are untrusted on load.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.atomic import sha256_file, write_text
+from streamspec.bundle.files import check_files, read_small, regular_file
 from streamspec.bundle.manifest import (
     MODEL,
     BaseInfo,
@@ -22,13 +21,10 @@ from streamspec.bundle.manifest import (
     DraftTreeInfo,
     FileInfo,
     Manifest,
-    check_files,
     plain_name,
     read_base,
     read_drafts,
     read_prompt_format,
-    read_small,
-    regular_file,
 )
 from streamspec.errors import AdapterError, BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
@@ -43,8 +39,8 @@ AGAIN = "make it again with `streamspec adapt`"
 
 @dataclass(frozen=True)
 class SwappableAdapter:
-    """`adapter.json`. `graph`: fingerprint of the graph that the tensors fit; `ranks`: of its parts, for the reader;
-    `file`: of the tensors.
+    """The content of `adapter.json`. `graph`: fingerprint of the graph that the tensors fit; `ranks`: LoRA ranks of its
+    parts, for people to read; `file`: size and hash of the tensors.
     """
 
     base: BaseInfo
@@ -61,7 +57,7 @@ class SwappableAdapter:
     format_version: int = FORMAT_VERSION
 
     def on(self, bundle: Manifest) -> Manifest:
-        """The bundle as it is with this adapter."""
+        """Returns the manifest of the bundle with this adapter in it."""
         drafter = self.method if self.streams else None
         return replace(
             bundle,
@@ -75,13 +71,14 @@ class SwappableAdapter:
         )
 
     def to_json(self) -> str:
-        """JSON text; raises ValueError on numbers JSON does not have."""
+        """Returns JSON text. Raises ValueError for numbers JSON does not have."""
         return json.dumps(asdict(self), indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, data: bytes | str, bundle: Manifest) -> SwappableAdapter:
-        """Raises AdapterError: for another base or graph than the bundle's, and, naming the field, for anything
-        malformed or that the bundle has no room for."""
+        """Parses an adapter of `bundle`. Raises AdapterError for another base or graph than the bundle's and, naming
+        the field, for anything malformed or beyond the bundle's capacity.
+        """
         raw = Fields(
             parse_json(data.encode() if isinstance(data, str) else data, ADAPTER, AdapterError, AGAIN),
             "adapter",
@@ -95,35 +92,11 @@ class SwappableAdapter:
                 f"format {FORMAT_VERSION}",
                 "update streamspec" if version > FORMAT_VERSION else AGAIN,
             )
-        base, graph, room = read_base(raw), raw.digest("graph"), bundle.swappable
-        if base.sha256 != bundle.base.sha256:
-            raise AdapterError(
-                f"an adapter of {base.id} (weights {base.sha256[:12]})",
-                f"one of {bundle.base.id} (weights {bundle.base.sha256[:12]})",
-                "use it with a bundle of its base",
-            )
-        if graph != fingerprint(bundle):
-            raise AdapterError(
-                f"an adapter for the graph {graph[:12]}", f"one for {fingerprint(bundle)[:12]}, the bundle's", AGAIN
-            )
-        assert room is not None
+        base, graph = read_base(raw), raw.digest("graph")
+        _check_fits(base, graph, bundle)
         method = raw.choice("method", METHODS)
         streams, trees = read_drafts(raw, bundle.model)
-        if (streams is None) != (method == "lora") or (streams is None) != (trees is None):
-            raise AdapterError(
-                f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
-                "both for streaming, and only there",
-                AGAIN,
-            )
-        if streams is not None and (
-            streams.levels
-            or streams.ns not in room.ns
-            or streams.candidates != room.candidates
-            or streams.bigram > room.bigram
-            or streams.root_token > room.root_token
-            or streams.pruning > (room.pruning and streams.ns == room.ns[0])
-        ):
-            raise AdapterError(f"an adapter with {streams}", f"no more than the bundle has room for ({room})", AGAIN)
+        _check_drafter(method, streams, trees, bundle)
         tensors = raw.nested("file")
         return cls(
             base=base,
@@ -140,14 +113,49 @@ class SwappableAdapter:
         )
 
 
+def _check_fits(base: BaseInfo, graph: str, bundle: Manifest) -> None:
+    """Raises AdapterError for an adapter of another base or graph than the bundle's."""
+    if base.sha256 != bundle.base.sha256:
+        raise AdapterError(
+            f"an adapter of {base.id} (weights {base.sha256[:12]})",
+            f"one of {bundle.base.id} (weights {bundle.base.sha256[:12]})",
+            "use it with a bundle of its base",
+        )
+    if graph != fingerprint(bundle):
+        raise AdapterError(
+            f"an adapter for the graph {graph[:12]}", f"one for {fingerprint(bundle)[:12]}, the bundle's", AGAIN
+        )
+
+
+def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInfo | None, bundle: Manifest) -> None:
+    """Raises AdapterError where method, streams and trees contradict each other or exceed the bundle's capacity."""
+    capacity = bundle.swappable
+    assert capacity is not None
+    if (streams is None) != (method == "lora") or (streams is None) != (trees is None):
+        raise AdapterError(
+            f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
+            "both for streaming, and only there",
+            AGAIN,
+        )
+    if streams is not None and (
+        streams.levels
+        or streams.ns not in capacity.ns
+        or streams.candidates != capacity.candidates
+        or streams.bigram > capacity.bigram
+        or streams.root_token > capacity.root_token
+        or streams.pruning > (capacity.pruning and streams.ns == capacity.ns[0])
+    ):
+        raise AdapterError(f"an adapter with {streams}", f"no more than the bundle has room for ({capacity})", AGAIN)
+
+
 def fingerprint(bundle: Manifest) -> str:
-    """Of a bundle's graph and weights: an adapter's tensors are made for them."""
+    """Hashes a bundle's graph and weights, which an adapter's tensors are made for: 64 hex digits."""
     parts = [f"{name} {info.sha256}" for name, info in sorted(bundle.files.items()) if name.startswith(MODEL)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def check_swappable(bundle: Manifest) -> None:
-    """Raises ConfigError for a bundle whose adapter is merged."""
+    """Raises ConfigError for a bundle that takes no adapters."""
     if bundle.swappable is None:
         raise ConfigError(
             "a bundle with its adapter merged",
@@ -157,7 +165,7 @@ def check_swappable(bundle: Manifest) -> None:
 
 
 def names(bundle: Path) -> list[str]:
-    """The adapters in a bundle's own folder, in order of their names."""
+    """Lists the adapters in a bundle's own folder, sorted by name."""
     try:
         return sorted(
             one.name for one in (bundle / ADAPTERS).iterdir() if plain_name(one.name) and (one / ADAPTER).is_file()
@@ -167,7 +175,7 @@ def names(bundle: Path) -> list[str]:
 
 
 def find(bundle: Path, adapter: str | Path) -> Path:
-    """The folder of an adapter: by its name in the bundle, or by a path of its own. Raises AdapterError."""
+    """Finds the folder of an adapter by its name in the bundle or by its path. Raises AdapterError."""
     if isinstance(adapter, str) and plain_name(adapter) and (bundle / ADAPTERS / adapter / ADAPTER).is_file():
         return bundle / ADAPTERS / adapter
     if (Path(adapter) / ADAPTER).is_file():
@@ -181,7 +189,7 @@ def find(bundle: Path, adapter: str | Path) -> Path:
 
 
 def read(folder: Path, bundle: Manifest, hashes: bool = True) -> SwappableAdapter:
-    """The adapter in `folder`, its file's size and hash checked. Raises AdapterError."""
+    """Reads the adapter in `folder` and checks the size and hash of its tensors. Raises AdapterError."""
     try:
         found = SwappableAdapter.from_json(read_small(folder, ADAPTER, AGAIN), bundle)
         assert found.file is not None
@@ -192,10 +200,10 @@ def read(folder: Path, bundle: Manifest, hashes: bool = True) -> SwappableAdapte
 
 
 def write(folder: Path, adapter: SwappableAdapter, bundle: Manifest) -> SwappableAdapter:
-    """Writes `adapter.json` beside the tensors that lie in `folder`; returns it with `file` filled in."""
+    """Writes `adapter.json` beside the tensors in `folder`. Returns it with `file` filled in."""
     tensors = folder / TENSORS
     complete = replace(adapter, file=FileInfo(sha256_file(tensors), tensors.stat().st_size))
     text = complete.to_json()
-    SwappableAdapter.from_json(text, bundle)  # one that we would refuse to load must not be written
+    SwappableAdapter.from_json(text, bundle)  # never write an adapter that would be refused on load
     write_text(folder / ADAPTER, text)
     return complete

@@ -1,7 +1,7 @@
 """The command line: one file per command, each a thin layer over the Python function of the same name.
 
-Importing this costs typer and numpy only; what a command needs is imported when it runs. Exit codes: 0 done, 1 a check
-failed, 2 wrong usage or an error that the user can act on (one line on stderr), 130 interrupted.
+Importing this package imports typer and numpy only; each command imports the rest when it runs. Exit codes: 0 done, 1 a
+check failed, 2 wrong usage or an error that the user can act on (one line on stderr), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ for name, function in COMMANDS.items():
 
 
 @app.callback(invoke_without_command=True)
-def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         from streamspec import __version__
 
@@ -49,4 +49,5 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def main() -> None:
+    """Runs the command line: the script `streamspec` and `python -m streamspec`."""
     app()

@@ -1,4 +1,4 @@
-"""`streamspec demo`: the main job on the embedded default."""
+"""`streamspec demo`: the whole loop on the reference base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`streamspec doctor`: what this machine can do, and whether a bundle is computed rightly on it."""
+"""`streamspec doctor`: reports what this machine can do, and whether it computes a bundle correctly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from streamspec.bundle.manifest import verify_files
+from streamspec.bundle.files import verify_files
 from streamspec.cli.shared_options import Threads
 
 Rows = Sequence[Sequence[str]]
@@ -57,7 +57,7 @@ def command(
 
 
 def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and values in words."""
+    """Rows of name and value that describe the machine in words."""
 
     def said(name: str, unit: str = "") -> str:
         return "unknown" if machine[name] is None else f"{machine[name]}{unit}"
@@ -93,13 +93,14 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def outcome(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    """One row of the table of providers: how it computes the bundle, and how fast."""
     if not one["right"]:
         return one["name"], one["verdict"], "", ""
     return one["name"], "rightly", f"{one['plain_ms']:.2f} ms", str(one["on_cpu"])
 
 
 def show(rows: Rows, headings: Sequence[str], title: str) -> None:
-    """A table on a terminal, a line for each row elsewhere."""
+    """Prints a table on a terminal, one line per row elsewhere."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,7 +1,4 @@
-"""What stands between a command and its user: errors in one line, exit codes, the name of a missing extra.
-
-Knows nothing about what the commands do.
-"""
+"""Turns the failures of a command into one line on stderr and an exit code, and names the extra that is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from streamspec.errors import StreamspecError
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-# Modules that an extra brings -> the extra. What several extras bring is named after the command at hand.
+# Module -> the extra that installs it. Where several do, the command decides (`EXTRA_OF_COMMAND`).
 EXTRA_OF = {
     "onnxruntime": "cpu",
     "rouge_score": "bench",
@@ -39,7 +36,7 @@ EXTRA_OF_COMMAND = {"train": "train", "export": "export", "adapt": "export", "de
 
 
 def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
-    """`function` with the failures a user can act on turned into one line on stderr and an exit code."""
+    """Wraps a command: failures that a user can act on become one line on stderr and an exit code."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -49,7 +46,7 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
             fail(str(error), error.exit_status)
         except KeyboardInterrupt:
             fail("interrupted", INTERRUPTED)
-        except BrokenPipeError:  # the reader has gone, as in `| head`: nobody is left to talk to
+        except BrokenPipeError:  # stdout was closed early, for example by `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(BROKEN_PIPE) from None
         except OSError as error:
@@ -59,7 +56,7 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
             module = (error.name or "").split(".")[0]
             if module not in EXTRA_OF:
                 raise
-            extra = EXTRA_OF[module]  # what measures is no part of what makes
+            extra = EXTRA_OF[module]  # a command may measure as well, with the extra bench
             if extra != "bench" or name == "demo":
                 extra = EXTRA_OF_COMMAND.get(name, extra)
             fail(f'`{name}` needs the Python package {module}; run: pip install "streamspec[{extra}]"', 2)
@@ -68,6 +65,7 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail(message: str, code: int) -> NoReturn:
+    """Prints one line on stderr and ends the program with an exit code."""
     # A streamed answer may have left the cursor in the middle of a line.
     sys.stdout.flush()
     print(f"streamspec: {message}", file=sys.stderr, flush=True)

@@ -109,31 +109,34 @@ def command(
         )
     one = adapters[0] if adapters else None
     if plain_genai:
-        report = export_genai(base, one, out, precision=precision, force=force)
-        print(json.dumps({"out": str(out), **report}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
+        facts = export_genai(base, one, out, precision=precision, force=force)
+        print(json.dumps({"out": str(out), **facts}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
-    answers: dict[str, float] = {}
     if swappable:
         export_swappable(base, adapters, out, precision=precision, force=force)
-    else:
-        held_out = HeldOut(val, limit or LIMIT) if val else None
-        if held_out is not None:
-            import rouge_score  # noqa: F401 - judges answers in the end, and may be missing
+        report(out, {}, as_json)
+        return
+    held_out = HeldOut(val, limit or LIMIT) if val else None
+    if held_out is not None:
+        import rouge_score  # noqa: F401 - scores the answers after the export: say at once if it is missing
 
-        manifest = export_bundle(
-            base,
-            one,
-            out,
-            precision=precision,
-            force=force,
-            stream_weights=stream_weights,
-            held_out=held_out,
-            block_size=block_size,
-            target=shape,
-        )
-        if held_out is not None:
-            answers = answered(out, held_out, manifest.trees.default_rows if manifest.trees else 0)
+    manifest = export_bundle(
+        base,
+        one,
+        out,
+        precision=precision,
+        force=force,
+        stream_weights=stream_weights,
+        held_out=held_out,
+        block_size=block_size,
+        target=shape,
+    )
+    rows_default = manifest.trees.default_rows if manifest.trees else 0
+    report(out, answered(out, held_out, rows_default) if held_out is not None else {}, as_json)
 
+
+def report(out: Path, answers: dict[str, float], as_json: bool) -> None:
+    """Prints what `inspect` says of the bundle that was written, and the figures of its answers."""
     from streamspec.cli.inspect import describe
 
     _, facts = describe(out)
@@ -149,15 +152,17 @@ def command(
 
 
 def refuse(kind: str, given: dict[str, object]) -> None:
-    """Raises ConfigError for the first option that is given beside `kind`, which has no use for it."""
+    """Raises ConfigError for the first option of `given` that is set: `kind` has no use for any of them."""
     for name in (name for name, value in given.items() if value):
         raise ConfigError(f"{kind} and {name}", "one of them", "leave one out")
 
 
 def answered(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, float]:
-    """Of the bundle's own greedy answers on the CPU: `tokens_per_step` with a tree of so many rows (0: no drafter) and
-    without n-grams, and `em`, `rouge1`, `rouge2`, `rougeL` where the rows have references. Nothing of it depends on a
-    clock."""
+    """Scores the bundle's greedy answers on the CPU, by figures that depend on no clock.
+
+    `tokens_per_step` with a tree of `tree_rows` rows (0: no drafter) and without n-grams, and `em`, `rouge1`, `rouge2`,
+    `rougeL` where the rows have references.
+    """
     from streamspec.bench import bench
 
     report = bench(

@@ -1,4 +1,4 @@
-"""`streamspec inspect`: what a bundle or an adapter folder is, as a table. Reads manifests only, loads no model."""
+"""`streamspec inspect`: describes a bundle or an adapter folder in a table. Reads manifests only, loads no model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ def command(
 ) -> None:
     """Say what a bundle or an adapter is."""
     title, rows = describe(path)
-    rows = [
-        (one_line(name), one_line(value)) for name, value in rows
-    ]  # they quote files, which a terminal must not obey
+    # File content is quoted here: its control characters must not reach the terminal.
+    rows = [(one_line(name), one_line(value)) for name, value in rows]
     if as_json:
         print(json.dumps({"kind": title, **dict(rows)}))
         return
@@ -45,7 +44,7 @@ def command(
 
 
 def describe(path: Path) -> tuple[str, Rows]:
-    """(what it is, rows of name and value). Raises StreamspecError on anything else or a damaged folder."""
+    """Returns "bundle" or "adapter" and rows of name and value. Raises StreamspecError for other or damaged folders."""
     if (path / "manifest.json").is_file():
         return "bundle", _bundle(path)
     if (path / STREAM_CONFIG).is_file():
@@ -55,9 +54,9 @@ def describe(path: Path) -> tuple[str, Rows]:
 
 
 def _bundle(path: Path) -> Rows:
-    from streamspec.bundle.manifest import verify_files
+    from streamspec.bundle.files import verify_files
     from streamspec.draft_tree import DraftTree
-    from streamspec.runtime.engine.memory_estimate import SURE, estimate
+    from streamspec.runtime.engine.memory_estimate import SURE, estimate_memory
 
     manifest = verify_files(path)
     model = manifest.model
@@ -88,7 +87,7 @@ def _bundle(path: Path) -> Rows:
         rows += [("adapter: " + name, _swappable(path, name, manifest)) for name in swappable.names(path)]
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
     rows += [
-        (f"memory, {context:,} tokens of context", f"about {estimate(path, context=context)}")
+        (f"memory, {context:,} tokens of context", f"about {estimate_memory(path, context=context)}")
         for context in sorted({min(SURE, model.context_length), model.context_length})
     ]
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
@@ -103,7 +102,7 @@ def _bundle(path: Path) -> Rows:
 def _swappable(bundle: Path, name: str, manifest: Manifest) -> str:
     try:
         adapter = swappable.read(swappable.find(bundle, name), manifest)
-    except StreamspecError as error:  # the others are still worth a line
+    except StreamspecError as error:  # the other adapters are still listed
         return f"damaged: {error.found}"
     assert adapter.file is not None
     drafter = (
@@ -165,8 +164,8 @@ def _layer(layer: dict[str, Any]) -> Rows:
     return [
         (
             "draft layer",
-            f"{layer['gamma']} places{last}, {layer['active']} of {layer['experts']} "
-            f"experts{', a list of guesses each' * bool(layer.get('two_lists'))}{attends}",
+            f"{layer['gamma']} depths{last}, {layer['active']} of {layer['experts']} "
+            f"experts{', a list of candidates each' * bool(layer.get('two_lists'))}{attends}",
         ),
         ("it reads", ", ".join(f"the states below the last {tap} layers" for tap in layer["taps"])),
         ("it proposes from", f"{vocabulary} tokens" if vocabulary else "the whole vocabulary"),
@@ -178,7 +177,7 @@ DESCRIBED = {"medusa": _heads} | dict.fromkeys(DRAFT_LAYERS, _layer)
 
 def _where(streams: DrafterInfo) -> str:
     if streams.levels:
-        return f"places by a layer of its own, {sum(streams.levels)} rows of guesses"
+        return f"depths by a layer of its own, {sum(streams.levels)} rows of candidates"
     return f"over the last {streams.ns} layers" if streams.ns else "heads"
 
 

@@ -1,6 +1,4 @@
-"""streamspec.demo: the whole loop on the reference base and a shipped SQL adapter, with a table and a plot at its
-end.
-"""
+"""streamspec.demo: runs the whole loop on the reference base with a shipped SQL adapter, and draws the result."""
 
 from streamspec.demo.run import demo
 

@@ -1,4 +1,4 @@
-"""The demo's picture: tokens per step, and tokens per second of both sides, prompt by prompt."""
+"""Draws the demo's figure: tokens per step, and tokens per second plain and speculative, prompt by prompt."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def draw(plain: Sequence[Measure], speculative: Sequence[Measure], file: Path) -
     figure = Figure(figsize=(9, 6), layout="constrained")
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, 1, sharex=True)
-    places = range(1, len(plain) + 1)
+    positions = range(1, len(plain) + 1)
     steps = [m.step_tokens / m.steps if m.steps else 1.0 for m in speculative]
     mean = sum(m.step_tokens for m in speculative) / max(1, sum(m.steps for m in speculative))
-    above.bar(places, steps, color=SPECULATIVE_COLOUR)
+    above.bar(positions, steps, color=SPECULATIVE_COLOUR)
     above.axhline(1, color=PLAIN_COLOUR, linestyle="--")
     above.set_ylabel("tokens per step")
     above.set_title(f"{mean:.2f} tokens per step (dashed: plain decoding)", loc="left")
     fast, slow = speed(list(speculative)), speed(list(plain))
-    below.bar([x - 0.2 for x in places], [speed([m]) for m in plain], width=0.4, color=PLAIN_COLOUR, label="plain")
+    below.bar([x - 0.2 for x in positions], [speed([m]) for m in plain], width=0.4, color=PLAIN_COLOUR, label="plain")
     below.bar(
-        [x + 0.2 for x in places],
+        [x + 0.2 for x in positions],
         [speed([m]) for m in speculative],
         width=0.4,
         color=SPECULATIVE_COLOUR,

@@ -1,6 +1,6 @@
-"""The demo: adapter -> bundle -> the same prompts plain and speculative, side by side.
+"""Runs the demo: adapter -> bundle -> the same prompts plain and speculative, side by side.
 
-Everything it makes lives in the cache and is made once; only the plot lands in the user's folder.
+What it makes is kept in the cache and made once; only the plot is written to the user's folder.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DRAFTED_STYLE, OWN_STYLE = "bold green", "default"
 def demo(
     train_minutes: float | None = None, limit: int | None = None, plot: Path = Path("streamspec-demo.png")
 ) -> dict[str, Any]:
-    """Runs the demo and returns its figures. With `train_minutes` it fine-tunes an adapter first, else the shipped one
-    serves.
+    """Runs the demo and returns its figures, the keys of `--json`. `train_minutes`: fine-tunes an adapter for so long
+    first, instead of using the shipped one. Raises ConfigError where the plot's folder does not exist.
     """
     console = Console()
     if not plot.parent.is_dir():
@@ -90,10 +90,10 @@ def _train(minutes: float, console: Console) -> Path:
 
 
 def _bundle(adapter: Path, console: Console) -> Path:
-    """The int8 bundle of this adapter, exported unless the cache has it."""
+    """Returns the int8 bundle of this adapter, exported unless the cache has it."""
     from streamspec import __version__
     from streamspec.adapters.base_models.resolve import cache_dir
-    from streamspec.bundle.manifest import verify_files
+    from streamspec.bundle.files import verify_files
 
     parts = [
         __version__,
@@ -114,7 +114,7 @@ def _bundle(adapter: Path, console: Console) -> Path:
 
 
 def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[str, ArmOutput]], int]:
-    """(answers of both sides per prompt, how many are right)."""
+    """Returns the answers of both arms per prompt, and how many are right."""
     from streamspec.runtime import load
 
     cases = read_cases(PROMPTS, limit)
@@ -156,7 +156,7 @@ def _show(console: Console, prompt: str, answers: dict[str, ArmOutput], tokenize
 
 
 def pieces(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    """Text of every token; special ones have none."""
+    """Text of each token; special tokens have none."""
     from streamspec.runtime.text.detokenize import Detokenizer
 
     detokenizer = Detokenizer(tokenizer)

@@ -1,6 +1,6 @@
-"""Where the demo's own files lie: a small sample of WikiSQL and an adapter trained on all of it.
+"""Locates the demo's files: a small sample of WikiSQL and an adapter trained on all of it.
 
-The adapter exists once: in a checkout under benchmarks/adapters/wikisql, which the wheel carries as demo/sql_adapter.
+The adapter exists once: benchmarks/adapters/wikisql in a checkout, which the wheel carries as demo/sql_adapter.
 """
 
 from __future__ import annotations

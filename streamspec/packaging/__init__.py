@@ -1,7 +1,6 @@
-"""How streamspec goes into a frozen application: hooks that PyInstaller finds by itself, each saying what it brings and
-what it keeps out.
+"""PyInstaller hooks: what a frozen application takes along with streamspec, and what it leaves out.
 
-PyInstaller runs them while it freezes an application; no streamspec code does.
+PyInstaller finds them by an entry point and runs them while it freezes an application; no streamspec code does.
 """
 
 from __future__ import annotations
@@ -10,5 +9,5 @@ from pathlib import Path
 
 
 def hook_dirs() -> list[str]:
-    """Where the hooks lie: the entry point `hook-dirs` of the group `pyinstaller40`."""
+    """Folders of the hooks: the entry point `hook-dirs` of the group `pyinstaller40`."""
     return [str(Path(__file__).parent)]

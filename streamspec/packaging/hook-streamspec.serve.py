@@ -1,6 +1,4 @@
-"""PyInstaller: who serves has the web page too, which lies in a package of its own; where that is not installed,
-nothing.
-"""
+"""PyInstaller: an application that serves takes the web page along, where its package is installed."""
 
 from PyInstaller.utils.hooks import collect_data_files
 

@@ -1,8 +1,7 @@
-"""How a prompt becomes the text the model sees: raw with a separator, or through the model's chat template.
+"""Turns a prompt into the text the model sees: raw with a separator, or through the model's chat template.
 
-Saved with adapter and bundle and used alike by train, generate and bench: a drafter trained on one format is useless in
-another. Templates come from files and are hostile: `streamspec.prompt.template_sandbox` renders them. Knows nothing
-about tokens.
+The format is saved with adapter and bundle and used alike by train, generate and bench: a drafter trained on one format
+is useless in another. Templates are untrusted: `streamspec.prompt.template_sandbox` renders them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class PromptFormat:
     def render(
         self, prompt: str | Sequence[Message], template: str | None = None, specials: Mapping[str, str] | None = None
     ) -> str:
-        """Text given to the tokenizer.
+        """Returns the text for the tokenizer.
 
         `prompt` is a string or a list of messages (`role`, `content`). `specials` holds `bos_token`, `eos_token` and
         the like for the template. Raises DataError on malformed messages or where the template refuses them,
@@ -57,7 +56,7 @@ class PromptFormat:
 
 
 def render_chat(messages: Sequence[Message], template: str | None, specials: Mapping[str, str] | None = None) -> str:
-    """Messages through a Hugging Face chat template, generation prompt added. Errors as in `PromptFormat.render`."""
+    """Renders messages with a Hugging Face chat template and a generation prompt. Errors: `PromptFormat.render`."""
     if not template:
         raise ConfigError(
             "the prompt format is chat but there is no chat template", "chat_template.jinja", "use the raw format"
@@ -81,8 +80,7 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
         )
     except TemplateRefusal as error:
         raise DataError(f"the chat template refused the messages: {error}", "", "change the messages") from None
-    # Jinja is asked to compile and run what a stranger wrote: it asserts, and names things that are not there
-    except Exception as error:
+    except Exception as error:  # an untrusted template can make Jinja fail with any error, assertions included
         raise ConfigError(
             f"the chat template failed: {type(error).__name__} {error}",
             "a working template",

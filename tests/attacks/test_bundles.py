@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle.manifest import FORMAT_VERSION, Manifest, StaticInfo, read_manifest, verify_files, write_bundle
+from streamspec.bundle.files import read_manifest, verify_files, write_bundle
+from streamspec.bundle.manifest import FORMAT_VERSION, Manifest, StaticInfo
 from streamspec.errors import BundleError
 from tests.support.manifests import FILES, manifest
 
@@ -227,7 +228,7 @@ def test_one_changed_byte_is_noticed(bundle: Path) -> None:
 
 def test_sizes_are_checked_before_hashes(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bundle / "tokenizer.json").write_text("{} ")
-    monkeypatch.setattr("streamspec.bundle.manifest.sha256_file", lambda path: pytest.fail("hashed too early"))
+    monkeypatch.setattr("streamspec.bundle.files.sha256_file", lambda path: pytest.fail("hashed too early"))
     with pytest.raises(BundleError, match="tokenizer.json has 3 bytes; expected 2"):
         verify_files(bundle)
 

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from streamspec.bundle.manifest import read_manifest
+from streamspec.bundle.files import read_manifest
 from streamspec.bundle.onnx_check import check_graph, check_graphs
 from streamspec.errors import BundleError
 from tests.support.forging import edit, forge, refused

@@ -21,7 +21,7 @@ from streamspec.errors import AdapterError
 
 
 def completion(length: int, gamma: int, rank: int = 0) -> list[list[int]]:
-    """`length` tokens whose every follower was the guess number `rank`."""
+    """`length` tokens each followed by the candidate number `rank`."""
     return [[rank if t + j < length else -2 for j in range(1, gamma + 1)] for t in range(length)]
 
 
@@ -35,7 +35,7 @@ def random_ranks(seed: int, gamma: int, count: int = 6) -> list[list[list[int]]]
     return out
 
 
-def test_perfect_guesses_commit_gamma_plus_one_tokens() -> None:
+def test_perfect_candidates_commit_gamma_plus_one_tokens() -> None:
     ranks = [completion(9, 3)]  # the first token comes from the prefill, eight follow
     assert simulated_tau(ranks, chain(3)) == 4.0
     assert simulated_tau(ranks, chain(1)) == 2.0
@@ -50,16 +50,16 @@ def test_the_end_of_a_completion_cuts_the_last_step() -> None:
     assert simulated_tau([], chain(3)) == 1.0
 
 
-def test_answers_of_one_conversation_are_walked_one_by_one() -> None:
+def test_answers_of_one_conversation_are_simulated_one_by_one() -> None:
     two = completion(5, 3) + completion(9, 3)
     assert simulated_tau([two], chain(3)) == simulated_tau([completion(5, 3), completion(9, 3)], chain(3)) == 12 / 3
 
 
-def test_a_step_stops_at_the_first_wrong_guess() -> None:
+def test_a_step_stops_at_the_first_wrong_candidate() -> None:
     ranks = [[[0, -1, 0], [-1, 0, 0], [0, 0, -2], [0, -2, -2], [-2, -2, -2]]]
     assert (
         simulated_tau(ranks, chain(3)) == 2.0
-    )  # root 0 takes one guess, root 2 two without a bonus token: 2 + 2 in 2 steps
+    )  # root 0 accepts one candidate, root 2 two without a bonus token: 2 + 2 in 2 steps
 
 
 @settings(max_examples=30, deadline=None)

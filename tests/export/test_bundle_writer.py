@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.bundle.manifest import read_manifest, verify_files
+from streamspec.bundle.files import read_manifest, verify_files
 from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError
 from streamspec.export import export, export_bundle
 from streamspec.export.graphs.step_graph import StepGraph

@@ -14,7 +14,8 @@ import pytest
 from peft import LoraConfig, get_peft_model
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.bundle.manifest import Manifest, SwappableCapacity, read_manifest, verify_files
+from streamspec.bundle.files import read_manifest, verify_files
+from streamspec.bundle.manifest import Manifest, SwappableCapacity
 from streamspec.errors import AdapterError, ConfigError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_swappable
 from streamspec.export.layers.decoder_spec import describe

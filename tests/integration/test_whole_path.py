@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from streamspec import load
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.train import train
-from streamspec.bundle.manifest import verify_files
+from streamspec.bundle.files import verify_files
 from streamspec.cli.inspect import describe
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable

@@ -45,8 +45,8 @@ def folder(site: Path, chat_bundle: Path, tmp_path_factory: pytest.TempPathFacto
     pytest.importorskip("PyInstaller", reason="pyinstaller is not installed")
     pytest.importorskip("tkinter", reason="this Python has no tkinter")
     made = tmp_path_factory.mktemp("frozen")
-    places = [word for name in ("dist", "work", "spec") for word in (f"--{name}path", str(made / name))]
-    command = [sys.executable, "-m", "PyInstaller", "--windowed", "--noconfirm", "--log-level", "WARN", *places]
+    folders = [word for name in ("dist", "work", "spec") for word in (f"--{name}path", str(made / name))]
+    command = [sys.executable, "-m", "PyInstaller", "--windowed", "--noconfirm", "--log-level", "WARN", *folders]
     command += [
         "--add-data",
         f"{chat_bundle}:bundle",

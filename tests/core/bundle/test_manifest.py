@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.bundle.manifest import Manifest, bundle_folder, finish, read_manifest, verify_files, write_bundle
+from streamspec.bundle.files import bundle_folder, finish, read_manifest, verify_files, write_bundle
+from streamspec.bundle.manifest import Manifest
 from streamspec.errors import BundleError
 from tests.support.manifests import FILES, manifest
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from streamspec import model_families as families
-from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_layer import DraftLayerSpec
 from streamspec.export.drafters.draft_layer_reference import TrainedDraftLayer

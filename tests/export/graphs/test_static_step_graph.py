@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.bundle.manifest import CHOICE, StaticInfo, verify_files
+from streamspec.bundle.files import verify_files
+from streamspec.bundle.manifest import CHOICE, StaticInfo
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle

@@ -1,0 +1,157 @@
+"""Reads, verifies and writes the folder of a bundle.
+
+Every file is untrusted on load: sizes and hashes are checked before a parser opens any of them. Hashes prove integrity,
+not origin. A folder is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from streamspec.atomic import new_folder, recover, sha256_file, write_text
+from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifest, check_name
+from streamspec.errors import BundleError, StreamspecError
+from streamspec.json_fields import MAX_JSON, parse_json
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Reads the manifest of the bundle in folder `path`. Raises BundleError."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is no folder", "a bundle folder", "check the path")
+    return Manifest.from_json(
+        read_small(folder, MANIFEST, "check the path; a bundle is what `streamspec export` writes", MAX_MANIFEST)
+    )
+
+
+def read_small(folder: Path, name: str, fix: str, most: int = MAX_JSON) -> bytes:
+    """Reads the regular file `name` of `folder`, at most `most` bytes. Raises BundleError.
+
+    The kind is checked again on the open file, and reading stops at the limit: a file swapped in between neither blocks
+    nor fills the memory.
+    """
+    file = regular_file(folder, name, fix)
+    try:
+        handle = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with open(handle, "rb") as stream:
+            info = os.fstat(handle)
+            data = stream.read(most + 1) if stat.S_ISREG(info.st_mode) else None
+    except OSError as error:
+        raise BundleError(f"{file}: {error.strerror}", "a readable file", fix) from None
+    if data is None or len(data) > most:
+        raise BundleError(f"{name} has {info.st_size} bytes", f"a file of at most {most}", "do not use this bundle")
+    return data
+
+
+def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: bool = True) -> Manifest:
+    """Checks that every file of the manifest is a regular file inside the folder, of the right size and sha256.
+
+    All sizes are checked before the first hash; `hashes=False` checks sizes only. Returns the manifest (read from the
+    folder if None is given). Raises BundleError.
+    """
+    folder = Path(path)
+    manifest = manifest or read_manifest(folder)
+    fix = "copy the bundle again or export it again"
+    files = {name: regular_file(folder, name, fix) for name in manifest.files}
+    check_files(files, manifest.files, hashes, fix)
+    return manifest
+
+
+def check_files(files: Mapping[str, Path], expected: Mapping[str, FileInfo], hashes: bool, fix: str) -> None:
+    """Checks all sizes, then, with `hashes`, all hashes. Raises BundleError."""
+    for name, info in expected.items():
+        size = files[name].stat().st_size
+        if size != info.bytes:
+            raise BundleError(f"{name} has {size} bytes", f"{info.bytes} bytes as the manifest says", fix)
+    for name, info in expected.items() if hashes else ():
+        try:
+            found = sha256_file(files[name])
+        except OSError as error:
+            raise BundleError(f"{files[name]}: {error.strerror}", "a readable file", fix) from None
+        if found != info.sha256:
+            raise BundleError(f"{name} has sha256 {found[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
+
+
+def regular_file(folder: Path, name: str, fix: str) -> Path:
+    """Returns the path of `name` if it is a regular file that really lies in `folder`. Raises BundleError."""
+    path = folder / name
+    try:
+        mode = path.stat().st_mode  # follows links; a pipe or device must not be opened
+        inside = path.resolve(strict=True).parent == folder.resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+        raise BundleError(f"{folder} has no {name}", f"the file {name}", fix) from None
+    if not stat.S_ISREG(mode) or not inside:
+        raise BundleError(
+            f"{name} is a link out of the folder or no regular file", "a regular file", "do not use this bundle"
+        )
+    return path
+
+
+@contextlib.contextmanager
+def bundle_folder(directory: str | Path, force: bool = False) -> Iterator[Path]:
+    """Yields an empty folder to write a bundle into; on a clean exit it becomes `directory`, whole or not at all.
+
+    Write the other files first, then call `finish(folder, manifest)`. On any failure, Ctrl-C included, `directory`
+    stays as it was. Raises BundleError where `directory` exists: replacing a bundle needs `force`, and a folder that is
+    neither empty nor a bundle is never replaced.
+    """
+    target = Path(directory)
+    recover(Path(os.path.realpath(target)))
+    _check_replaceable(target, force)
+    with new_folder(target, check=_check_finished) as staging:
+        yield staging
+
+
+def finish(folder: Path, manifest: Manifest) -> Manifest:
+    """Hashes all files of `folder` and writes the manifest last. Returns it with `files` filled in."""
+    files: dict[str, FileInfo] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name == MANIFEST:
+            continue
+        check_name(path.name)
+        files[path.name] = FileInfo(sha256_file(path), path.stat().st_size)
+    complete = replace(manifest, files=files)
+    text = complete.to_json()
+    Manifest.from_json(text)  # never write a manifest that would be refused on load
+    write_text(folder / MANIFEST, text)
+    return complete
+
+
+def write_bundle(
+    directory: str | Path, files: Mapping[str, Path | bytes | str], manifest: Manifest, force: bool = False
+) -> Manifest:
+    """Writes a bundle from `files` (name -> source path to copy, bytes, or text). Errors as in `bundle_folder`."""
+    with bundle_folder(directory, force) as folder:
+        for name, content in files.items():
+            check_name(name)
+            if isinstance(content, Path):
+                shutil.copyfile(content, folder / name)
+            else:
+                (folder / name).write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        return finish(folder, manifest)
+
+
+def _check_finished(folder: Path) -> None:
+    if not (folder / MANIFEST).is_file():
+        raise BundleError("a bundle without a manifest", f"{MANIFEST}, written last", "call finish() before leaving")
+
+
+def _check_replaceable(target: Path, force: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not target.is_dir():
+        raise BundleError(f"{target} is a file", "a folder to create", "choose another --out")
+    if not any(target.iterdir()):
+        return
+    try:
+        parse_json((target / MANIFEST).read_bytes(), MANIFEST)["format_version"]
+    except (OSError, StreamspecError, LookupError, TypeError):  # other programs have a manifest.json as well
+        raise BundleError(f"{target} is neither empty nor a bundle", "a new folder", "choose another --out") from None
+    if not force:
+        raise BundleError(f"{target} already holds a bundle", "a new folder", "choose another --out or pass --force")
