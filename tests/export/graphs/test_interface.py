@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL, read_manifest
+from streamspec.bundle.files import read_manifest
+from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL
 from streamspec.export import Target, export_swappable
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.step_graph import (
