@@ -55,7 +55,7 @@ from streamspec.export.bundle_writer import (
 )
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.streams import StreamSpec
-from streamspec.export.drafters.table import read_drafter
+from streamspec.export.drafters.table import DRAFTERS, read_drafter
 from streamspec.export.graphs.step_graph import StepGraph
 from streamspec.export.graphs.swappable import SwappableStore, adapter_rows, empty_streams
 from streamspec.export.layers.decoder_spec import describe
@@ -253,7 +253,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
 
 def _check(adapter: Adapter, base: str, sha256: str) -> None:
     adapter.check_base(base, sha256)
-    if adapter.method not in METHODS:
+    if adapter.streams is not None and not DRAFTERS[adapter.method].swappable:
         raise AdapterError(
             f"{adapter.path}: a drafter of method {adapter.method}",
             " or ".join(METHODS),

@@ -170,15 +170,15 @@ class DraftLayerPass(DraftPass):
         drafts = parallel or not branch  # the depth after the rows is not the branch's
         apart = spec.two_lists and drafts
         mixture = not last or (drafts and not apart) or (branch and not contrast)
-        said = self._experts(g, normed, rows, count, self._part(number), mixture, contrast, apart)
+        added = self._experts(g, normed, rows, count, self._part(number), mixture, contrast, apart)
         level = _Level("", sees=sees or "")
         if mixture:
-            level.state = self._finish(g, g.op("Add", residual.stream, said.mixture))
+            level.state = self._finish(g, g.op("Add", residual.stream, added.mixture))
         if apart:
-            lists = g.op("Concat", *(g.op("Add", residual.stream, one) for one in said.apart), axis=1)
-            level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", said.shares, perm=[2, 1, 0]))
+            lists = g.op("Concat", *(g.op("Add", residual.stream, one) for one in added.apart), axis=1)
+            level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", added.shares, perm=[2, 1, 0]))
         if branch:
-            state = self._map(g, g.op("Add", residual.stream, said.contrast or said.mixture), rows, "last_state")
+            state = self._map(g, g.op("Add", residual.stream, added.contrast or added.mixture), rows, "last_state")
             if parallel:
                 level.last = state
             else:
@@ -303,11 +303,13 @@ class DraftLayerPass(DraftPass):
                 )
             )
         sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
-        said = decoder.precision.linear(
+        added = decoder.precision.linear(
             g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
         )
         parts = iter(
-            g.ops("Split", said, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1) if sums[1:] else [said]
+            g.ops("Split", added, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1)
+            if sums[1:]
+            else [added]
         )
         return _Experts(next(parts) if mixture else "", next(parts) if contrast else "", list(parts), shares)
 

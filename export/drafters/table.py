@@ -31,8 +31,8 @@ from streamspec.export.validate.reference import ReferenceModel
 class Drafter:
     """One kind of drafter. `title`: in error messages. `read` takes the section, the adapter's tensors, which are as
     `shapes` says, and the fields that all specs share; `nodes` the decoder, the spec, the number of candidates and how
-    a LoRA of the drafter's own is carried. `static`: fits a static graph; `whole_model`: is compared beside the base
-    in float32, not at rest."""
+    a LoRA of the drafter's own is carried. `static`: fits a static graph; `swappable`: an adapter may bring it to
+    a swappable one; `whole_model`: is compared beside the base in float32, not at rest."""
 
     title: str
     spec: type[DraftSpec]
@@ -41,6 +41,7 @@ class Drafter:
     nodes: Callable[[Decoder, Any, int, str], DraftPass]
     reference: Callable[[ReferenceModel, Any], DraftReference]
     static: bool = False
+    swappable: bool = False
     whole_model: bool = False
 
 
@@ -62,6 +63,7 @@ DRAFTERS = {
         nodes=streams.StreamPass,
         reference=StreamReference,
         static=True,
+        swappable=True,
     ),
     "medusa": Drafter(
         title="Medusa heads",

@@ -226,7 +226,7 @@ class SwappableStreams(StreamPass):
         part = Weight(DRAFT_HEAD, 0, self.decoder.spec.hidden, lambda: np.zeros(0, np.float32))
         kept = self.decoder.precision if isinstance(self.decoder.precision, Fp32) else Int8()
         products = g.op("Squeeze", kept.linear(g, g.op("Unsqueeze", flat, g.ints(0)), rows, part), g.ints(0))
-        return self.decoder.said(g, products, self.decoder.head_bias(g, DRAFT_HEAD_BIAS, chosen))
+        return self.decoder.finish_logits(g, products, self.decoder.head_bias(g, DRAFT_HEAD_BIAS, chosen))
 
 
 def _branch(scope: Scope, values: Sequence[str], types: Sequence[int]) -> onnx.GraphProto:

@@ -95,7 +95,7 @@ class Decoder:
         if not bias and self.spec.logit_cap is None:
             return self.precision.head(g, flat, rows, head, out=out)
         raw, scale = self.precision.head(g, flat, rows, head)
-        return self.said(g, g.op("Mul", raw, scale) if scale else raw, bias, out), ""
+        return self.finish_logits(g, g.op("Mul", raw, scale) if scale else raw, bias, out), ""
 
     def head_bias(self, g: Scope, label: str = "lm_head.bias", chosen: Array | None = None) -> str:
         """The LM head's bias [V], or the part `chosen` of it; '' where there is none."""
@@ -104,7 +104,7 @@ class Decoder:
             g.store.add(label, bias if chosen is None else bias[chosen])
         return "" if bias is None else label
 
-    def said(self, g: Scope, products: str, bias: str, out: str | None = None) -> str:
+    def finish_logits(self, g: Scope, products: str, bias: str, out: str | None = None) -> str:
         """Logits of the head's products: with its bias, if any, and under the cap, if any."""
         cap = self.spec.logit_cap
         logits = g.op("Add", products, bias, out=None if cap else out) if bias else products

@@ -94,7 +94,7 @@ class EarlyExit:
         columns = self.decoder.precision.embedding(g, g.op("Unsqueeze", tokens, g.ints(0)), self.decoder.head_weight())
         scores = g.contrib("FusedMatMul", self._exit_states(g, entry), columns, transB=1)
         bias = self.decoder.head_bias(g)
-        scores = self.decoder.said(
+        scores = self.decoder.finish_logits(
             g, g.op("Squeeze", scores, g.ints(0)), g.op("Gather", bias, tokens, axis=0) if bias else ""
         )
         # A token that several nodes share counts once, where it comes first.
