@@ -1,7 +1,7 @@
 """A chat window over a bundle: Tk from the standard library, `streamspec.runtime`, and nothing else.
 
     python chat.py [BUNDLE]            # else a folder `bundle` beside this file, else one is asked for
-    pyinstaller --windowed chat.py     # docs/packaging.md
+    pyinstaller --windowed chat.py     # docs/guides/packaging.md
 
 The model runs in a thread of its own (`Model`), the window in the main thread (`Window`). They share two queues: tasks
 for the model, and events for the window, which polls them every few milliseconds while a task runs and sleeps
