@@ -1,1 +1,1 @@
-"""streamspec.adapters."""
+"""Training: a base model and data in, an adapter folder out (torch, transformers, peft)."""

@@ -1,6 +1,6 @@
-"""The adapter folder on disk (docs/architecture.md): PEFT's two files for the task LoRA, ours beside them.
+"""Writes the adapter folder (docs/architecture.md): PEFT's two files for the task LoRA, ours beside them.
 
-Everything is written to a temporary name first, `training.json` last. Knows nothing about training.
+Everything is written to a temporary name first, `training.json` last.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -20,6 +20,7 @@ from torch import Tensor
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.drafters.base import DraftingModel
+from streamspec.adapters.run import Run
 from streamspec.adapters.training.acceptance_eval import MAX_RANK
 from streamspec.adapters.training.stage import load_trainable, trainable_state
 from streamspec.atomic import sha256_file, write_bytes, write_text
@@ -36,9 +37,6 @@ from streamspec.bundle.adapter_folder import (
 )
 from streamspec.errors import AdapterError
 
-if TYPE_CHECKING:
-    from streamspec.adapters.train import Run
-
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
     """The task LoRA in PEFT's format, fp16."""
@@ -52,7 +50,7 @@ def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
 
 
 def copy_task_lora(source: Path, out: Path) -> None:
-    """Puts the task LoRA of `source` beside the streams trained over it."""
+    """Copies the task LoRA of `source` into the folder of the drafter trained over it."""
     for name in (TASK_CONFIG, TASK_WEIGHTS):
         write_bytes(out / name, (source / name).read_bytes())
 
@@ -67,26 +65,18 @@ def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None
         read_adapter(adapter).check_base(base.id, base.sha256)
 
 
-def streams_of(adapter: Path) -> dict[str, Any]:
-    """The `streams` section of an adapter's configuration. Raises AdapterError where there is none."""
-    streams = read_adapter(adapter).streams
-    if streams is None or not isinstance(streams.get("scale"), float):
-        raise AdapterError(f"{adapter / STREAM_CONFIG}: no streams", "an adapter with streams", RESTORE)
-    return streams
-
-
 def save_stage(path: Path, drafter: DraftingModel) -> None:
-    """Keeps a finished stage's tensors so that an interrupted run does not repeat it."""
+    """Saves a finished stage's tensors so that an interrupted run does not repeat it."""
     save_tensors(trainable_state(drafter), path)
 
 
 def load_stage(path: Path, drafter: DraftingModel) -> None:
-    """Takes a finished stage's tensors back."""
+    """Loads a finished stage's tensors."""
     load_trainable(drafter, read_tensors(path))
 
 
 def drafter_tensors(drafter: DraftingModel, vocabulary: Tensor | None) -> dict[str, Tensor]:
-    """What `streamspec.safetensors` holds: parameters as fp16, and the draft vocabulary."""
+    """The tensors of `streamspec.safetensors`: parameters as fp16, and the draft vocabulary int64."""
     out = {k: v.detach().half().contiguous() for k, v in drafter.drafter_tensors().items()}
     if vocabulary is not None:
         out["draft_vocab"] = vocabulary.long().contiguous()
@@ -96,15 +86,11 @@ def drafter_tensors(drafter: DraftingModel, vocabulary: Tensor | None) -> dict[s
 def load_drafter(adapter: Path, drafter: DraftingModel) -> None:
     """Puts the drafter's tensors of `adapter` into `drafter`; names every tensor that does not fit in one error.
 
-    A bigram, an early exit and shares may be new, and a LoRA may have fewer ranks (a shrunk one): what is new starts
-    without effect. Layers that `drafter` does not have are left out.
+    Its `optional_tensors` may be missing from `adapter`, and a LoRA may have fewer ranks (a shrunk one): what is
+    new starts without effect. Layers that `drafter` does not have are left out.
     """
     saved, current = read_tensors(adapter / STREAM_WEIGHTS), drafter.drafter_tensors()
-    new = tuple(
-        part
-        for part, sign in (("bigram_", "bigram_in"), ("prune_", "prune_up"), ("shares", "shares"))
-        if sign not in saved
-    )
+    new = tuple(prefix for prefix, sign in drafter.optional_tensors.items() if sign not in saved)
     current = {n: p for n, p in current.items() if not n.startswith(new)}
     wrong = sorted(n for n, p in current.items() if n not in saved or not _fits(n, saved[n], p))
     if wrong:
@@ -157,13 +143,13 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "streams": drafter,
     }
     write_json(config.out / STREAM_CONFIG, description)
-    minutes = round(sum(run.journal.minutes.values()), 1)
+    minutes = round(sum(run.state.minutes.values()), 1)
     provenance = {
         "config": config.to_json(),
         "metrics": metrics,
         "minutes": minutes,
         "data": {str(p.name): sha256_file(p) for p in (config.data, config.val) if p},
-        "log": run.journal.log,
+        "log": run.state.log,
         "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
         "device": run.device.type,
         "threads": torch.get_num_threads(),

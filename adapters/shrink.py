@@ -1,8 +1,7 @@
 """`streamspec shrink`: an adapter folder whose LoRAs keep their strongest directions only.
 
 B A of rank R is replaced by the closest product of rank r: its truncated singular value decomposition (Eckart-Young).
-What a LoRA learns uses the rank it was trained with; what it has learnt often needs far less. Knows nothing about
-training.
+What a LoRA learns uses the rank it was trained with; what it has learnt often needs far less.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def shrink(adapter: Path, out: Path, rank: int) -> dict[str, float]:
 
 
 def cut_task(folder: Path, rank: int) -> float | None:
-    """Cuts the task LoRA in place; the share kept, None where there is nothing to cut."""
+    """Cuts the task LoRA of `folder`; the share kept, None where there is nothing to cut."""
     if not (folder / TASK_WEIGHTS).exists():
         return None
     config = read_json(folder / TASK_CONFIG)
@@ -79,7 +78,7 @@ def cut_task(folder: Path, rank: int) -> float | None:
 
 
 def cut_streams(folder: Path, rank: int) -> float | None:
-    """Cuts the streams' own LoRA in place; the share kept, None where there is nothing to cut."""
+    """Cuts the streams' own LoRA of `folder`; the share kept, None where there is nothing to cut."""
     described = read_json(folder / STREAM_CONFIG)
     lora = described["streams"] and described["streams"].get("lora")
     if not lora or lora["rank"] <= rank:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What each choice of the streams is worth: `python benchmarks/ablations.py --target-adapter DIR --data DIR/e2e --out
-OUT`.
+"""Measures the effect of each design choice of the streams:
+`python benchmarks/ablations.py --target-adapter DIR --data DIR/e2e --out OUT`.
 
 The target answers `--rows` training and `--val-rows` validation prompts once. Every variant then starts from the same
-seed, learns from the same answers for the same `--minutes` of processor time, and is judged by the tau that a tree of
-16 rows would have on the same validation answers (`acceptance.simulated_tau`). One process per variant;
-`OUT/results.jsonl` gains a line for each, and a later call does what is missing (another `--minutes` wants another
-OUT). `--only NAME ...` picks groups; without `--data` the tables of what is there are printed.
+seed, learns from the same answers for the same `--minutes` of CPU time, and is scored by the tau that a tree of 16 rows
+would have on the same validation answers (`acceptance_stats.simulated_tau`). One process per variant;
+`OUT/results.jsonl` gains a line for each, and a later call runs the variants that are missing (another `--minutes`
+needs another OUT). `--only NAME ...` picks groups; without `--data` the tables of the existing results are printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPORTED_ROWS = 16
 
 @dataclass(frozen=True)
 class Variant:
-    """`options` of TrainConfig; `model`: the class of the streams."""
+    """`options` are those of TrainConfig; `model` is the class of the streams."""
 
     group: str
     name: str
@@ -55,7 +55,7 @@ VARIANTS = (
 )
 
 
-def variants() -> dict[str, type]:
+def variants() -> dict[str, Any]:
     """Streams that the paper's appendix compares, by name."""
     import torch
     from torch import Tensor, nn
@@ -64,7 +64,7 @@ def variants() -> dict[str, type]:
     from streamspec.adapters.drafters.streams import AppendCache, StreamingModel
 
     class Rotating(AppendCache):
-        """Values of stream j turn by the angle eps * j, in pairs of channels."""
+        """Rotates the values of stream j by the angle eps * j, in pairs of channels."""
 
         def __init__(self, keys: list[Tensor], values: list[Tensor], first: int, gamma: int) -> None:
             super().__init__(keys, values, first)
@@ -86,7 +86,7 @@ def variants() -> dict[str, type]:
             return Rotating(main.keys, main.values, self.first, self.config.gamma)
 
     class LowRankStart(StreamingModel):
-        """f_eta(M) = M + U D M, D of rank 8."""
+        """Starts streams at f_eta(M) = M + U D M, D of rank 8."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -106,11 +106,13 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     import torch
 
     from streamspec.acceptance_stats import MISSED, node_order, per_stream_accuracy, simulated_tau
-    from streamspec.adapters import models
-    from streamspec.adapters import train as stages
+    from streamspec.adapters import models, stages
+    from streamspec.adapters.run import RUN_STATE, WORK, task_lora
+    from streamspec.adapters.train import prepare
     from streamspec.adapters.training.acceptance_eval import record_ranks
     from streamspec.adapters.training.config import TrainConfig
-    from streamspec.adapters.training.stage import spare_allocator
+    from streamspec.adapters.training.device import spare_allocator
+    from streamspec.adapters.training.run_state import RunState
     from streamspec.draft_tree import DraftTree
 
     spare_allocator()
@@ -135,8 +137,8 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
         stream_batch_size=8,
         fit_start=False,
     )
-    run = stages.prepare(shared)
-    model = models.load_target(run, stages.task_lora(shared))
+    run = prepare(shared)
+    model = models.load_target(run, task_lora(shared))
     rows, val_rows = (
         stages.own_answers(run, model, some, count, name, None)
         for some, count, name in (
@@ -148,19 +150,20 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     own = arguments.out / "variants" / f"{variant.group}-{variant.name}".replace(" ", "-")
     changes = {name: value for name, value in asdict(shared).items() if name not in variant.options and name != "out"}
     run.config = TrainConfig(**changes, **variant.options, out=own)
-    run.ns, run.journal = run.config.ns or run.ns, stages.RunState(own / "run" / "journal.json", run.config)
+    run.ns, run.state = run.config.ns or run.ns, RunState(own / WORK / RUN_STATE, run.config)
     vocabulary = models.choose_vocabulary(run, rows)
-    models.inject_stream_lora(run, model)
+    kind = variants()[variant.model]
+    kind.prepare_target(run, model)
     torch.manual_seed(shared.seed)
-    streams = models.new_streams(run, model, vocabulary, True, variants()[variant.model])
+    streams = kind.fresh(run, model, vocabulary, frozen=True)
     stages.fit_drafter(
-        run, "streams", streams, rows, vocabulary, run.config.stream_lr, run.journal.left(arguments.minutes)
+        run, "streams", streams, rows, vocabulary, run.config.stream_lr, run.state.left(arguments.minutes)
     )
     streams.eval()
     ranks = record_ranks(streams, val_rows, vocabulary)
     shown = {
         "accuracy": [round(float(x), 3) for x in per_stream_accuracy(ranks)],
-        "steps": run.journal.log["streams"][-1]["step"],
+        "steps": run.state.log["streams"][-1]["step"],
         "parameters": sum(p.numel() for p in streams.parameters() if p.requires_grad),
         "minutes": arguments.minutes,
     }

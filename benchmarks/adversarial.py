@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""Prompts that no drafter has learnt: `python benchmarks/adversarial.py --data DIR --out adversarial`, then for each
-file `streamspec bench BUNDLE --prompts adversarial/random.jsonl --max-new-tokens 96`, and once more with `--temperature
-1.5`.
+"""Writes prompts that no drafter has learnt: `python benchmarks/adversarial.py --data DIR --out adversarial`.
 
-Writes random.jsonl (letters and digits drawn at random) and books.jsonl (passages of `DIR/books/train.jsonl.gz`).
-Speculation must notice that it does not pay: at least 0.97 of plain decoding's speed is asked. The same seed gives the
-same files.
+Then, for each file, `streamspec bench BUNDLE --prompts adversarial/random.jsonl --max-new-tokens 96`, and once more
+with `--temperature 1.5`. The files are random.jsonl (random letters and digits) and books.jsonl (passages of
+`DIR/books/train.jsonl.gz`). The speculation controller should notice that speculation does not pay and keep at least
+0.97 of plain decoding's speed. The same seed gives the same files.
 """
 
 from __future__ import annotations

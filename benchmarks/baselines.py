@@ -1,29 +1,38 @@
 #!/usr/bin/env python3
-"""Streams, Medusa heads, draft layers and a second model from the same start: `python benchmarks/baselines.py --task
-NAME --target-adapter DIR --data DIR/NAME --out OUT`.
+"""Compares streams, Medusa heads, draft layers and a second model from the same start:
+`python benchmarks/baselines.py --task NAME --target-adapter DIR --data DIR/NAME --out OUT`.
 
 The target answers `--rows` training prompts once. Every drafter then learns from these answers for the same `--minutes`
-of processor time (medusa-2, which has no target beside it, from the references, its own task LoRA included):
+of CPU time (medusa-2, which has no frozen target, from the references, its own task LoRA included):
 
-    streams         gamma 6, Ns 2, rank 32             streams-bigram  the same with a bigram of rank 32
-    streams-deep    that with Ns 10 and rank 24
-    medusa          heads sharing the LM head          medusa-bigram   the same with a bigram
-    medusa-own      heads with a matrix each           medusa-2        joint recipe: the target changes
-    eagle           a draft layer, a pass for each place, after: eagle-first  training counts its first pass alone,
-                    eagle-full  every step unrolls all passes,  eagle-tokens  learns the tokens that came alone, no
-                    states, eagle-fused  it reads three layers' states,  eagle-paper  nearest to the paper's recipe
-                    here: the states at the last layer's input, first pass alone (what hands states on stays as fitted)
-    eagle-prefix    eagle whose first pass alone attends; hydra  with weights of its own for each further pass mtp
-    on the state that the last layer saw, first pass alone, the tokens that came: DeepSeek's module, drafting on from
-    itself jakiro          two experts, the last place without a pass, by contrast; jakiro-4, -8  of so many experts
-    two; jakiro-lists  each with guesses of its own
-                    jakiro-experts, -parallel, -contrast  the experts alone, or with one of the other two parts
+    streams         gamma 6, Ns 2, rank 32
+    streams-bigram  the same with a bigram of rank 32
+    streams-deep    streams-bigram with Ns 10 and rank 24
+    medusa          heads that share the LM head
+    medusa-bigram   the same with a bigram
+    medusa-own      heads with a matrix each
+    medusa-2        joint recipe: the target changes
+    eagle           a draft layer, one pass for each depth
+    eagle-first     training counts its first pass alone
+    eagle-full      every training step unrolls all passes
+    eagle-tokens    learns the tokens of the answers alone, no states
+    eagle-fused     reads the states of three layers
+    eagle-paper     nearest to the paper's recipe here: the states at the last layer's input, first pass alone (the map
+                    that hands states on stays as fitted)
+    eagle-prefix    only the first pass attends
+    hydra           weights of its own for each further pass
+    mtp             DeepSeek's module, drafting on from itself: on the state that the last layer saw, first pass alone,
+                    the tokens of the answers
+    jakiro          two experts, the last depth without a pass, by contrast
+    jakiro-4, -8    the same with four and eight experts
+    jakiro-lists    two experts, each with candidates of its own
+    jakiro-experts, jakiro-parallel, jakiro-contrast
+                    the experts alone, or with one of the other two parts
     two-models      the target's first 6 layers, all their weights trained
 
-and becomes an int8 bundle, or what `two_model.py` drafts with. Each is measured against its own plain decoding
-(`streamspec bench`, n-grams off), the second model against streams-deep, or streams-bigram where these are not there.
-What is there is not trained again; `--train` ends before measuring. One JSON line per drafter is kept in
-OUT/NAME.jsonl.
+Each is exported as an int8 bundle, or used by `two_model.py`, and measured against its own plain decoding (`streamspec
+bench`, n-grams off); the second model is measured against streams-deep, or streams-bigram where these are missing.
+Existing results are not trained again; `--train` ends before measuring. OUT/NAME.jsonl keeps one JSON line per drafter.
 """
 
 from __future__ import annotations
@@ -72,7 +81,7 @@ def run(*command: object) -> str:
 
 
 def parameters(adapter: Path) -> dict[str, int]:
-    """Of the drafter in an adapter folder, its bigram apart."""
+    """Counts the drafter's parameters in an adapter folder, without its bigram."""
     from safetensors.numpy import load_file
 
     sizes = {
@@ -87,16 +96,17 @@ def parameters(adapter: Path) -> dict[str, int]:
 def answer(config: dict[str, object]) -> None:
     """The target's answers, before anybody's time begins to count."""
     from streamspec.adapters import models
-    from streamspec.adapters import train as stages
+    from streamspec.adapters.stages import own_answers
+    from streamspec.adapters.train import prepare
     from streamspec.adapters.training.config import TrainConfig
 
-    prepared = stages.prepare(TrainConfig.from_dict(config))
+    prepared = prepare(TrainConfig.from_dict(config))
     model = models.load_target(prepared, prepared.config.target_adapter)
     for examples, count, name in (
         (prepared.examples, prepared.config.regenerate_rows, "train"),
         (prepared.val_examples, prepared.config.val_rows, "val"),
     ):
-        stages.own_answers(prepared, model, examples, count, name, None)
+        own_answers(prepared, model, examples, count, name, None)
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Exports of bases at real width, with random weights: `python benchmarks/big_models.py OUT [--only NAME ...]
-[--precision int8 ...]`.
+"""Exports bases at real width with random weights:
+`python benchmarks/big_models.py OUT [--only NAME ...] [--precision int8 ...]`.
 
-Each base is made from the configuration of a published model, saved in bfloat16 as shards, and exported by a process of
-its own. One row of a table each: how far the graph is from PyTorch, the size of checkpoint and bundle, the export's
-peak memory over the checkpoint's size, and its minutes. `--bench` also prints what a plain step costs, how much more
-steps of 2 to 32 rows do, and the speed-up that 3.5 tokens a step would be at that cost. What is there in OUT is not
-made again.
+Each base is built from the configuration of a published model, saved in bfloat16 as shards, and exported by a process
+of its own. Prints one table row each: the graph's distance from PyTorch, the sizes of checkpoint and bundle, the
+export's peak memory over the checkpoint's size, and its minutes. `--bench` also prints the time of a plain step, the
+relative cost of steps of 2 to 32 rows, and the speed-up of 3.5 tokens a step at that cost. Existing files in OUT are
+reused.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 
 
 def make(name: str, folder: Path) -> None:
-    """Random weights in bfloat16, shards of a gigabyte, the reference base's tokenizer."""
+    """Writes random weights in bfloat16, shards of a gigabyte, with the reference base's tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

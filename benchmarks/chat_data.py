@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Prompts for a chat drafter: `python benchmarks/chat_data.py --data DIR --out chat`. Writes chat/train.jsonl and
-chat/dev.jsonl.
+"""Writes prompts for a chat drafter: `python benchmarks/chat_data.py --data DIR --out chat`.
 
-`DIR` holds `sgd/` and `gsm8k/` (train.jsonl) and `books/train.jsonl.gz`. A quarter each: beginnings of assistant
-dialogues up to a user's turn, mathematical questions, instructions about a passage of a book, and instructions about a
-topic. The drafter learns what the model itself answers; completions here only add their tokens to those that may be
-drafted and measure the next-token loss on validation data; where no reference answer exists a sentence of the passage
-or the instruction itself stands in. The same seed gives the same files.
+Writes chat/train.jsonl and chat/dev.jsonl. `DIR` holds `sgd/` and `gsm8k/` (train.jsonl) and `books/train.jsonl.gz`. A
+quarter each: beginnings of assistant dialogues up to a user's turn, mathematical questions, instructions about a
+passage of a book, and instructions about a topic. The drafter learns what the model itself answers; completions here
+only add their tokens to the draft vocabulary and measure the next-token loss on validation data. Where no reference
+answer exists a sentence of the passage or the instruction itself is the completion. The same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -211,7 +210,7 @@ def user(text: str) -> list[dict[str, str]]:
 
 
 def asked(description: str | None, rows: int) -> argparse.Namespace:
-    """Options of a script that makes prompts: `data`, `out` (made if it is not there), `rows`, `seed`."""
+    """Parses the options of a script that writes prompts: `data`, `out` (created if missing), `rows`, `seed`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

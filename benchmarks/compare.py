@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Do two systems differ in quality? Compares two files of `streamspec bench --save-outputs`, prompt by prompt.
+"""Tests whether two systems differ in quality, prompt by prompt.
 
     python benchmarks/compare.py A.jsonl B.jsonl [--side plain|speculative|BUNDLE] [--side-b ...]
 
-BUNDLE: the path of one that took part by `--also`. A and B may be one file.
-
-Prints means, the difference B - A and its 95 % interval (paired bootstrap over prompts), and one JSON line at the end.
+A and B are files of `streamspec bench --save-outputs`, possibly the same one. BUNDLE is the path of a bundle that took
+part by `--also`. Prints means, the difference B - A with its 95 % interval (paired bootstrap over prompts), and one
+JSON line at the end.
 """
 
 from __future__ import annotations

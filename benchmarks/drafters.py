@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Several drafters of one target, prompt by prompt in turns: `python benchmarks/drafters.py BUNDLE BUNDLE ... --prompts
-TASK.jsonl [--rows 16]`.
+"""Measures several drafters of one target, prompt by prompt in turns:
+`python benchmarks/drafters.py BUNDLE BUNDLE ... --prompts TASK.jsonl [--rows 16]`.
 
-Drafters measured one after the other meet different hours of a shared machine, and a few per cent between them say
-nothing. Here each prompt is answered plainly and with every drafter, in an order that changes. One row each: tokens per
-step, decode time of a step over a plain one's, speed-up over plain, and how much faster than the first bundle's drafter
-(medians over `--repeats`, with least and most). All answers must be equal.
+Drafters measured one after the other meet different loads of a shared machine, so a few per cent between them mean
+nothing. Here each prompt is answered plainly and with every drafter, in an order that changes. Prints one row each:
+tokens per step, decode time of a step over a plain step's, speed-up over plain, and speed over the first bundle's
+drafter (medians over `--repeats`, with minimum and maximum). All answers must be equal.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def spread(over: list[float], own: list[float]) -> str:
-    """Median and range of how much less time `own` took."""
+    """Formats the median and range of the time `over` divided by the time `own`."""
     ratios = [a / b for a, b in zip(over, own, strict=True)]
     return f"{median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
 

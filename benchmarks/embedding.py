@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What a bundle costs the program it is embedded in (Linux), each figure from a fresh process.
+"""Measures what a bundle costs the program that embeds it (Linux), each figure in a fresh process.
 
-python benchmarks/embedding.py memory BUNDLE...     expected and measured memory, by context python
-benchmarks/embedding.py idle BUNDLE...       processor time while nothing is asked for; memory and time of unloading and
-waking python benchmarks/embedding.py mapped BUNDLE...     what is private and what mapped: as it is, and as ONNX
-Runtime writes it with packed weights
+python benchmarks/embedding.py memory BUNDLE...     expected and measured memory, by context
+python benchmarks/embedding.py idle BUNDLE...       CPU time of an idle session; memory after unloading, time of
+                                                    unloading and reloading
+python benchmarks/embedding.py mapped BUNDLE...     private and mapped memory: as it is, and with the packed weights
+                                                    that ONNX Runtime writes
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FIELDS = ("VmRSS", "VmHWM", "RssAnon", "RssFile")
 
 
 def status() -> dict[str, float]:
-    """MB of this process: resident now, at most so far, private, mapped from files."""
+    """Returns MB of this process: resident now, peak, private, mapped from files."""
     text = Path("/proc/self/status").read_text()
     return {name: int(re.search(rf"{name}:\s+(\d+)", text)[1]) * 1024 / MB for name in FIELDS}  # type: ignore[index]
 
@@ -49,7 +50,7 @@ def measure_memory(bundle: str, context: int) -> dict[str, Any]:
 
 def memory(bundles: list[Path]) -> None:
     from streamspec.bundle.files import read_manifest
-    from streamspec.runtime.engine.memory_estimate import estimate
+    from streamspec.runtime.memory import estimate
 
     print(
         "| bundle | context | expected, MB | weights, packed, cache, work | after load | after an answer | most | "
@@ -105,8 +106,9 @@ def idle(bundles: list[Path]) -> None:
 
 
 def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
-    """Private and mapped memory of the graph alone, and its plain step; `packed`: in the files of `folder`, which are
-    written first where they are not there.
+    """Returns private and mapped memory of the graph alone, and its plain step.
+
+    `packed` uses the files of `folder`, which are written first if missing.
     """
     import numpy as np
 
@@ -170,7 +172,7 @@ def mapped(bundles: list[Path]) -> None:
 
 
 def fresh(function: str, *arguments: Any) -> dict[str, Any]:
-    """What a function of this file returns in a process of its own."""
+    """Calls a function of this file in a process of its own and returns its result."""
     command = [sys.executable, __file__, "call", json.dumps([function, *map(str, arguments[:1]), *arguments[1:]])]
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return dict(json.loads(out.splitlines()[-1]))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What streams behind the prompt cost the first token and bring the answer: `python benchmarks/first_token.py BUNDLE
---prompts F.jsonl [--limit 30]`.
+"""Measures the cost of running streams after the prompt:
+`python benchmarks/first_token.py BUNDLE --prompts F.jsonl [--limit 30]`.
 
 Each prompt is answered with and without them, in turn, from an empty cache; answers must be the same. Ratios are of
-sums over all prompts: median over the repetitions with the smallest and the largest.
+sums over all prompts: median over the repetitions with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import median
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import load, stream
-from streamspec.runtime.decoding.verify import loop
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 
 PARTS = {
     "first token": ("prefill_seconds",),
@@ -24,8 +24,8 @@ PARTS = {
 }
 
 
-class Late(loop.Decoder):
-    """Drafts nothing behind the prompt."""
+class Late(SpeculativeDecoder):
+    """Drafts nothing after the prompt."""
 
     def _may_draft(self, position: int) -> bool:
         return self.stats.new_tokens > 0 and super()._may_draft(position)
@@ -42,14 +42,14 @@ def main() -> None:
     arguments = parser.parse_args()
     session = load(arguments.bundle, threads=arguments.threads)
     prompts = [case.turns[0] for case in read_cases(arguments.prompts, arguments.limit)]
-    sides = {"with": loop.Decoder, "without": Late}
+    sides = {"with": SpeculativeDecoder, "without": Late}
     spent = {(side, part): [0.0] * arguments.repeats for side in sides for part in PARTS}
     for repeat in track(range(arguments.repeats), "repetitions", arguments.repeats):
         for number, prompt in enumerate(prompts):
             answers = []
             for side in list(sides) if (number + repeat) % 2 else reversed(sides):
                 session.forget()
-                stream.Decoder = sides[side]  # type: ignore[misc]
+                stream.SpeculativeDecoder = sides[side]  # type: ignore[misc]
                 answers.append(session.generate(prompt, max_new_tokens=arguments.max_new_tokens))
                 for part, fields in PARTS.items():
                     spent[side, part][repeat] += sum(getattr(answers[-1].stats, name) for name in fields)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A plain step beside onnxruntime-genai's: `python benchmarks/genai_step.py BUNDLE FOLDER [--rounds 7] [--threads N]`.
+"""Compares a plain step with onnxruntime-genai's:
+`python benchmarks/genai_step.py BUNDLE FOLDER [--rounds 7] [--threads N]`.
 
-FOLDER is the same model by `streamspec export --plain-genai`, in the same precision. Both write `--tokens` tokens
-behind the same prompt, in turns; what counts is the median time of a token, the first ones left out, with everything
-around the model call on both sides.
+FOLDER is the same model by `streamspec export --plain-genai`, in the same precision. Both write `--tokens` tokens after
+the same prompt, in turns. The figure is the median time of a token, without the first ones, with everything around the
+model call on both sides.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ WARM = 4  # tokens that do not count
 
 
 def ours(engine: OrtRunner, prompt: np.ndarray, tokens: int) -> tuple[float, list[int]]:
-    """Median seconds of a token, and the tokens."""
+    """Returns the median seconds of a token, and the tokens."""
     engine.reset()
     written = [int(engine.prefill(prompt.tolist(), draft=False).choices[-1])]
     taken = []
     for _ in range(tokens - 1):
         started = time.perf_counter()
         result = engine.verify(np.array(written[-1:]), ROOT_ONLY, draft=False)
-        engine.keep([0])
+        engine.commit([0])
         written.append(int(result.choices[0]))
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[WARM:]), written

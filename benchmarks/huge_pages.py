@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What huge pages are worth: `python benchmarks/huge_pages.py BUNDLE [--loads 5] [--rows 8] [--threads N]`.
+"""Measures the effect of huge pages: `python benchmarks/huge_pages.py BUNDLE [--loads 5] [--rows 8] [--threads N]`.
 
 Fresh processes open the bundle alternately with and without (`streamspec.runtime.hardware.huge_pages`). Prints seconds
 of opening the graph, medians of a plain step and of a step of `--rows` rows, resident memory; then the medians over the
@@ -29,7 +29,7 @@ CONTEXT, ROUNDS, BLOCK = 64, 10, 14
 
 
 def measure(bundle: Path, with_pages: bool, rows: int, threads: int | None) -> dict[str, float]:
-    """In this process, which must not have opened a bundle before."""
+    """Measures in this process, which must not have opened a bundle before."""
     if not with_pages:
         pages.SWITCH = Path("/nowhere")
     manifest = read_manifest(bundle)

@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
-"""How soon a session answers and stops: `python benchmarks/latency.py BUNDLE --prompts question.jsonl [--limit 24]
-[--cancels 500]`.
+"""Measures how soon a session answers and stops:
+`python benchmarks/latency.py BUNDLE --prompts question.jsonl [--limit 24] [--cancels 500]`.
 
 - Time to the first token, speculative over plain, of the same prompts (all turns of a row, answered in a chat), the two
-sides in turn, from an
-  empty cache; and of each further turn with what the cache knows of the turns before.
-- Cancelling: milliseconds from `cancel` to the end of the answer, at random moments while the prompt is read and while
-tokens are written.
-- Two sessions at once, in threads: tokens of each until the first has finished; one that writes beside one that reads a
-long prompt.
+  sides in turn, from an empty cache; and of each further turn with the KV cache of the turns before.
+- Cancelling: milliseconds from `cancel` to the end of the answer, at random moments during prefill and during decoding.
+- Two sessions at once, in threads: tokens of each until the first has finished; one that decodes beside one that
+  prefills a long prompt.
 
-All answers are compared with those of a fresh session. Ratios are medians over prompts with the smallest and the
-largest repetition.
+All answers are compared with those of a fresh session. Ratios are medians over prompts with the minimum and the maximum
+over the repetitions.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ LONG = "The quick brown fox jumps over the lazy dog. "
 
 
 def first_token(session: Session, prompt: list[int], speculate: bool) -> float:
-    """Seconds until the first token of `prompt` is there, the prompt's tokens given."""
+    """Returns the seconds until the first token after `prompt`, given as tokens."""
     started = time.perf_counter()
     stream = session.stream(prompt, max_new_tokens=2, speculate=speculate)
     next(stream)
@@ -61,7 +59,7 @@ def first_tokens(session: Session, prompts: list[list[int]], repeats: int) -> No
 
 
 def later_turns(session: Session, conversations: list[list[str]], limit: int) -> int:
-    """Prints what a known beginning saves; returns answers that differ from a fresh session's."""
+    """Prints what a known prefix saves; returns how many answers differ from a fresh session's."""
     known, anew, differ, tokens = [], [], 0, []
     other = session.another()
     for turns in track(conversations, "later turns", len(conversations)):
@@ -84,7 +82,7 @@ def later_turns(session: Session, conversations: list[list[str]], limit: int) ->
 
 
 def cancels(session: Session, prompt: list[int], count: int, chance: random.Random) -> int:
-    """Prints how soon a generation ends once it is cancelled; returns how many did not end as cancelled."""
+    """Prints how soon a cancelled generation ends; returns how many did not end as cancelled."""
     strange = 0
     for place in ("reading", "writing"):
         waits, before = [], strange
@@ -111,7 +109,7 @@ def cancels(session: Session, prompt: list[int], count: int, chance: random.Rand
 
 
 def two_at_once(session: Session, prompts: list[list[int]], long: list[int], limit: int) -> int:
-    """Prints how two sessions share; returns answers that differ from those given alone."""
+    """Prints how two sessions share; returns how many answers differ from those given alone."""
     alone = [session.another().generate(prompt, max_new_tokens=limit).token_ids for prompt in prompts]
     shares, slower, differ = [], [], 0
     for i in range(0, len(prompts) - 1, 2):

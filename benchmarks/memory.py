@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Where the runtime's memory goes, in MiB of resident size (Linux): `python benchmarks/memory.py BUNDLE [--prompts
-FILE]`.
+"""Measures the parts of the runtime's memory in MiB of resident size (Linux):
+`python benchmarks/memory.py BUNDLE [--prompts FILE]`.
 
 First table: the parts of a session opened one after the other, as `streamspec.runtime.load` does. Second: `load` and
-answers in a fresh process; the first `load` of a bundle on a machine also measures what steps cost.
+answers in a fresh process; the first `load` of a bundle on a machine also calibrates the cost of steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def heading() -> None:
 
 
 def say(label: str) -> None:
-    """Prints what is resident now, at most so far, and of now what is mapped from files."""
+    """Prints the resident size, its peak, and how much of it is mapped from files."""
     text = Path("/proc/self/status").read_text()
     resident, most, mapped = (
         int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024 for name in ("VmRSS", "VmHWM", "RssFile")
@@ -51,7 +51,7 @@ def parts(bundle: Path) -> None:
     say("probe for saturating products")
     opened = engine.OrtRunner(graph.LoadedModel(bundle / "model.onnx", manifest))
     say("graph")
-    probe.check_probe(opened, manifest)
+    probe.check_numerics(opened, manifest)
     say("numerical probe")
     opened.reset()
     opened.prefill([1] * 64, draft=True)

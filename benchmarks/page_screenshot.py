@@ -1,9 +1,9 @@
-"""A picture of the web page with a real conversation in it: docs/images/page.png.
+"""Takes a screenshot of the web page with a real conversation: docs/images/page.png.
 
     streamspec export --base smollm2-135m --adapter benchmarks/adapters/chat --out chat --precision int8
     python benchmarks/page_screenshot.py chat --out docs/images/page.png
 
-Serves the bundle on a free port, asks in a headless Chromium and waits for the answers.
+Serves the bundle on a free port, sends a message in a headless Chromium and waits for the answers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Do bundles differ in their plain step? `python benchmarks/plain_step.py BUNDLE OTHER ... [--loads 6] [--threads N]`.
+"""Compares the plain steps of bundles: `python benchmarks/plain_step.py BUNDLE OTHER ... [--loads 6] [--threads N]`.
 
-Opens all bundles afresh `--loads` times, in turns in the given and in the reverse order, because where memory happens
-to lie decides several per cent; within a load their steps alternate. Prints medians in ms and the ratio of the first
+Opens all bundles afresh `--loads` times, in turns in the given and in the reverse order, because the placement of
+memory decides several per cent; within a load their steps alternate. Prints medians in ms and the ratio of the first
 bundle to each other.
 """
 
@@ -23,7 +23,7 @@ BLOCK = 12  # steps of a bundle before the next one's turn; the first two bring 
 
 
 def medians(engines: dict[Path, OrtRunner], context: int, rounds: int) -> dict[Path, float]:
-    """Bundle -> median ms of a plain step."""
+    """Maps each bundle to the median ms of its plain step."""
     times: dict[Path, list[float]] = {bundle: [] for bundle in engines}
     for _ in range(rounds):
         for bundle, engine in engines.items():

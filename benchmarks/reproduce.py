@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
-"""Reproduces the figures of docs/benchmarks.md (DialogSum, which is not shipped, by the commands given there): `python
-benchmarks/reproduce.py --data DIR [--work DIR] [--only PART ...]`.
+"""Reproduces the figures of docs/lab/benchmarks.md:
+`python benchmarks/reproduce.py --data DIR [--work DIR] [--only PART ...]`.
 
-`DIR` holds `e2e/` and `wikisql/` with train, dev and test files (prompt/completion rows; test rows may have
-`references`); some parts also read `books/train.jsonl.gz` and `spec_bench/question.jsonl`. Each part is a list of
-streamspec commands, printed before they run; what is already there is not made again. Parts:
+DialogSum, which is not shipped, is measured by the commands given on that page. `DIR` holds `e2e/` and `wikisql/` with
+train, dev and test files (prompt/completion rows; test rows may have `references`); some parts also read
+`books/train.jsonl.gz` and `spec_bench/question.jsonl`. Each part is a list of streamspec commands, printed before they
+run; existing results are not made again. Parts:
 
-    train     the shipped adapters, from nothing (hours; without it the ones under benchmarks/adapters are measured)
-    arms      joint, joint + self-distill and staged at equal total time export    bundles of the streaming adapter in
-    all precisions, of its task LoRA alone, and of `--method lora` if trained speed     tau and speed-up per tree size,
-    against the own, the fastest and the task LoRA's plain decoding identity  20,000 tokens against plain decoding, fp32
-    (int8: the quality part compares more) quality   EM and ROUGE of the streaming bundle against `--method lora`,
-    paired bootstrap profile   where a step's time and the runtime's memory go training  time of a joint step against a
-    step of `--method lora` pages     a load with and without huge pages typical   tokens per step and quality if
-    typical tokens were accepted too trees     trees chosen each step, fixed, Cartesian and pruned sampled   temperature
-    1, top-p 0.9, against plain sampling with the same seeds adversarial  prompts that no drafter has learnt, greedy and
-    at temperature 1.5 chat      Spec-Bench by category: chat drafter with n-grams, each of them alone baselines
-    streams, Medusa heads and a second model from the same start (hours) ablations what each choice of the streams is
-    worth (hours)
+    train        the shipped adapters, from nothing (hours; without it those of benchmarks/adapters are measured)
+    arms         joint, joint + self-distill and staged at equal total time
+    export       bundles of the streaming adapter in all precisions, of its task LoRA alone, and of `--method lora` if
+                 trained
+    speed        tau and speed-up per tree size, over the own, the fastest and the task LoRA's plain decoding
+    identity     20,000 tokens compared with plain decoding, fp32 (int8: the quality part compares more)
+    quality      EM and ROUGE of the streaming bundle against `--method lora`, paired bootstrap
+    profile      time of a step by part, memory of the runtime by part
+    training     time of a joint step over a step of `--method lora`
+    pages        a load with and without huge pages
+    typical      tokens per step and quality with typical acceptance
+    trees        trees chosen each step, fixed, Cartesian and pruned
+    sampled      temperature 1, top-p 0.9, against plain sampling with the same seeds
+    adversarial  prompts that no drafter has learnt, greedy and at temperature 1.5
+    chat         Spec-Bench by category: chat drafter with n-grams, each of them alone
+    baselines    streams, Medusa heads and a second model from the same start (hours)
+    ablations    the effect of each design choice of the streams (hours)
 """
 
 from __future__ import annotations
@@ -137,7 +143,7 @@ def export(data: Path, work: Path) -> Part:
 
 
 def copy_task_lora(adapter: Path, out: Path) -> None:
-    """The task LoRA of a staged adapter without its streams: the target as it is alone."""
+    """Copies the task LoRA of a staged adapter without its streams: the target alone."""
     out.mkdir(exist_ok=True)
     config = json.loads((adapter / "streamspec_config.json").read_text())
     config |= {"method": "lora", "recipe": None, "streams": None}
@@ -157,7 +163,7 @@ def identity(data: Path, work: Path) -> Part:
 
 
 def quality(data: Path, work: Path) -> Part:
-    """Against `--method lora` at the rank it was trained with, or else the target alone."""
+    """Compares with `--method lora` at the rank it was trained with, or else with the target alone."""
     for task in TASKS:
         out, lora = work / f"{task}-quality.jsonl", work / f"{task}-lora-int8"
         other = lora if lora.exists() else work / f"{task}-target-int8"
@@ -274,7 +280,7 @@ def prompts(data: Path, task: str, limit: int) -> Command:
 
 
 def finished(result: Path) -> bool:
-    """A file that is there; an adapter or a bundle whose last file is."""
+    """Returns whether a file exists, or the last file of an adapter or bundle does."""
     return result.is_file() or any((result / last).exists() for last in ("training.json", "manifest.json"))
 
 

@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
-"""What the server adds and what it withstands: `python benchmarks/serving.py BUNDLE [--requests 2000] [--clients 4]
-[--tokens 48] [--threads N] [--skip-times]`.
+"""Measures the overhead and the robustness of the server:
+`python benchmarks/serving.py BUNDLE [--requests 2000] [--clients 4] [--tokens 48] [--threads N] [--skip-times]`.
 
-- Idle: processor time of the server over 10 s. A request that asks nothing of the model (`/health`), connection
-included.
+- Idle: CPU time of the server over 10 s. A request without the model (`/health`), connection included.
 - Time to the first token and tokens per second through the server, over a session of this process, in turn; the server
-sleeps while the session works.
+  is idle while the session works.
 - Two clients at once: tokens of each until the first has finished.
-- Soak: so many requests by several clients, of them a quarter ended by the client (in the queue, while the prompt is
-read, in the middle of a
-  stream), a tenth wrong in some way, the rest answered in full, streamed or not, greedy or with a seed, by any adapter
-  of the bundle. Every answer is compared with a fresh session's, every piece with that answer's beginning; memory is
-  read all along, and its slope is over the second half.
+- Soak: `--requests` requests by several clients. A quarter is ended by the client (in the queue, during prefill, in the
+  middle of a stream), a tenth is invalid, the rest is answered in full, streamed or not, greedy or with a seed, by any
+  adapter of the bundle. Every answer is compared with a fresh session's, every partial answer with that answer's
+  prefix. Memory is sampled throughout; its slope is that of the second half.
 
 The server is a process of its own, the clients are `openai`'s.
 """
@@ -87,7 +85,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=TOKEN, max_retries=3, timeout=120)
 
     def memory(self) -> float:
-        """MB of its own, without mapped files."""
+        """Returns the process's private MB, without mapped files."""
         found = self.watched.memory_info()
         return float(found.rss - getattr(found, "shared", 0)) / 1e6
 
@@ -166,7 +164,7 @@ def fair(server: Server, tokens: int) -> None:
 
 
 def soak(server: Server, session: Session, requests: int, clients: int, tokens: int) -> int:
-    """Number of faults."""
+    """Returns the number of faults."""
     want: dict[tuple[str, str, int | None], str] = {}
     for model in server.models:
         if session.adapters:

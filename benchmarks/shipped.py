@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What ships, by part, in bytes: `python benchmarks/shipped.py [--frozen FOLDER] [--json]`.
+"""Lists the shipped bytes by part: `python benchmarks/shipped.py [--frozen FOLDER] [--json]`.
 
-Builds the wheel out of this checkout and lists its parts: files, bytes as they lie on disk and as the wheel holds them.
-`--frozen`: a folder that PyInstaller made, such as that of examples/desktop; lists what of streamspec is in it, as
-compressed bytecode.
+Builds the wheel from this checkout and lists its parts: files, bytes on disk and bytes in the wheel. `--frozen`: a
+folder that PyInstaller made, such as that of examples/desktop; lists the streamspec modules in it, as compressed
+bytecode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEFT = ("__pycache__", ".venv", "build", "dist", "*.egg-info")
 
 @dataclass
 class Part:
-    """`stored`: bytes as they ship, compressed."""
+    """`stored` counts bytes as they ship, compressed."""
 
     files: int = 0
     size: int = 0
@@ -38,8 +38,9 @@ class Part:
 
 
 def build_wheel(folder: Path) -> Path:
-    """A wheel in `folder`, out of a copy, so that nothing stale in a `build` folder gets in. Needs setuptools, no
-    network.
+    """Builds a wheel in `folder` from a copy of the checkout, so that no stale `build` folder gets in.
+
+    Needs setuptools, no network.
     """
     with tempfile.TemporaryDirectory() as copied:
         source = Path(copied) / "source"
@@ -64,7 +65,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def packages() -> dict[str, Path]:
-    """Package -> its folder in the checkout, for all that pyproject.toml lists."""
+    """Maps each package that pyproject.toml lists to its folder in the checkout."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     given = {name: Path(folder) for name, folder in setuptools["package-dir"].items()}
 
@@ -76,7 +77,7 @@ def packages() -> dict[str, Path]:
 
 
 def parts(wheel: Path) -> dict[str, Part]:
-    """Package -> what the wheel holds of it itself, without the packages within it; "metadata" for the rest."""
+    """Maps each package to its own files in the wheel, without sub-packages; "metadata" holds the rest."""
     found = {name: Part() for name in packages()} | {"metadata": Part()}
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
@@ -88,8 +89,9 @@ def parts(wheel: Path) -> dict[str, Part]:
 
 
 def frozen(folder: Path) -> dict[str, int]:
-    """Module of streamspec -> bytes of it in the frozen application in `folder`, whose executable has the folder's
-    name.
+    """Maps the streamspec modules of the frozen application in `folder` to their bytes.
+
+    The executable has the folder's name.
     """
     from PyInstaller.archive.readers import CArchiveReader
 
@@ -103,7 +105,7 @@ def frozen(folder: Path) -> dict[str, int]:
 
 
 def runtime(found: dict[str, Part]) -> Part:
-    """What a program that generates text needs: core and runtime."""
+    """Returns the parts that a program that generates text needs: core and runtime."""
     picked = [
         part for name, part in found.items() if name == CORE or name.split(".")[1:2] in [[one] for one in RUNTIME]
     ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Where a step's time goes, by rows: `python benchmarks/step_profile.py BUNDLE [--rows 1 4 8 16] [--context 64]
-[--steps 30]`.
+"""Measures the time of a step by part and rows:
+`python benchmarks/step_profile.py BUNDLE [--rows 1 4 8 16] [--context 64] [--steps 30]`.
 
 Times without the profiler come first (medians, row counts interleaved); the profiler's shares of the parts are then
 applied to them, because profiling itself slows small nodes down. Parts follow the node names of the exported graph.
@@ -29,7 +29,7 @@ PARTS = ("trunk", "attention", "main head", "streams", "stream head", "acceptanc
 
 
 def part_of(name: str) -> str:
-    """The part a node belongs to, by its name in the graph."""
+    """Returns the part of a node, by its name in the graph."""
     if name.startswith("streams/accept"):
         return "acceptance and rest"
     if name.startswith("streams"):
@@ -47,18 +47,18 @@ def prepare(engine: OrtRunner, context: int) -> None:
 
 
 def step(engine: OrtRunner, tree: DraftTree, context: int) -> tuple[float, float]:
-    """(whole step, graph call) in seconds: verifying, accepting, compacting; without choosing what to draft."""
+    """Returns seconds of (whole step, graph call): verify, accept, compact; without building a draft."""
     before, started = engine.graph_seconds, time.perf_counter()
     tokens = np.arange(len(tree)) % engine.vocab_size
     result = engine.verify(tokens, tree, draft=len(tree) > 1)
-    engine.keep(accept(tree, tokens, result.choices)[1])
+    engine.commit(accept(tree, tokens, result.choices)[1])
     whole = time.perf_counter() - started
     engine.rewind(context)
     return whole, engine.graph_seconds - before
 
 
 def measure(engine: OrtRunner, trees: dict[int, DraftTree], context: int, steps: int) -> dict[int, tuple[float, float]]:
-    """Rows -> median (whole step, graph call) in ms."""
+    """Maps rows to the median (whole step, graph call) in ms."""
     prepare(engine, context)
     times: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for round_ in range(steps + 2):
@@ -73,13 +73,13 @@ def measure(engine: OrtRunner, trees: dict[int, DraftTree], context: int, steps:
 
 
 def shares(bundle: Path, tree: DraftTree, context: int, steps: int) -> dict[str, float]:
-    """Share of each part in the nodes' time, from ONNX Runtime's profiler."""
+    """Returns each part's share of the nodes' time, from ONNX Runtime's profiler."""
     with tempfile.TemporaryDirectory() as folder:
         engine = OrtRunner(LoadedModel(bundle / "model.onnx", read_manifest(bundle), profile=Path(folder) / "profile"))
         prepare(engine, context)
         for _ in range(steps):
             step(engine, tree, context)
-        events = json.loads(engine.graph.end_profile().read_text())
+        events = json.loads(engine.model.end_profile().read_text())
     runs = [e for e in events if e.get("name") == "model_run"]
     first = min(e["ts"] for e in runs[-steps:])
     totals: dict[str, float] = defaultdict(float)

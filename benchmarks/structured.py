@@ -1,9 +1,9 @@
-"""What following a grammar costs and brings: tokens per second of constrained and free answers, plain and speculative,
+"""Measures the cost and gain of a grammar: tokens per second of constrained and free answers, plain and speculative,
 interleaved.
 
     python benchmarks/structured.py BUNDLE [--repeat 5] [--threads N]
 
-Prints a table; what differs between plain and speculative is an error.
+Prints a table; a difference between plain and speculative is an error.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What swapping costs: `python benchmarks/swappable.py SWAPPABLE --adapter NAME MERGED PROMPTS.jsonl [--adapter ...]
-[--limit 20]`.
+"""Measures the cost of swappable adapters:
+`python benchmarks/swappable.py SWAPPABLE --adapter NAME MERGED PROMPTS.jsonl [--adapter ...] [--limit 20]`.
 
-Each adapter NAME of a swappable bundle against MERGED, the bundle that has it in its weights, prompt by prompt in an
-order that changes: a plain step, tokens per step, tokens per second and speed-up on either side (medians over
+Each adapter NAME of a swappable bundle is compared with MERGED, the bundle that has it in its weights, prompt by prompt
+in an order that changes: a plain step, tokens per step, tokens per second and speed-up on either side (medians over
 `--repeats`). Every answer must be the same with and without drafts; between the two bundles, which round differently,
 equal answers are counted. Then the sizes of the adapters' files, and seconds of a swap to each, the others between
 (median of `--swaps`), once known to this machine.
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def compare(name: str, sessions: dict[str, Session], prompts: Path, arguments: argparse.Namespace) -> tuple[str, int]:
-    """A line of the table, and how many answers differed with drafts."""
+    """Returns a row of the table, and how many answers differed with drafts."""
     cases = read_cases(prompts, arguments.limit)
     sides = [Arm(side, sessions[side.split(",")[0]], "plain" not in side, rows=arguments.rows) for side in SIDES]
     for side in sides:
@@ -101,12 +101,12 @@ def compare(name: str, sessions: dict[str, Session], prompts: Path, arguments: a
 
 
 def per_second(answers: list[ArmOutput]) -> float:
-    """Tokens of the decode phase over its time."""
+    """Returns tokens of the decode phase over its time."""
     return sum(a.measure.step_tokens + a.measure.plain_steps for a in answers) / sum(a.measure.decode for a in answers)
 
 
 def per_step(passes: list[list[ArmOutput]]) -> float:
-    """Tokens per step of any kind."""
+    """Returns tokens per step of any kind."""
     measures = [answer.measure for answers in passes for answer in answers]
     return sum(m.step_tokens + m.plain_steps for m in measures) / sum(m.steps + m.plain_steps for m in measures)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Training time of `--recipe joint` over `--method lora`, per token: `python benchmarks/train_time.py DATA.jsonl
-[--steps 40]`.
+"""Compares the training time per token of `--recipe joint` with that of `--method lora`:
+`python benchmarks/train_time.py DATA.jsonl [--steps 40]`.
 
-Both train the same batches in the same order (equal seeds), alternately, `--repeats` times; the time of the first ten
-steps of a run (warm-up) does not count. Prints seconds a step of every run and the ratio of each pair.
+Both train on the same batches in the same order (equal seeds), alternately, `--repeats` times; the first ten steps of a
+run (warm-up) are not counted. Prints seconds a step of every run and the ratio of each pair.
 """
 
 from __future__ import annotations

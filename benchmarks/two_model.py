@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Two-model speculative decoding (Leviathan et al., arXiv 2211.17192) in the same runtime, for comparison.
+"""Measures two-model speculative decoding (Leviathan et al., arXiv 2211.17192) in the same runtime.
 
     python benchmarks/two_model.py train --target-adapter DIR --answers FILE --layers 6 --minutes 20 --out draft-base
     streamspec export --base draft-base --out draft-int8
     python benchmarks/two_model.py bench BUNDLE --draft draft-int8 --prompts F.jsonl [--gammas 2 3 4 5]
 
-`train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and teaches all but the
-embeddings the target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with
+`train` cuts the first layers, the final norm and the head off the target (base and task LoRA) and trains all but the
+embeddings on the target's own answers: FILE of `streamspec train --answers`. `bench` decodes every prompt plainly, with
 the bundle's own drafter and with the draft model, in turn, n-grams off; all three must write the same tokens.
 """
 
@@ -37,8 +37,9 @@ from streamspec.runtime.engine.runner import OrtRunner
 
 
 class TwoModelEngine:
-    """The target's engine with a second model that drafts `gamma` tokens, one call each
-    (`streamspec.runtime.decoding.model_runner.ModelRunner`).
+    """Runs the target with a second model that drafts `gamma` tokens, one call each.
+
+    Implements `streamspec.runtime.decoding.model_runner.ModelRunner`.
     """
 
     def __init__(self, target: OrtRunner, draft: OrtRunner, gamma: int) -> None:
@@ -102,17 +103,17 @@ class TwoModelEngine:
             self._feed(unseen)
         return found
 
-    def keep(self, path: Sequence[int]) -> None:
-        self.target.keep(path)
+    def commit(self, path: Sequence[int]) -> None:
+        self.target.commit(path)
 
     def cancel(self) -> None:
         self.target.cancel()
 
     def _feed(self, tokens: list[int]) -> int:
-        """Commits `tokens` to the draft model; its choice behind the last."""
+        """Commits `tokens` to the draft model and returns its choice after the last."""
         tree = chain(len(tokens) - 1)
         choices = self.draft.verify(np.array(tokens), tree, draft=False).choices
-        self.draft.keep(range(len(tokens)))
+        self.draft.commit(range(len(tokens)))
         return int(choices[-1])
 
     def _guess(self, committed: list[int]) -> IndependentProposal:
@@ -131,7 +132,7 @@ def decode(engine: Any, prompt: list[int], plan: DecodingConfig) -> tuple[list[i
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Medians over repetitions of milliseconds per sample; ratios per repetition."""
+    """Returns medians over repetitions of milliseconds per sample, and ratios per repetition."""
     session = load(arguments.bundle, threads=arguments.threads, ngram=False)
     small = load(arguments.draft, threads=arguments.threads, tree="plain")
     target, eos = session.engine, session.manifest.model.eos_token_ids
@@ -188,8 +189,9 @@ def train(arguments: argparse.Namespace) -> None:
     from streamspec.adapters.drafters.base import TargetModel
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.data import joined
+    from streamspec.adapters.training.device import spare_allocator
     from streamspec.adapters.training.losses import next_token_loss
-    from streamspec.adapters.training.stage import Stage, run_stage, spare_allocator
+    from streamspec.adapters.training.stage import Stage, run_stage
     from streamspec.bundle.adapter_folder import read_adapter
     from streamspec.export.weights.load_weights import load_model
 

@@ -66,7 +66,7 @@ class TypicalEngine:
         found = self._engine.prefill(tokens[list(path)].tolist(), draft)
         return StepResult(choices, longest if draft else None, found.guesses)
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         """Done."""
 
 

@@ -1,11 +1,10 @@
 """streamspec.export: base + adapter -> bundle, an ONNX step graph with everything the runtime needs beside it.
 
-`export` writes a bundle. The pieces: `families` (what a decoder is), `builder` (nodes and weights to disk), `quantise`
-(precisions), `decoder` and `graph` (main rows, acceptance), `drafting`, `streams` and `medusa` (drafters), `oracle` and
-`parity` (PyTorch's word on it), `quality` (what a precision costs), `source` and `bundle_writer` (files in, files out);
-`target` (what for), `static`, `lowering` and `weight_only` (the graph of fixed shapes), `compact` (a cache on a
-device); `lowrank`, `swappable` and `swappable_writer` (adapters beside the base, swapped while it runs); `genai` (a
-plain model for onnxruntime-genai).
+`export` writes a bundle. Read in this order: `bundle_writer` (the steps of an export), `graphs` (whole graphs),
+`layers` (their parts), `drafters` (a table with one row each), `quantization` (precisions), `weights` (the model as it
+is read), `ops` (nodes and initializers), `validate` (PyTorch's results beside the graph's). `swappable_bundle` exports
+adapters beside the base, swapped while it runs; `genai` a plain model for onnxruntime-genai. The names of the graphs'
+inputs and outputs are in `streamspec.step_graph`.
 """
 
 from __future__ import annotations

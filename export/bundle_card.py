@@ -1,4 +1,4 @@
-"""The bundle's card: a README.md a person can read without tools. Knows only the manifest."""
+"""Writes the bundle's card: a README.md a person can read without tools, made of the manifest alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def write_card(folder: Path, manifest: Manifest) -> None:
 
 
 def card(manifest: Manifest) -> str:
-    """Markdown: what the bundle is, how to run it, how close it is to PyTorch."""
+    """Markdown that says what the bundle is, how to run it, and how close it is to PyTorch."""
     streams, model = manifest.streams, manifest.model
     drafter = "none"
     if streams:

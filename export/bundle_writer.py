@@ -1,6 +1,6 @@
-"""Base + adapter -> bundle: resolve, check, build, quantise, compare with PyTorch, write; all or nothing.
+"""Exports a base and an adapter as a bundle: resolve, check, build, quantise, compare with PyTorch, write; or nothing.
 
-Knows the order of things; each step lives in a module of its own.
+Each step lives in a module of its own; this one has their order.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from streamspec.bundle.files import bundle_folder, finish
 from streamspec.bundle.manifest import (
     CHOICE,
     COMPACT,
-    DRAFT_LAYERS,
     MODEL,
     TEMPLATE,
     BaseInfo,
-    DrafterInfo,
     DraftTreeInfo,
     Manifest,
     ModelInfo,
@@ -35,9 +33,10 @@ from streamspec.bundle.manifest import (
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import ConfigError
 from streamspec.export.bundle_card import write_card
-from streamspec.export.drafters.base import DraftSpec, most_candidates
-from streamspec.export.drafters.draft_layer import DraftLayerSpec
-from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS, StreamSpec
+from streamspec.export.drafters.adapter_section import read_nodes
+from streamspec.export.drafters.base import DraftSpec, graph_features, most_candidates
+from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS
+from streamspec.export.drafters.table import DRAFTERS, read_drafter
 from streamspec.export.graphs.cache_compaction import compact_graph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
 from streamspec.export.graphs.step_graph import StepGraph
@@ -53,7 +52,7 @@ from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.parity import TREE_ROWS, check_parity, expect, make_probe, page, passage
 from streamspec.export.validate.perplexity import HeldOut, answer_tokens, perplexity_of_graph, perplexity_of_model
-from streamspec.export.weights.load_weights import ModelSource, load_model, read_drafter, read_nodes
+from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.prompt.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
@@ -163,10 +162,8 @@ def asked_for(base: str | Path, adapter: str | Path | None, say: Progress) -> tu
 
 
 def _load(base: Base, adapter: Adapter | None) -> Parts:
-    grown = (
-        adapter is not None and adapter.method in DRAFT_LAYERS
-    )  # compared as they were trained, beside the whole model
-    model = load_model(base, adapter, whole=grown)
+    whole = adapter is not None and adapter.streams is not None and DRAFTERS[adapter.method].whole_model
+    model = load_model(base, adapter, whole=whole)
     spec = describe(model)
     if adapter is None or adapter.streams is None:
         return Parts(base, adapter, model, spec, None, None, most_candidates(None, spec.vocab))
@@ -194,9 +191,7 @@ def _fixed(parts: Parts, target: Target, say: Progress) -> Parts:
 
 
 def _compact_graph(parts: Parts) -> onnx.ModelProto:
-    spec, streams = parts.spec, parts.streams
-    exit_layer = streams.first_layer(spec.layers) if streams is not None and streams.pruning is not None else None
-    return compact_graph(spec.layers + isinstance(streams, DraftLayerSpec), spec.kv_heads, spec.head_dim, exit_layer)
+    return compact_graph(graph_features(parts.spec, parts.streams, parts.candidates))
 
 
 def _graph(
@@ -204,8 +199,8 @@ def _graph(
 ) -> StepGraph | StaticStepGraph:
     source = weights(parts.model, parts.spec, kind, tokenizer, say)
     streams = parts.streams
-    if isinstance(source, smooth.SmoothedSource) and isinstance(streams, StreamSpec):
-        streams = source.streams(streams, parts.spec)
+    if isinstance(source, smooth.SmoothedSource) and streams is not None:
+        streams = source.drafter(streams, parts.spec)
     if fixed := parts.static:
         return StaticStepGraph(
             parts.spec,
@@ -256,23 +251,12 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids),
         ),
         prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
-        streams=describe_drafter(parts.streams, parts.candidates) if parts.streams else None,
+        streams=parts.streams.info(parts.candidates) if parts.streams else None,
         trees=parts.trees,
         static=parts.static,
         tools={"streamspec": __version__}
         | {name: version(name) for name in ("onnxruntime", "onnx", "torch", "transformers")},
     )
-
-
-def describe_drafter(spec: DraftSpec, candidates: int) -> DrafterInfo:
-    """The drafter as a manifest says it."""
-    shared: dict[str, Any] = {"bigram": spec.bigram is not None, "pruning": spec.pruning is not None}
-    if isinstance(spec, DraftLayerSpec):
-        return DrafterInfo(spec.gamma, 0, candidates, "same", root_token=True, levels=spec.levels, **shared)
-    if not isinstance(spec, StreamSpec):
-        return DrafterInfo(spec.gamma, 0, candidates, "same", root_token=False, **shared)
-    positions = "shifted" if spec.shifted else "same"
-    return DrafterInfo(spec.gamma, spec.ns, candidates, positions, root_token=spec.root_map is not None, **shared)
 
 
 def to_stderr(line: str) -> None:

@@ -31,19 +31,35 @@ from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.parity import check_rows, expect, passage
 from streamspec.export.weights.load_weights import load_model
+from streamspec.step_graph import (
+    CACHE_KINDS,
+    INPUT_IDS,
+    KEY,
+    PAST,
+    POSITION_IDS,
+    PRESENT,
+    VALUE,
+    cache_names,
+    past,
+    present,
+)
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 CONFIG, SETTINGS, MODEL = "genai_config.json", "tokenizer_config.json", "model.onnx"
 NAMES = {
     "inputs": {
-        "input_ids": "input_ids",
+        INPUT_IDS: INPUT_IDS,
         "attention_mask": "attention_mask",
-        "position_ids": "position_ids",
-        "past_key_names": "past_key_values.%d.key",
-        "past_value_names": "past_key_values.%d.value",
+        POSITION_IDS: POSITION_IDS,
+        "past_key_names": PAST.format(layer="%d", kind=KEY),
+        "past_value_names": PAST.format(layer="%d", kind=VALUE),
     },
-    "outputs": {"logits": "logits", "present_key_names": "present.%d.key", "present_value_names": "present.%d.value"},
-}
+    "outputs": {
+        "logits": "logits",
+        "present_key_names": PRESENT.format(layer="%d", kind=KEY),
+        "present_value_names": PRESENT.format(layer="%d", kind=VALUE),
+    },
+}  # its own names; those of the cache and of tokens and positions are the step graph's too
 
 
 class PlainGraph:
@@ -55,8 +71,8 @@ class PlainGraph:
     def build(self, store: WeightStore) -> onnx.ModelProto:
         """Writes the weights through `store`, closes it, and returns the graph."""
         g, spec = Scope(store), self.spec
-        ids, positions = (g.op("Reshape", name, g.ints(-1)) for name in ("input_ids", "position_ids"))
-        rows, shape = Rows(g.op("Shape", ids)), g.op("Shape", "input_ids")
+        ids, positions = (g.op("Reshape", name, g.ints(-1)) for name in (INPUT_IDS, POSITION_IDS))
+        rows, shape = Rows(g.op("Shape", ids)), g.op("Shape", INPUT_IDS)
         residual = self.decoder.begin(g, g.op("Unsqueeze", ids, g.ints(0)), positions)
         rotary, lengths = self.decoder.rotary(g, positions), self._lengths(g)
         for layer in range(spec.layers):
@@ -84,13 +100,12 @@ class PlainGraph:
         parts = self.decoder.queries_keys_values(g, normed, rows, layer, rotary, self.decoder.linear)
         split = g.op("Concat", shape, g.ints(-1), axis=0)
         queries = [g.op("Reshape", part, split) for part in parts]
-        past = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
         mixed, *_ = g.ops(
             "GroupQueryAttention",
             *queries,
-            *past,
+            *(past(layer, kind) for kind in CACHE_KINDS),
             *lengths,
-            out=(None, f"present.{layer}.key", f"present.{layer}.value"),
+            out=(None, *(present(layer, kind) for kind in CACHE_KINDS)),
             domain="com.microsoft",
             num_heads=spec.heads,
             kv_num_heads=spec.kv_heads,
@@ -104,20 +119,17 @@ class PlainGraph:
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         texts = [
             tensor(name, INT64, ["b", width])
-            for name, width in (("input_ids", "s"), ("attention_mask", "total"), ("position_ids", "s"))
+            for name, width in ((INPUT_IDS, "s"), ("attention_mask", "total"), (POSITION_IDS, "s"))
         ]
-        return texts + [tensor(f"past_key_values.{i}.{kind}", FLOAT, self._cache("past")) for i, kind in self._caches()]
+        return texts + [tensor(name, FLOAT, self._cache("past")) for name in cache_names(PAST, self.spec.layers)]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         return [tensor("logits", FLOAT, ["b", "s", self.spec.vocab])] + [
-            tensor(f"present.{i}.{kind}", FLOAT, self._cache("total")) for i, kind in self._caches()
+            tensor(name, FLOAT, self._cache("total")) for name in cache_names(PRESENT, self.spec.layers)
         ]
 
     def _cache(self, length: str) -> list[int | str]:
         return ["b", self.spec.kv_heads, length, self.spec.head_dim]
-
-    def _caches(self) -> list[tuple[int, str]]:
-        return [(i, kind) for i in range(self.spec.layers) for kind in ("key", "value")]
 
 
 def export_genai(
@@ -161,22 +173,19 @@ def export_genai(
         onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
         del graph, model
         say("comparing with what PyTorch said")
-        report = check_rows(run(open_session(folder / MODEL), spec, expected.context), expected, precision)
+        report = check_rows(run(open_session(folder / MODEL), spec, expected.case.context), expected, precision)
         write_config(folder, spec, end_tokens(found, tokenizer, spec.eos_token_ids))
         return report
 
 
 def run(session: Any, spec: DecoderSpec, tokens: Array) -> Array:
     """Logits [T, V] of one text [T] from nothing."""
-    caches = {
-        f"past_key_values.{i}.{kind}": np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
-        for i in range(spec.layers)
-        for kind in ("key", "value")
-    }
+    empty = np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
+    caches = dict.fromkeys(cache_names(PAST, spec.layers), empty)
     texts = {
-        "input_ids": tokens[None],
+        INPUT_IDS: tokens[None],
         "attention_mask": np.ones_like(tokens)[None],
-        "position_ids": np.arange(len(tokens))[None],
+        POSITION_IDS: np.arange(len(tokens))[None],
     }
     logits: Array = session.run(["logits"], texts | caches)[0][0]
     return logits

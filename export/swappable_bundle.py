@@ -1,9 +1,8 @@
-"""Swappable bundles and their adapters, written: the base's graph once, with room for all adapters asked for, and each
+"""Exports swappable bundles and their adapters: the base's graph once, with room for all adapters asked for, and each
 adapter as a folder of its own.
 
 Smoothed for the base alone; the scales are kept beside the graph (`SCALES`), since an adapter reads and writes scaled
-rows. Every adapter is compared with PyTorch as a merged export would be. Knows the order of things and how an adapter's
-numbers become the graph's inputs.
+rows. Every adapter is compared with PyTorch as a merged export would be.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import onnx
 from tokenizers import Tokenizer
 
@@ -25,16 +23,12 @@ from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, read_adapter, read_json
 from streamspec.bundle.files import bundle_folder, finish, verify_files
 from streamspec.bundle.manifest import (
-    BIGRAM_CANDIDATES,
-    DRAFT_CANDIDATES,
     MODEL,
     TEMPLATE,
     TOKENIZER,
     BaseInfo,
-    DrafterInfo,
     DraftTreeInfo,
     Manifest,
-    SwappableCapacity,
     plain_name,
 )
 from streamspec.bundle.onnx_check import check_graphs
@@ -56,35 +50,25 @@ from streamspec.export.bundle_writer import (
     Parts,
     Progress,
     describe_bundle,
-    describe_drafter,
     to_stderr,
     weights,
 )
-from streamspec.export.drafters.base import VOCABULARY, DraftSpec
-from streamspec.export.drafters.streams import Lora, StreamSpec
+from streamspec.export.drafters.adapter_section import read_nodes
+from streamspec.export.drafters.streams import StreamSpec
+from streamspec.export.drafters.table import read_drafter
 from streamspec.export.graphs.step_graph import StepGraph
-from streamspec.export.graphs.swappable import (
-    BEGIN,
-    HEAD,
-    SHIFT,
-    STREAMS,
-    TASK,
-    SwappableStore,
-    empty_streams,
-    forms,
-    update,
-)
-from streamspec.export.layers.decoder import Decoder
-from streamspec.export.layers.decoder_spec import DecoderSpec, describe
-from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantise_rows
-from streamspec.export.quantization.precisions import Fp32, Precision
+from streamspec.export.graphs.swappable import SwappableStore, adapter_rows, empty_streams
+from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import precision as precision_named
 from streamspec.export.quantization.smoothing import Scales, SmoothedSource
+from streamspec.export.swappable_tensors import adapter_tensors, capacity_for, fitting_info
 from streamspec.export.tokenizer_files import copy_tokenizer
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
-from streamspec.export.weights.load_weights import ModelSource, load_model, read_drafter, read_nodes, task_lora
+from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
 from streamspec.export.weights.lora_inputs import PIECE
+from streamspec.step_graph import STREAM_LORA, TASK_LORA
 
 
 def export_swappable(
@@ -119,14 +103,14 @@ def export_swappable(
         say("loading the base")
         model = load_model(found, None, whole=False)
         spec = describe(model)
-        room = _room([read_drafter(one, spec) for one in described.values() if one.streams is not None], spec)
+        room = capacity_for([read_drafter(one, spec) for one in described.values() if one.streams is not None], spec)
         tokenizer = copy_tokenizer(found, folder)
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
         say("asking PyTorch")
         expected = expect(model, None, tokens)
         source = weights(model, spec, kind, tokenizer, say)
         say(f"writing the {precision} graph")
-        store = SwappableStore(folder / DATA, forms(spec, room, kind, source.bias("lm_head.bias") is not None))
+        store = SwappableStore(folder / DATA, adapter_rows(spec, room, kind, source.bias("lm_head.bias") is not None))
         graph = StepGraph(spec, source, kind, empty_streams(spec, room), None, room.candidates, room=room)
         onnx.save(graph.build(store), folder / MODEL)
         scales = source.scales if isinstance(source, SmoothedSource) else Scales()
@@ -207,7 +191,7 @@ def adapt(
 
 @dataclass(frozen=True)
 class _Bundle:
-    """What adapters are made for. `tokens`: what graphs are compared on."""
+    """The bundle that adapters are made for. `tokens`: graphs are compared on them."""
 
     manifest: Manifest
     session: Any
@@ -224,11 +208,10 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     assert room is not None
     model = load_model(base, adapter, whole=False)
     spec = describe(model)
-    streams = read_drafter(adapter, spec) if adapter.streams is not None else None
-    assert streams is None or isinstance(streams, StreamSpec)
-    info = _described(adapter, streams, room, spec)
+    streams = cast(StreamSpec, read_drafter(adapter, spec)) if adapter.streams is not None else None
+    info = fitting_info(adapter, streams, room, spec)
     task = task_lora(model, adapter, spec)
-    brought = tensors(
+    brought = adapter_tensors(
         ModelSource(model, spec),
         spec,
         room,
@@ -239,8 +222,8 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     parity = check_parity(bundle.session, expect(model, streams, bundle.tokens), manifest.precision, brought)
     nodes = read_nodes(adapter, streams.gamma, room.candidates) if streams else ()
     ranks = {
-        "task": max((len(a) for a, _ in task.values()), default=0),
-        "streams": max((len(a) for a, _ in streams.lora.values()), default=0) if streams else 0,
+        TASK_LORA: max((len(a) for a, _ in task.values()), default=0),
+        STREAM_LORA: max((len(a) for a, _ in streams.lora.values()), default=0) if streams else 0,
     }
     packed = ort.AdapterFormat()
     packed.set_adapter_version(1)
@@ -266,105 +249,6 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
         ),
         manifest,
     )
-
-
-def tensors(
-    source: ModelSource,
-    spec: DecoderSpec,
-    room: SwappableCapacity,
-    precision: Precision,
-    task: Lora,
-    streams: StreamSpec | None,
-) -> dict[str, Array]:
-    """What the graph's inputs of an adapter hold (`swappable.forms`). `task`, `streams`: in the coordinates of the
-    graph. Updates of rank 0 are left out.
-    """
-    out: dict[str, Array] = {}
-    for part, lora in ((TASK, task), (STREAMS, streams.lora if streams else {})):
-        for layer in range(spec.layers) if lora else ():
-            for modules in spec.fused:
-                out |= update(spec, layer, modules, part).tensors(
-                    [lora.get((layer, module)) for module in modules], precision.coded
-                )
-    if streams is not None:
-        out |= _stream_tensors(source, spec, room, precision, streams)
-    kinds = forms(spec, room, precision, source.bias("lm_head.bias") is not None)
-    return {name: np.ascontiguousarray(array, kinds[name][0]) for name, array in out.items()}
-
-
-def _stream_tensors(
-    source: ModelSource, spec: DecoderSpec, room: SwappableCapacity, precision: Precision, streams: StreamSpec
-) -> dict[str, Array]:
-    ones = np.ones((streams.gamma, 2), np.float32)
-    shares = ones if streams.shares is None else streams.shares
-    out: dict[str, Any] = {
-        BEGIN: [room.ns.index(streams.ns)],
-        SHIFT: [int(streams.shifted)],
-        "streams.embeddings": (streams.embeddings * streams.scale)[None],
-    }
-    out |= {f"streams.shares.{which}": shares[None, :, which : which + 1] for which in (0, 1)}
-    if room.root_token:
-        out["streams.root_map"] = (
-            np.zeros((spec.hidden, spec.hidden)) if streams.root_map is None else (streams.root_map * streams.scale).T
-        )
-    vocabulary = np.arange(spec.vocab) if streams.draft_vocab is None else streams.draft_vocab
-    if room.bigram:
-        none = np.zeros((len(vocabulary), 0))
-        out |= dict(zip(("streams.bigram.in", "streams.bigram.out"), streams.bigram or (none, none), strict=True))
-    if streams.pruning is not None and room.pruning and streams.ns == room.ns[0]:
-        out |= {"prune.down": streams.pruning.down.T, "prune.up": streams.pruning.up.T}
-    if not room.draft_vocab:
-        return out
-    rows = Decoder(spec, source, precision).head_weight().load()[vocabulary]
-    out[VOCABULARY] = vocabulary
-    if isinstance(precision, Fp32):
-        out[f"{HEAD}.transposed"] = rows.T
-    else:
-        codes, out[f"{HEAD}.scale"] = quantise_rows(rows, NO_SATURATION)
-        out[f"{HEAD}.int8"] = codes.T
-    bias = source.bias("lm_head.bias")
-    return out if bias is None else out | {f"{HEAD}.bias": bias[vocabulary]}
-
-
-def _room(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> SwappableCapacity:
-    """Enough for all of them."""
-    streams = [one for one in drafters if isinstance(one, StreamSpec)]
-    ns, bigram = tuple(sorted({one.ns for one in streams}, reverse=True)), any(one.bigram for one in streams)
-    lists = [len(one.draft_vocab) for one in streams if one.draft_vocab is not None]
-    return SwappableCapacity(
-        ns=ns,
-        candidates=min(BIGRAM_CANDIDATES if bigram else DRAFT_CANDIDATES, spec.vocab, *lists),
-        root_token=any(one.root_map is not None for one in streams),
-        bigram=bigram,
-        pruning=any(one.pruning is not None and one.ns == ns[0] for one in streams),
-        draft_vocab=bool(lists),
-    )
-
-
-def _described(
-    adapter: Adapter, streams: StreamSpec | None, room: SwappableCapacity, spec: DecoderSpec
-) -> DrafterInfo | None:
-    """The drafter as the manifest says it. Raises AdapterError where the bundle has no room for it."""
-    if streams is None:
-        return None
-    own = _room([streams], spec)
-    more = [
-        name.replace("_", " ")
-        for name in ("root_token", "bigram", "draft_vocab")
-        if getattr(own, name) and not getattr(room, name)
-    ]
-    if streams.ns not in room.ns:
-        more = [f"streams over {streams.ns} layers, not {' or '.join(map(str, room.ns)) or 'none'}", *more]
-    if room.candidates > (len(streams.draft_vocab) if streams.draft_vocab is not None else spec.vocab):
-        more.append(f"fewer draft tokens than {room.candidates} candidates")
-    if more:
-        raise AdapterError(
-            f"{adapter.path}: {', '.join(more)}",
-            "a drafter that the bundle has room for",
-            "export the bundle with this adapter among --adapter",
-        )
-    pruning = streams.pruning is not None and room.pruning and streams.ns == room.ns[0]
-    return replace(describe_drafter(streams, room.candidates), pruning=pruning)
 
 
 def _check(adapter: Adapter, base: str, sha256: str) -> None:

@@ -1,4 +1,4 @@
-"""The base's tokenizer, chat template and end tokens, copied beside a graph. Knows nothing about graphs."""
+"""Copies the base's tokenizer and chat template beside a graph, and finds its end tokens."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tupl
 
 
 def tokenizer_settings(base: Base) -> dict[str, Any]:
-    """What stands beside the base's tokenizer; empty where nothing does."""
+    """The files beside the base's tokenizer; empty where there are none."""
     file = base.path / "tokenizer_config.json"
     return parse_object(file.read_bytes(), str(file), BaseModelError, "fetch the base again") if file.is_file() else {}

@@ -14,7 +14,7 @@ from streamspec.runtime.decoding.logprobs import Logprob
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.sampling import Sampling
 from streamspec.runtime.decoding.stats import Stats
-from streamspec.runtime.engine.memory_estimate import estimate as estimate_memory
+from streamspec.runtime.engine.memory_estimate import estimate_memory
 from streamspec.runtime.loader import load
 from streamspec.runtime.session import Session
 from streamspec.runtime.stream import Chunk, Completion, Running, Stream

@@ -1,8 +1,8 @@
 """Swaps the adapter of an open bundle: all or nothing.
 
-An adapter is read, its hash, base and graph are checked, its tensors are held against the graph's inputs, bound and
-tried, and only then does it take the other one's place; whatever goes wrong before leaves that one at work. Its tensors
-stay in the mapped file. Knows nothing about text.
+An adapter is read, its hash, base and graph are checked, its tensors are compared with the graph's inputs, bound and
+tried, and only then does it replace the other one; an error before that leaves the other one in use. Its tensors stay
+in the mapped file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from streamspec import step_graph
 from streamspec.bundle import swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
+from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.decoding_policy import AdaptiveState, DecodingPolicy, LoadPolicy, settle
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
@@ -46,10 +48,11 @@ class AdapterSwapper:
         self._settings: dict[str, DecodingPolicy] = {}
         self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
 
-    def over(self, engine: OrtRunner) -> AdapterSwapper:
+    def over(self, engine: ModelRunner) -> AdapterSwapper:
         """One for another sequence of the same graph: adapters are read and measured once for all, what is learnt is
         each one's own.
         """
+        assert isinstance(engine, OrtRunner)
         new = AdapterSwapper(self.folder, self.bundle, engine, self.asked, self.verify)
         new._settings = {
             key: replace(setting, learnt=AdaptiveState(setting.calibration))
@@ -99,7 +102,7 @@ class AdapterSwapper:
         tensors = self._shared.get(key)
         if tensors is None:
             tensors = self._shared[key] = read_tensors(
-                folder / swappable.TENSORS, manifest, self.engine.graph.adapter_inputs
+                folder / swappable.TENSORS, manifest, self.engine.model.adapter_inputs
             )
         return _Adapter(str(adapter), manifest, tensors)
 
@@ -115,11 +118,11 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> T
     except Exception as error:  # ONNX Runtime has no class of its own for this
         raise AdapterError(f"{file}: {error}", "an adapter of ONNX Runtime", swappable.AGAIN) from None
     streams = manifest.streams
-    needed = (
-        {name for name in inputs if name.startswith(("streams.", "prune.") if streams.pruning else "streams.")}
-        if streams
-        else set()
-    )
+    needed = {
+        row.name
+        for row in step_graph.ADAPTER_INPUTS
+        if streams and row.name in inputs and (streams.pruning or row.needs != "early_exit")
+    }
     faults = [f"unknown {name}" for name in values if name not in inputs] + [
         f"no {name}" for name in sorted(needed - set(values))
     ]
@@ -127,7 +130,7 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> T
     for name, value in values.items() if not faults else ():
         faults += _faults(name, value, inputs[name], sizes)
     if not faults and streams:
-        faults += _odd_streams({name: values[name].numpy() for name in needed if name.startswith("streams.")}, manifest)
+        faults += _odd_streams({name: values[name].numpy() for name in needed}, manifest)
     if faults:
         raise AdapterError(
             f"{file}: {'; '.join(faults[:4])}", "the tensors that the bundle's graph takes", swappable.AGAIN
@@ -150,14 +153,15 @@ def _faults(name: str, value: Any, wanted: Any, sizes: dict[str, int]) -> list[s
 def _odd_streams(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> list[str]:
     streams, model = manifest.streams, manifest.model
     assert streams is not None
-    room, begin, shift = manifest.swappable, int(tensors["streams.begin"][0]), int(tensors["streams.shift"][0])
-    assert room is not None
+    capacity = manifest.swappable
+    begin, shift = (int(tensors[name][0]) for name in (step_graph.STREAM_BEGIN, step_graph.STREAM_SHIFT))
+    assert capacity is not None
     out = []
-    if begin != room.ns.index(streams.ns):
-        out.append(f"streams.begin {begin} with streams over {streams.ns} layers")
+    if begin != capacity.ns.index(streams.ns):
+        out.append(f"{step_graph.STREAM_BEGIN} {begin} with streams over {streams.ns} layers")
     if shift != (streams.positions == "shifted"):
-        out.append(f"streams.shift {shift} with positions {streams.positions}")
-    vocabulary = tensors.get("streams.draft_vocab")
+        out.append(f"{step_graph.STREAM_SHIFT} {shift} with positions {streams.positions}")
+    vocabulary = tensors.get(step_graph.DRAFT_VOCAB)
     if vocabulary is not None and not (
         len(vocabulary) >= streams.candidates and 0 <= vocabulary.min() <= vocabulary.max() < model.vocab_size
     ):

@@ -1,6 +1,6 @@
-"""What `streamspec doctor` finds out: this machine, its providers, and a bundle on each that can run it.
+"""Examines this machine, its providers, and a bundle on each provider that can run it, for `streamspec doctor`.
 
-Everything is plain data, ready for JSON; None is what the system does not say. Knows nothing about how it is shown.
+Everything is plain data, ready for JSON; None is what the system does not say.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from streamspec import __version__
-from streamspec import paths as cache
+from streamspec import __version__, paths
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import StreamspecError
-from streamspec.runtime.hardware import huge_pages as pages
+from streamspec.runtime.hardware import huge_pages
 from streamspec.runtime.hardware.cpu import cpu_model, instruction_sets, logical_cores, memory, physical_cores
 from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.runtime.hardware.providers import PROVIDERS, find, import_onnxruntime
@@ -26,9 +25,9 @@ PLAIN = ((0, 0, 1.0),)  # the tree of one row
 
 
 def machine() -> dict[str, Any]:
-    """The machine and what is installed, as far as speed and results depend on it. Sizes in MB (10^6 bytes)."""
+    """Describes the machine and its software, as far as speed and results depend on it. Sizes in MB (10^6 bytes)."""
     total, free = memory()
-    folder = cache.cache_dir()
+    folder = paths.cache_dir()
     return {
         "streamspec": __version__,
         "python": platform.python_version(),
@@ -39,7 +38,7 @@ def machine() -> dict[str, Any]:
         "instruction_sets": instruction_sets(),
         "memory_mb": total and round(total / 1e6),
         "memory_free_mb": free and round(free / 1e6),
-        "huge_pages": pages.offered(),
+        "huge_pages": huge_pages.offered(),
         "cache": str(folder),
         "cache_writable": _writable(folder),
         **_onnxruntime(),
@@ -47,7 +46,7 @@ def machine() -> dict[str, Any]:
 
 
 def providers() -> list[dict[str, Any]]:
-    """Of every provider: whether it can be used here, why not, and which bundles it can run."""
+    """Lists every provider: whether it can be used here, why not, and which bundles it can run."""
     return [
         {
             "name": name,
@@ -61,13 +60,13 @@ def providers() -> list[dict[str, Any]]:
 
 
 def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None = None) -> dict[str, Any]:
-    """Opens the bundle on this provider, runs its probe and times a plain step.
+    """Opens the bundle on this provider, runs the self-test and times a plain step.
 
     `verdict`: "right", or what is wrong; `plain_ms` and `on_cpu` (small nodes left there) are None where it is.
     """
     try:
-        engine = open_on(folder, manifest, provider, threads)
-        costs, _ = measure(engine, PLAIN)
+        runner = open_on(folder, manifest, provider, threads)
+        costs, _ = measure(runner, PLAIN)
     except StreamspecError as error:
         return {"name": provider, "right": False, "verdict": error.found, "plain_ms": None, "on_cpu": None}
     return {
@@ -75,7 +74,7 @@ def examine(folder: Path, manifest: Manifest, provider: str, threads: int | None
         "right": True,
         "verdict": "right",
         "plain_ms": round(1000 * costs[1], 3),
-        "on_cpu": engine.graph.on_cpu,
+        "on_cpu": runner.model.on_cpu,
     }
 
 
@@ -97,6 +96,6 @@ def _onnxruntime() -> dict[str, Any]:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether it is there, or can be made."""
+    """Whether the folder exists and is writable, or can be made."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), None)
     return there is not None and there.is_dir() and os.access(there, os.W_OK)

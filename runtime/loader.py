@@ -51,7 +51,7 @@ def load(
     anything wrong with the bundle, and where this machine computes it wrongly; ConfigError and ProviderError for a
     provider that does not exist or cannot be used.
     """
-    from streamspec.runtime.tuning.select_provider import open_engine
+    from streamspec.runtime.tuning.select_provider import open_runner
 
     folder = Path(bundle)
     if not (tree in ("auto", "plain") or (type(tree) is int and tree >= 1)):
@@ -64,17 +64,17 @@ def load(
     if pruning is not None and adapter is None:
         manifest.check_prunes()
     tokenizer, template = read_tokenizer(folder), read_template(folder, manifest)
-    engine, chosen = open_engine(folder, manifest, provider, threads, spin, cache_dir)
-    engine.graph.hashes = verify
+    engine, chosen = open_runner(folder, manifest, provider, threads, spin, cache_dir)
+    engine.model.hashes = verify
     if context is not None:
-        engine = engine.another(context)
+        engine = engine.fork(context)
     asked = LoadPolicy(tree, ngram, pruning, cache_dir)
     if manifest.swappable is None:
         found = settle(engine, manifest, asked)
         session = Session(
             engine, manifest, tokenizer, template, found.rows, found.calibration, ngram, found.pruning, chosen
         )
-        engine.graph.keeper.limit(idle)
+        engine.model.unloader.limit(idle)
         return session
     from streamspec.runtime.adapter_swap import AdapterSwapper
 
@@ -83,5 +83,5 @@ def load(
     session.swap(adapter)
     if pruning is not None:
         session.manifest.check_prunes()
-    engine.graph.keeper.limit(idle)
+    engine.model.unloader.limit(idle)
     return session

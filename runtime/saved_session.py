@@ -1,8 +1,7 @@
-"""A conversation on disk: its tokens, their keys and values, its messages, in one safetensors file.
+"""Saves and reads a conversation: its tokens, their keys and values, its messages, in one safetensors file.
 
 The file says for which bundle, adapter, drafter and chat template it was made, and is refused with any other. Like a
-bundle it is hostile on load: sizes, types and numbers are checked; its hash proves integrity, not origin. Knows nothing
-about graphs.
+bundle it is untrusted: sizes, types and numbers are checked on load; its hash proves integrity, not origin.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class SavedSession:
 
 
 def key(manifest: Manifest) -> str:
-    """Of all that keys and values depend on: base, adapter, drafter, precision, chat template. 64 hex digits."""
+    """Hashes all that keys and values depend on: base, adapter, drafter, precision, chat template. 64 hex digits."""
     return hashlib.sha256(manifest.to_json().encode()).hexdigest()
 
 
 def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
-    """All or nothing. Raises ConversationError where that cannot be written."""
+    """Writes the file, whole or not at all. Raises ConversationError where it cannot be written."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -66,8 +65,8 @@ def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
 
 
 def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: int) -> SavedSession:
-    """A conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for one
-    of another bundle, adapter or template, and for a damaged or hostile file."""
+    """Reads a conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for
+    one of another bundle, adapter or template, and for a damaged or forged file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():

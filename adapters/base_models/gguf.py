@@ -1,7 +1,6 @@
 """Turns a GGUF file into a Hugging Face folder: config, weights, tokenizer, chat template.
 
-transformers does the de-quantising; this module keeps its result to the last bit and mends what it leaves out.
-Knows nothing about where files come from or go to.
+transformers does the de-quantising; this module keeps its result bit for bit and adds what it leaves out.
 """
 
 from __future__ import annotations

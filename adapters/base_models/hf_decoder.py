@@ -1,6 +1,6 @@
 """A Hugging Face causal LM's decoder layers, rotary embedding, final norm and head, found by its family's description.
 
-The layers themselves are called as they are. Knows nothing about streams or training.
+The layers themselves are called as they are.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class HFDecoder:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def begin(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """What enters the first layer: [B, R, H] of tokens at `positions` [B, R]."""
+        """Input [B, R, H] of the first layer for tokens at `positions` [B, R]."""
         embedded = self.embed(tokens) * getattr(self.embedding, "scalar_embed_scale", 1.0)
         if self.positions is None:
             return embedded

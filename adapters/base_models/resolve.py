@@ -1,10 +1,9 @@
-"""Finds a base model and hands back a Hugging Face folder with the identity of its weights.
+"""Finds a base model and returns a Hugging Face folder with the identity of its weights.
 
 A base is named by the word `smollm2-135m` (the reference base), a Hugging Face folder, a GGUF file or a hub id.
 Whatever has to be fetched or converted lives in the cache (`STREAMSPEC_CACHE`, else the user's cache folder) and
-appears there by a rename, so a run that was cut off leaves nothing half-made and the next one goes on from the last
-finished step. A user's own folder is only read. Knows nothing about training: it never loads a model, except to convert
-a GGUF file.
+appears there by a rename, so an interrupted run leaves nothing half-made and the next one continues from the last
+finished step. A user's own folder is only read. No model is loaded, except to convert a GGUF file.
 """
 
 from __future__ import annotations
@@ -101,7 +100,9 @@ def weights_hash(folder: Path) -> str:
 
 
 def _end_of(described: dict[str, Any]) -> int:
-    """Where a tensor's bytes end. Raises ValueError, TypeError or LookupError where its description makes no sense."""
+    """Returns the offset where a tensor's bytes end. Raises ValueError, TypeError or LookupError for a description that
+    makes no sense.
+    """
     first, last = described["data_offsets"]
     if not (
         type(first) is int
@@ -152,8 +153,8 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
 
 
 def _read_identity(folder: Path) -> Base | None:
-    """A folder of ours is complete once it has its final name; the file inside says what it is. Elsewhere it says
-    nothing: weights may have changed.
+    """Reads the identity of a base in the cache, which is complete once it has its final name. Elsewhere the file is
+    ignored: weights may have changed.
     """
     if folder.resolve().parent != (cache_dir() / "bases").resolve():
         return None
@@ -172,7 +173,7 @@ def _from_folder(folder: Path, label: str, revision: str | None = None) -> Base:
     if identity is not None:
         return identity
     model_type = _model_type(folder)
-    return Base(folder, label, _remembered_hash(folder), model_type, revision)
+    return Base(folder, label, _cached_hash(folder), model_type, revision)
 
 
 def _from_hub(name: str, say: Progress) -> Base:
@@ -230,8 +231,8 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _remembered_hash(folder: Path) -> str:
-    """`weights_hash` of a folder that is not ours, remembered in the cache by its files' names, sizes and times."""
+def _cached_hash(folder: Path) -> str:
+    """`weights_hash` of a folder that is not ours, kept in the cache by its files' names, sizes and times."""
     files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in _weight_files(folder)]
     key = hashlib.sha256(str(folder).encode()).hexdigest()[:24]
     note = cache_dir() / "hashes" / key / IDENTITY_FILE

@@ -1,8 +1,6 @@
-"""The target while something is trained on or beside it: a Hugging Face causal LM whose main pass leaves behind what
-drafters need.
+"""The target model in training, and the base class of all drafters.
 
-The drafter's base class stands here too: what every drafter shares, whatever it computes. Knows nothing about data,
-optimisers or files, nor about any one drafter.
+A target is a Hugging Face causal LM whose main pass also returns what drafters read: hidden states and K/V.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -20,14 +18,18 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.run import Run
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.data import TokenRow
 
 IGNORE = -100
 
 
 @dataclass
 class MainPass:
-    """What the main pass leaves behind: its token ids [B, T], M [B, T, H] at the input of layer `first`, or at those of
-    all `tapped` layers side by side, the finished hidden states [B, T, E] and K/V of the layers from `first` on."""
+    """Results of the main pass: its token ids [B, T]; M [B, T, H] at the input of layer `first`, or of all `tapped`
+    layers side by side; the finished hidden states [B, T, E]; K/V of the layers from `first` on.
+    """
 
     tokens: Tensor
     entry: Tensor
@@ -36,7 +38,7 @@ class MainPass:
     values: list[Tensor]
 
     def of(self, i: int) -> MainPass:
-        """Of one row of the batch."""
+        """The results for row `i` of the batch, as a batch of one."""
         one = slice(i, i + 1)
         keys, values = ([x[one] for x in side] for side in (self.keys, self.values))
         return MainPass(self.tokens[one], self.entry[one], self.final[one], keys, values)
@@ -44,16 +46,33 @@ class MainPass:
 
 @dataclass(frozen=True)
 class DraftRows:
-    """Main rows that the drafter stands beside, and what follows them. -100 marks a token that does not count."""
+    """Main rows to draft from, and the tokens after them. -100 marks a token that does not count."""
 
     rows: Tensor  # int64 [B, P]
     roots: Tensor  # int64 [B, P], token t+1
     labels: Tensor  # int64 [B, P, gamma], tokens t+2 .. t+1+gamma
 
 
+@dataclass(frozen=True)
+class FitStep:
+    """A training step as a drafter's losses see it: the batch of `data.Collator`, the target's main pass over it, the
+    rows to draft from, the draft vocabulary [D] with its inverse [V] (None: every token), and the weight of each
+    depth's loss [gamma].
+    """
+
+    batch: dict[str, Tensor]
+    main: MainPass
+    picked: DraftRows
+    vocabulary: Tensor | None
+    lookup: Tensor | None
+    weights: Tensor
+    config: TrainConfig
+
+
 class TargetModel(nn.Module):
-    """A causal LM. `frozen`: nothing that is trained may change it, and LoRA layers inside it belong to the drafter
-    alone: they are switched off in the main pass."""
+    """A causal LM. `frozen`: training must not change it; LoRA layers inside it belong to the drafter alone and are
+    switched off in the main pass.
+    """
 
     def __init__(
         self, model: PreTrainedModel, first: int | None = None, frozen: bool = False, tapped: tuple[int, ...] = ()
@@ -69,16 +88,14 @@ class TargetModel(nn.Module):
         return self.decoder.embedding.weight.device
 
     def train(self, mode: bool = True) -> TargetModel:
-        """A target that nothing must change is never in training mode: its dropout would blur what drafters learn from
-        it.
-        """
+        """Keeps a frozen target in eval mode: its dropout would blur what drafters learn from it."""
         super().train(mode)
         if self.frozen:
             self.model.eval()
         return self
 
     def main_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
-        """The plain model over right-padded rows [B, T]; bit for bit what the model gives without a drafter."""
+        """The plain model over right-padded rows [B, T]; bit for bit the result of the model without a drafter."""
         cache = DynamicCache()
         with self.drafter_lora(False):
             inner = self.model.base_model
@@ -122,13 +139,16 @@ class TargetModel(nn.Module):
 
 
 class DraftingModel(TargetModel, ABC):
-    """A target with a drafter of `gamma` places beside every main row: place j guesses the token j behind the row's
-    next.
+    """A target with a drafter of `gamma` depths: from row t, depth j = 1..gamma predicts token t+1+j.
 
-    A low-rank bigram may make a guess depend on the token before it:
+    A low-rank bigram may make the logits of a depth depend on the token before it:
 
         logits_j(v | u) = head(state_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
     """
+
+    optional_tensors: ClassVar[dict[str, str]] = {
+        "bigram_": "bigram_in"
+    }  # prefix -> a tensor by which they are known to be saved
 
     def __init__(
         self,
@@ -146,21 +166,36 @@ class DraftingModel(TargetModel, ABC):
         self.bigram_in = nn.Parameter(torch.randn(bigram) * bigram[1] ** -0.5) if bigram else None
         self.bigram_out = nn.Parameter(torch.zeros(bigram)) if bigram else None
 
+    @classmethod
+    def prepare_target(cls, run: Run, model: PreTrainedModel) -> None:
+        """Puts what the drafter trains inside a frozen target (a LoRA of its own) there; by default nothing."""
+
+    @classmethod
+    @abstractmethod
+    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        """A drafter that has learnt nothing, on the run's device, fitted to the run's data where it starts so."""
+
+    @abstractmethod
+    def losses(self, step: FitStep) -> dict[str, Tensor]:
+        """Scalar losses by name; "total" is the one to minimise, the others are logged."""
+
+    def statistics(self, rows: list[TokenRow], vocabulary: Tensor | None) -> dict[str, Any]:
+        """Further metrics of a trained drafter over `rows`; by default none."""
+        return {}
+
     @abstractmethod
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
-        """States [B, P, gamma, E] beside the rows `picked`, ready for `guess`. A place may look at tokens before its
-        own.
+        """States [B, P, gamma, E] drafted from the rows `picked`, ready for `draft_logits`. A depth may read the tokens
+        before its own.
         """
 
-    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
-        """Logits [n, D] of states [n, E] of the places `places` int64 [n], 0 .. gamma-1; the bigram's share is not in
-        them.
-        """
+    def draft_logits(self, states: Tensor, depths: Tensor, vocabulary: Tensor | None) -> Tensor:
+        """Logits [n, D] of states [n, E] at the depths `depths` int64 [n], 0 .. gamma-1, without the bigram's share."""
         return self.head(states, vocabulary)
 
     def with_bigram(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Float logits [.., D] given the token before each, as its number `before` [..] among the D, negative for
-        others.
+        """Float logits [.., D] with the bigram's share added. `before` [..]: the token before each, as its index among
+        the D, negative for others.
         """
         if self.bigram_in is None or self.bigram_out is None:
             return logits.float()
@@ -174,9 +209,15 @@ class DraftingModel(TargetModel, ABC):
         return {"bigram_in": self.bigram_in, "bigram_out": self.bigram_out}
 
     def described(self) -> dict[str, Any]:
-        """The drafter's shape as the adapter folder states it."""
+        """The drafter's shape, as `streamspec_config.json` states it."""
         return {
             "gamma": self.gamma,
             "lora": None,
             "bigram": None if self.bigram_in is None else self.bigram_in.shape[1],
         }
+
+
+def bigram_shape(run: Run, model: PreTrainedModel, vocabulary: Tensor | None) -> tuple[int, int] | None:
+    """(tokens that may be proposed, rank), None for no bigram."""
+    size = len(vocabulary) if vocabulary is not None else model.get_input_embeddings().num_embeddings
+    return (size, run.config.bigram_rank) if run.config.bigram_rank else None

@@ -1,145 +1,63 @@
-"""Jakiro's draft layer over a frozen Hugging Face causal LM (Jakiro, arXiv 2502.06282; with one expert and no contrast:
-EAGLE).
+"""A draft layer over a frozen Hugging Face causal LM: Jakiro (arXiv 2502.06282), and with one expert and no contrast
+EAGLE, MTP and Hydra.
 
 One decoder layer drafts token after token from the target's hidden states. Row t stands for the pair (m_t, y_(t+1)):
 
-    x_t = U e(y_(t+1)) + s_t + b        s_t = V m_t, m_t the hidden states of row t below the last layers, side by side;
-    e and each m over its rms u_t = x_t + attention(norm(x_t))             over rows <= t z_t = norm(u_t)     s =
-    softmax(R z_t)     a = the K largest s, over their sum g_t = final(u_t + sum_i a_i E_i(z_t))
-    mixture (equations 3 and 6): head(g_t) guesses y_(t+2) c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)) + T e(y_(t+2)))
-    contrast (equation 7): head(c_t) guesses y_(t+3), one place further
+    x_t = U e(y_(t+1)) + s_t + b            s_t = V m_t; m_t: hidden states of row t below the last layers, side by side
+    u_t = x_t + attention(norm(x_t))        over rows <= t; e and each m are divided by their rms
+    z_t = norm(u_t)                         s = softmax(R z_t); a = the K largest s, over their sum
+    g_t = final(u_t + sum_i a_i E_i(z_t))                                   mixture (equations 3 and 6)
+    c_t = final(C (u_t + B E_1(z_t) - A E_2(z_t)) + T e(y_(t+2)))           contrast (equation 7)
 
-E_1, E_2 have the two largest s; (B, A) is the softmax of two further outputs of the router, B >= A. Drafting goes on
-from itself: the row behind the guess of y_(t+2) has s = S g_t and that guess for its token, and so on; the last place
-comes from c, so it costs no pass of the layer. In training the true tokens take the guesses' place and rows are
-unrolled, up to the full length (HASS, EAGLE-3), so the layer learns to live with its own states. What c costs is asked
-of the deepest pass of a step; it teaches the layer where that is the last, in which c is used, else only C, T and the
-last norm.
+head(g_t) predicts y_(t+2), head(c_t) predicts y_(t+3), one position further. E_1, E_2 have the two largest s; (B, A) is
+the softmax of two further outputs of the router, B >= A. Drafting continues on its own states: the row after the draft
+token for y_(t+2) has s = S g_t and that token's embedding, and so on. The last position comes from c and costs no pass
+of the layer. In training the true tokens stand in for draft tokens and rows are unrolled, up to the full length (HASS,
+EAGLE-3), so the layer learns to live with its own states. The loss of c is taken at the deepest pass of a step; it
+trains the whole layer only where that is the draft's last pass, else C, T and the last norm.
 
-Two parts can go (the paper's table 4): without `contrast` the mixture's sum takes its place in c; without `parallel`
-the last place has a pass of its own, T is not there, and c, if there is a contrast, guesses what g does. With
-`prefix_attention` the first pass alone attends: the others are heads behind it that hand on their states; with
-`own_heads` each has weights of its own, as Hydra++'s have (arXiv 2402.05109). With `two_lists` every expert that counts
-guesses for itself (the paper's MoE tree, equation 4); a guess has the chance that it has on average,
+Variants: without `contrast` the mixture's sum replaces the difference in c (the paper's table 4); without `parallel`
+the last position has a pass of its own, without T, and c, if there is a contrast, predicts what g does. With
+`prefix_attention` only the first pass attends and the later ones are heads on its states; with `own_heads` each of them
+has weights of its own, as in Hydra++ (arXiv 2402.05109). With `two_lists` every active expert proposes candidates of
+its own (the paper's MoE tree, equation 4), and a candidate has the mean probability
 
     p_t(v) = sum_i a_i softmax(head(final(u_t + E_i(z_t))))_v
 
-so the better list is asked first, what both name is one guess, and the loss is least where experts know different
-things (the last place's branch keeps one list).
+so the better list counts more, equal candidates are merged, and the loss is least where experts know different things
+(the last position's branch keeps one list).
 
-Unlike the paper's, the last guess knows the token before it (T); the layer starts as the target's last one, its MLP
-dealt out to the experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of what that layer
-sees one row later, C and T of what the target says behind the tokens that c knows (`fit_start`). So the layer drafts
-before it has learnt anything. And m is taken below the last layers (`taps`), where the target has not yet narrowed its
-state to one next token. Knows nothing about data, optimisers or files.
+Unlike the paper's, the last draft token depends on the one before it (T); the layer starts as a copy of the target's
+last one, its MLP split among the experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of
+what that layer reads one row later, C and T of the target's finished states (`fit_start`), so the layer drafts before
+it has learnt anything; m is taken below the last layers (`taps`), where the target's state is not yet narrowed to one
+next token.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass
-from streamspec.adapters.drafters.streams import FIT_TOKENS, MASSIVE, ridge, unit_rms
-from streamspec.errors import ConfigError
+from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
+from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
+from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, unit_rms
+from streamspec.adapters.run import Run
+from streamspec.adapters.training.data import Collator, TokenRow
+from streamspec.adapters.training.losses import depth_losses, pick_passes, pick_rows
 
-EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start from the same channels
-
-
-@dataclass
-class DraftLayerConfig:
-    """Shape of the draft layer. `contrast`: the last place is guessed by what the two best experts have apart, else by
-    their mixture; `parallel`: without a pass of its own. `two_lists`: experts that count guess each for itself. `taps`:
-    layers of the target above each of the states that the layer reads. `prefix_attention`: only the first pass attends;
-    `own_heads`: the others have weights of their own."""
-
-    gamma: int
-    experts: int = 2
-    active: int = 2
-    contrast: bool = True
-    parallel: bool = True
-    two_lists: bool = False
-    taps: tuple[int, ...] = (2,)
-    prefix_attention: bool = False
-    own_heads: bool = False
-
-    def check(self, layers: int) -> None:
-        """Raises ConfigError where a base of so many layers cannot have it."""
-        if not all(1 <= tap <= layers for tap in self.taps):
-            raise ConfigError(
-                f"taps = {','.join(map(str, self.taps))}", f"1..{layers}, the layers of this base", "change --taps"
-            )
+STATISTIC_ROWS = 16  # of a text
 
 
-class Branches(NamedTuple):
-    """Of rows, unrolled ones [B, P, passes, ..] among them: states of the branch that all places but the last come from
-    and, if there is one, of that of the `last` [.., H] (of unrolled rows number j of `mixture` guesses place j, and
-    `last` [B, P, H] is of the last pass and guesses the same place or, if parallel, the next); `shares` [.., N], the
-    experts' weights in the mixture, 0 where they do not count; `overlap` [.., 1], the squared cosine of what the two
-    best say; with two lists `apart` [.., K (H + 1)], of each expert that counts the state it alone gives and its
-    weight, side by side."""
-
-    mixture: Tensor
-    last: Tensor | None
-    shares: Tensor
-    overlap: Tensor
-    apart: Tensor | None = None
-
-
-class Experts(nn.Module):
-    """Gated MLPs in the place of one. Each has 1/K of its channels, K of N count for a row."""
-
-    def __init__(self, mlp: nn.Module, experts: int, active: int, apart: bool = False) -> None:
-        super().__init__()
-        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.active, self.apart, self.activation = active, apart, mlp.act_fn
-        hidden = gate.weight.shape[1]
-        self.gate = nn.Parameter(_dealt(gate.weight, experts, active))
-        self.up = nn.Parameter(_dealt(up.weight, experts, active))
-        self.down = nn.Parameter(active * _dealt(down.weight.T, experts, active))
-        self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
-
-    def forward(self, z: Tensor) -> Branches:
-        """What the experts make of rows z [.., H], not yet added to them; `last` is their contrast."""
-        inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum(
-            "...h,eih->...ei", z, self.up
-        )
-        said = torch.einsum("...ei,eih->...eh", inner, self.down)
-        experts = len(self.gate)
-        if self.router is None:
-            return Branches(said[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
-        routed = nn.functional.linear(z, self.router).float()
-        weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
-        weight = weight / weight.sum(-1, keepdim=True)
-        chosen = said.gather(-2, which[..., None].expand(*which.shape, said.shape[-1]))
-        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
-        weight = weight[..., None].to(said.dtype)
-        mixture = (weight * chosen).sum(-2)
-        if self.active == 1:
-            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]))
-        apart = torch.cat([chosen, weight], dim=-1).flatten(-2) if self.apart else None
-        first, second = chosen[..., 0, :], chosen[..., 1, :]
-        contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(said.dtype)
-        overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
-        return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap, apart)
-
-
-def _dealt(weight: Tensor, experts: int, active: int) -> Tensor:
-    """[experts, channels / active, H] of a weight [channels, H]: expert i gets every K-th channel from i mod K on."""
-    weight = weight.detach().float()
-    channels = len(weight) // active * active
-    parts = torch.stack([weight[i % active : channels : active] for i in range(experts)])
-    return parts if experts == active else parts + EXPERT_NOISE * parts.std() * torch.randn_like(parts)
-
-
-class _Behind:
-    """The cache that HF's attention sees: K/V of earlier rows, and room for those it adds."""
+class _GrowingCache:
+    """The cache that HF's attention sees: K/V of earlier rows, to which it appends its own."""
 
     def __init__(self, keys: list[Tensor], values: list[Tensor]) -> None:
         self.keys, self.values = keys, values
@@ -154,25 +72,14 @@ class _Behind:
         return sum(key.shape[2] for key in self.keys)
 
 
-class _Pass(nn.Module):
-    """Weights of one of hydra's passes behind the first."""
-
-    def __init__(self, mlp: nn.Module, norm: nn.Module, experts: int, active: int, apart: bool) -> None:
-        super().__init__()
-        self.experts, self.norm_mid = Experts(mlp, experts, active, apart), copy.deepcopy(norm)
-        width = norm.weight.shape[0]
-        self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
-        self.bias = nn.Parameter(torch.zeros(width))
-
-
 class DraftLayerModel(DraftingModel):
-    """A causal LM with a draft layer of its own, for `gamma` places ahead. The target is frozen."""
+    """A causal LM with a draft layer of its own, for `gamma` draft tokens. The target is frozen."""
 
     def __init__(self, model: PreTrainedModel, config: DraftLayerConfig) -> None:
         layers = model.config.num_hidden_layers
         config.check(layers)
         super().__init__(model, config.gamma, layers, True, tapped=tuple(layers - tap for tap in config.taps))
-        self.config, self.passes = config, config.gamma - config.parallel  # of the layer, for one draft
+        self.config, self.passes = config, config.passes
         last, width = self.decoder.layers[-1], self.decoder.hidden_size
         layer = copy.deepcopy(last).float().requires_grad_(True)
         shape = config.experts, config.active, config.two_lists
@@ -185,7 +92,7 @@ class DraftLayerModel(DraftingModel):
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
         own = range(self.passes - 1) if config.own_heads else ()
-        self.heads = nn.ModuleList(_Pass(layer.mlp, layer.post_attention_layernorm, *shape) for _ in own)
+        self.heads = nn.ModuleList(LaterPass(layer.mlp, layer.post_attention_layernorm, *shape) for _ in own)
         self.from_token = nn.Parameter(torch.eye(width))
         self.from_state = None if config.own_heads else nn.Parameter(torch.eye(width))
         self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.tapped)) / len(self.tapped))
@@ -193,42 +100,100 @@ class DraftLayerModel(DraftingModel):
         self.last_state = nn.Parameter(torch.eye(width)) if config.contrast or config.parallel else None
         self.last_token = nn.Parameter(torch.zeros(width, width)) if config.parallel else None
 
+    @classmethod
+    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        drafter = cls(model, DraftLayerConfig.of(run.config.resolved)).to(run.device)
+        run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
+        return drafter
+
+    def losses(self, step: FitStep) -> dict[str, Tensor]:
+        options = step.config.resolved
+        passes = counted_passes(options)
+        if options["random_unroll"] and not self.heads:  # heads of their own would all have to be met as often
+            passes = pick_passes(passes)
+        found = draft_layer_losses(
+            self, step.main, step.picked, step.vocabulary, step.lookup, options["labels"], passes
+        )
+        depths = found.pop("depths")
+        weights = step.weights[: len(depths)]
+        total = (
+            (weights * depths).sum() / weights.sum()
+            + options["state_weight"] * found["state"]
+            + options["expert_weight"] * found["alike"]
+        )
+        if "last" in found:
+            total = total + options["last_weight"] * found["last"]
+        return {"total": total} | {f"place_{j + 1}": value for j, value in enumerate(depths)} | found
+
+    @torch.no_grad()
+    def statistics(self, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, Any]:
+        """How the layer's parts are used: `expert_shares`, the experts' weights; `expert_overlap`, the squared cosine
+        of the outputs of the two best; where the last position has a branch of its own `branches_agree`, how often its
+        best candidate is the mixture's for the last position that the mixture drafts.
+        """
+        shares: list[Tensor] = []
+        alike: list[Tensor] = []
+        agree: list[Tensor] = []
+        collate = Collator(self.device)
+        for start in range(0, len(rows), batch_size):
+            batch = collate(rows[start : start + batch_size])
+            picked = pick_rows(batch, self.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
+            main = self.main_pass(batch["input_ids"], batch["attention_mask"])
+            found = self.unroll(main, picked, self.passes)
+            counts = picked.labels[:, :, : self.passes] != IGNORE
+            shares.append(found.shares[counts])
+            alike.append(found.overlap[counts])
+            before = (
+                self.passes - self.config.parallel
+            )  # after so many passes the branch predicts what the mixture does after all
+            branch = self.unroll(main, picked, before).last if before else None
+            if branch is not None:
+                mixed, branched = (
+                    self.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch)
+                )
+                agree.append(mixed == branched)
+        used: dict[str, Any] = {
+            "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)],
+            "expert_overlap": round(float(torch.cat(alike).mean()), 3),
+        }
+        return used | {"branches_agree": round(float(torch.cat(agree).float().mean()), 3)} if agree else used
+
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         found = self.unroll(main, picked, self.passes)
-        places = found.mixture if found.apart is None else found.apart
+        states = found.mixture if found.apart is None else found.apart
         if found.last is None:
-            return places
+            return states
         last = found.last[:, :, None]
         if found.apart is not None:  # all lists are this one
             weight = torch.full_like(last[..., :1], 1 / self.config.active)
             last = torch.cat([last, weight], dim=-1).repeat(1, 1, 1, self.config.active)
-        return torch.cat([places[:, :, : self.gamma - 1], last], dim=2)
+        return torch.cat([states[:, :, : self.gamma - 1], last], dim=2)
 
-    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
-        """Of states [n, H], or [n, K (H + 1)] of experts apart: log chances then."""
+    def draft_logits(self, states: Tensor, depths: Tensor, vocabulary: Tensor | None) -> Tensor:
+        """Logits of states [n, H]; of separate experts [n, K (H + 1)] the log of their mean probabilities."""
         width = self.decoder.hidden_size
         if states.shape[-1] == width:
-            return super().guess(states, places, vocabulary)
+            return super().draft_logits(states, depths, vocabulary)
         lists = states.unflatten(-1, (-1, width + 1))
-        chances = self.head(lists[..., :width], vocabulary).float().log_softmax(-1)
-        return torch.logsumexp(chances + lists[..., width:].float().log(), dim=-2)
+        scores = self.head(lists[..., :width], vocabulary).float().log_softmax(-1)
+        return torch.logsumexp(scores + lists[..., width:].float().log(), dim=-2)
 
     def unroll(self, main: MainPass, picked: DraftRows, passes: int) -> Branches:
-        """The first passes behind the rows `picked`, their states ready for the head."""
+        """The first `passes` passes after the rows `picked`, their states ready for the head."""
         rows, following = picked.rows, picked.labels
-        cache = _Behind([], [])
+        cache = _GrowingCache([], [])
         first = self.main_rows(main, cache)
         at = rows[:, :, None]
         steps = [Branches(*(None if x is None else x.gather(1, at.expand(-1, -1, x.shape[2])) for x in first))]
         columns = torch.arange(main.tokens.shape[1], device=rows.device)
         seen = (columns <= rows[:, :, None])[:, None]  # [B, 1, P, T]
         own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
-        behind = None if self.config.prefix_attention else cache
+        later = None if self.config.prefix_attention else cache
         for step in range(1, passes):
-            seen = seen if behind is None else torch.cat([seen, own], dim=3)
+            seen = seen if later is None else torch.cat([seen, own], dim=3)
             part = self._part(step)
             states = nn.functional.linear(self._finish(steps[-1].mixture).float(), part.from_state)
-            steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, behind))
+            steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, later))
         mixture, shares, overlap = (
             torch.stack([getattr(one, part) for one in steps], dim=2) for part in ("mixture", "shares", "overlap")
         )
@@ -242,11 +207,11 @@ class DraftLayerModel(DraftingModel):
             ).flatten(-2)
         last = None
         if self.last_state is not None:
-            said = steps[-1].last
-            assert said is not None
-            # Only the layer's last pass is asked for that place: one before teaches the maps, and is not taught to look
-            # further than its own.
-            last = nn.functional.linear(said if passes == self.passes else said.detach(), self.last_state)
+            found = steps[-1].last
+            assert found is not None
+            # Only the layer's last pass drafts that position: an earlier one trains the maps, but is not itself taught
+            # to look further ahead than its own.
+            last = nn.functional.linear(found if passes == self.passes else found.detach(), self.last_state)
             if self.last_token is not None:
                 last = last + nn.functional.linear(
                     self._embedded(following[:, :, passes - 1].clamp(min=0)), self.last_token
@@ -254,8 +219,8 @@ class DraftLayerModel(DraftingModel):
             last = self._finish(last)
         return Branches(self._finish(mixture), last, shares, overlap, apart)
 
-    def main_rows(self, main: MainPass, cache: _Behind) -> Branches:
-        """The layer over all rows of the text, each with the token behind it; states before the last norm."""
+    def main_rows(self, main: MainPass, cache: _GrowingCache) -> Branches:
+        """The layer over all rows of the text, each with the token after it; states before the last norm."""
         batch, length = main.tokens.shape
         columns = torch.arange(length, device=main.tokens.device)
         causal = (columns[:, None] >= columns[None, :]).expand(batch, 1, length, length)
@@ -267,14 +232,14 @@ class DraftLayerModel(DraftingModel):
         return unit_rms(main.entry.float().unflatten(-1, (len(self.tapped), -1))).flatten(-2)
 
     def _part(self, step: int) -> Any:
-        """What holds the weights of a pass, the first being 0."""
+        """The module with the weights of pass `step`, counted from 0."""
         return self.heads[step - 1] if self.config.own_heads and step else self
 
     def _layer(
-        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _Behind | None
+        self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _GrowingCache | None
     ) -> Branches:
-        """Of rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache they attend to
-        nothing.
+        """Runs the layer over rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache
+        they attend to nothing.
         """
         x = nn.functional.linear(self._embedded(tokens), part.from_token, part.bias) + states
         u = x
@@ -287,13 +252,13 @@ class DraftLayerModel(DraftingModel):
                     self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache
                 )[0]
             )
-        said: Branches = part.experts(part.norm_mid(u))
-        last = said.last if self.config.contrast else said.mixture
+        found: Branches = part.experts(part.norm_mid(u))
+        last = found.last if self.config.contrast else found.mixture
         apart = (
-            None if said.apart is None else said.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
+            None if found.apart is None else found.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
         )
-        return said._replace(
-            mixture=u + said.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart
+        return found._replace(
+            mixture=u + found.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart
         )
 
     def _embedded(self, tokens: Tensor) -> Tensor:
@@ -324,6 +289,42 @@ class DraftLayerModel(DraftingModel):
             "own_heads": shape.own_heads,
             "biases": biases,
         }
+
+
+def draft_layer_losses(
+    model: DraftLayerModel,
+    main: MainPass,
+    picked: DraftRows,
+    vocabulary: Tensor | None,
+    lookup: Tensor | None,
+    kind: str = "hard",
+    passes: int | None = None,
+) -> dict[str, Tensor]:
+    """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
+
+    "depths" [passes]: mean loss of the mixture at each depth. "last": of the last position's branch after the last of
+    these passes, where there is one. "state": smooth L1 of the mixture's states against the target's own, over the
+    spread of these. "alike": 0 where the outputs of a row's two best experts are orthogonal and all experts are used
+    alike.
+    """
+    drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
+    mixture = drafted.mixture
+    states = mixture if drafted.apart is None else drafted.apart
+    found = {"depths": depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind)}
+    if drafted.last is not None:
+        depth, last = mixture.shape[2] - 1 + model.config.parallel, drafted.last[:, :, None]
+        found["last"] = depth_losses(model, main, last, picked, depth, vocabulary, lookup, kind)[0]
+    counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
+    if not counts.any():  # answers of a single token
+        return found | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
+    ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
+    rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
+    text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
+    wanted = main.final[text, rows][counts].float()
+    found["state"] = smooth_l1_loss(mixture[counts] / wanted.std(), wanted / wanted.std())
+    shares = drafted.shares[counts].mean(0)
+    found["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
+    return found
 
 
 @torch.no_grad()
@@ -378,10 +379,10 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
 
 
 def _last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
-    """What the last branch has at rows t, its token beside its state, and the target's finished states of the row it
-    stands for, before the norm's weight [n, H].
+    """Inputs of the last branch at rows t, its token beside its state, and the target's finished states of the row it
+    predicts, before the norm's weight [n, H].
     """
-    last, ahead = drafter.main_rows(main, _Behind([], [])).last, 1 + drafter.config.parallel
+    last, ahead = drafter.main_rows(main, _GrowingCache([], [])).last, 1 + drafter.config.parallel
     assert last is not None
     both = usable[:, :-ahead] & usable[:, ahead:]
     known = [last[:, :-ahead][both]]

@@ -2,22 +2,22 @@
 
     state_j = h_t + SiLU(W_j h_t + b_j)             j = 1..gamma
 
-h_t is the finished hidden state of row t, W and b start at zero. The guess of place j is a head over state_j: one of
-its own, which starts as the rows of the LM head, or the LM head itself. Medusa knows neither the row's next token nor
-its other places' guesses.
-
-Knows nothing about data, optimisers or files.
+h_t is the finished hidden state of row t; W and b start at zero. Depth j is predicted by a head over state_j: one of
+its own, which starts as rows of the LM head, or the LM head itself. A head reads neither the row's next token nor the
+other depths' draft tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass
+from streamspec.adapters.drafters.base import DraftingModel, DraftRows, FitStep, MainPass, bigram_shape
+from streamspec.adapters.run import Run
+from streamspec.adapters.training.losses import drafting_losses
 
 
 class MedusaModel(DraftingModel):
@@ -42,6 +42,14 @@ class MedusaModel(DraftingModel):
         start = self.decoder.lm_head.weight if vocabulary is None else self.decoder.lm_head.weight[vocabulary]
         self.heads = nn.Parameter(start.detach().float().repeat(gamma, 1, 1)) if own_heads else None
 
+    @classmethod
+    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        bigram = bigram_shape(run, model, vocabulary)
+        return cls(model, run.config.gamma, frozen, vocabulary, run.config.own_heads, bigram).to(run.device)
+
+    def losses(self, step: FitStep) -> dict[str, Tensor]:
+        return drafting_losses(self, step)
+
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """States [B, P, gamma, E], from the rows alone."""
         hidden = torch.gather(main.final, 1, picked.rows[:, :, None].expand(-1, -1, main.final.shape[2]))
@@ -50,12 +58,12 @@ class MedusaModel(DraftingModel):
         )
         return hidden[:, :, None] + nn.functional.silu(moved)
 
-    def guess(self, states: Tensor, places: Tensor, vocabulary: Tensor | None) -> Tensor:
+    def draft_logits(self, states: Tensor, depths: Tensor, vocabulary: Tensor | None) -> Tensor:
         if self.heads is None:
             return self.head(states, vocabulary)
         logits = states.new_zeros(len(states), self.heads.shape[1])
-        for place, head in enumerate(self.heads):
-            mine = places == place
+        for depth, head in enumerate(self.heads):
+            mine = depths == depth
             logits[mine] = nn.functional.linear(states[mine], head.to(states.dtype)).to(logits.dtype)
         return logits
 

@@ -7,45 +7,44 @@ kept. Pass 2 runs stream rows only, through the family's own last `Ns` decoder l
 
 M_t is the hidden state of row t at the input of layer N-Ns (equation 4 with a factor for f), e(y) the embedding of the
 token that follows row t over its rms. The W term is ours: streams run after acceptance, so the next token is known. All
-of them start as what least squares make of M_(t+j), the state that row t+j will have there (`fit_start`). For pruning
-(section 3.2.3) a map of low rank foretells the next token from M_t alone, through the model's own norm and head:
+of them start as the least-squares fit of M_(t+j), the state that row t+j will have there (`fit_start`). For pruning
+(section 3.2.3) a map of low rank predicts the next token from M_t alone, through the model's own norm and head:
 
     early(M_t) = head(norm(u + B A u))                    u = M_t over its rms
 
 Row (t, j) attends to main rows <= t and to streams <= j of the same t (equations 2 and 3); main rows never see streams.
-
-Knows nothing about data, optimisers or files.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.base import DraftingModel, DraftRows, MainPass, TargetModel
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.drafters.base import (
+    IGNORE,
+    DraftingModel,
+    DraftRows,
+    FitStep,
+    MainPass,
+    TargetModel,
+    bigram_shape,
+)
+from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, unit_rms
+from streamspec.adapters.drafters.stream_config import StreamConfig
+from streamspec.adapters.run import Run
+from streamspec.adapters.training.data import Collator
+from streamspec.adapters.training.losses import drafting_losses, vocabulary_index
+from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
-
-RIDGE = 1e-2  # of the mean square, added to the diagonal
-MASSIVE = 3.0
-FIT_TOKENS = 8192
-
-
-@dataclass
-class StreamConfig:
-    """Shape of the streams. `scale` is the median rms of M; it is measured before training and then fixed."""
-
-    gamma: int
-    ns: int
-    scale: float = 1.0
-    positions: str = "shifted"
-    root_token: bool = True
 
 
 class AppendCache:
@@ -68,6 +67,8 @@ class StreamingModel(DraftingModel):
 
     `frozen`: the LoRA layers inside `model` belong to the streams alone and are switched off in pass 1 (staged recipe).
     """
+
+    optional_tensors: ClassVar = DraftingModel.optional_tensors | {"prune_": "prune_up", "shares": "shares"}
 
     def __init__(
         self,
@@ -92,6 +93,45 @@ class StreamingModel(DraftingModel):
         self.shares = nn.Parameter(torch.ones(config.gamma, 2))  # c_j, a_j
         self.prune_down = nn.Parameter(torch.randn(prune_rank, hidden) * hidden**-0.5) if prune_rank else None
         self.prune_up = nn.Parameter(torch.zeros(hidden, prune_rank)) if prune_rank else None
+
+    @classmethod
+    def prepare_target(cls, run: Run, model: PreTrainedModel) -> None:
+        """Puts a LoRA that only stream rows use on the linear maps of the last Ns layers."""
+        config, decoder = run.config, HFDecoder(model)
+        names = decoder.linear_names(len(decoder.layers) - run.ns)
+        stack = next(n for n, m in model.named_modules() if m is decoder.layers)
+        lora = LoraConfig(
+            r=config.stream_rank, lora_alpha=config.stream_rank, target_modules=[f"{stack}.{n}" for n in names]
+        )
+        inject_adapter_in_model(lora, model, adapter_name="streams")
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+
+    @classmethod
+    def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        """Streams at the measured scale of the hidden state they are added to, or at that of the adapter's they start
+        from.
+        """
+        config = run.config
+        if config.warm_start is not None:
+            scale = float(streams_of(config.warm_start)["scale"])
+        else:
+            batch = Collator(run.device)(run.rows[: 2 * config.batch_size])
+            scale = measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])])
+        shape = StreamConfig(config.gamma, run.ns, scale, config.positions, config.root_token)
+        bigram = bigram_shape(run, model, vocabulary)
+        streams = cls(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank).to(run.device)
+        if config.fit_start and config.warm_start is None:
+            run.fit_start(lambda batches: fit_start(streams.eval(), batches))
+        return streams
+
+    def losses(self, step: FitStep) -> dict[str, Tensor]:
+        losses = drafting_losses(self, step)
+        if self.prune_down is not None:  # its own parameters alone learn from it
+            losses["early_exit"] = exit_loss(self, step)
+            losses["total"] = losses["total"] + losses["early_exit"]
+        return losses
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
         """Pass 2: finished hidden states [B, P, gamma, E] of the streams."""
@@ -118,7 +158,7 @@ class StreamingModel(DraftingModel):
         return self.decoder.finish(hidden).reshape(batch, count, gamma, -1)
 
     def cache(self, main: MainPass) -> AppendCache:
-        """What stream rows find behind and among themselves."""
+        """The K/V that stream rows attend to: the main rows' and their own."""
         return AppendCache(main.keys, main.values, self.first)
 
     def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
@@ -131,7 +171,7 @@ class StreamingModel(DraftingModel):
         return (self.shares[:, :1] * hidden + self.config.scale * shift).to(hidden.dtype)
 
     def exit_states(self, entry: Tensor) -> Tensor:
-        """Of rows M [.., H], ready for the head; learning stops here and leaves what made M alone."""
+        """States of the early exit from rows M [.., H], ready for the head. No gradient flows into M."""
         assert self.prune_down is not None and self.prune_up is not None
         unit = unit_rms(entry.detach().float())
         moved = nn.functional.linear(nn.functional.linear(unit, self.prune_down), self.prune_up)
@@ -166,11 +206,6 @@ class StreamingModel(DraftingModel):
             "lora": {"rank": rank, "alpha": float(rank)} if rank else None,
             "pruning": None if self.prune_down is None else self.prune_down.shape[0],
         }
-
-
-def unit_rms(x: Tensor) -> Tensor:
-    """x over the root mean square of its last dimension."""
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-12)
 
 
 def stream_mask(
@@ -249,16 +284,10 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
     return left
 
 
-def pairs_ahead(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
-    """e(y_(t+1)), M_t and M_(t+ahead) [n, ..] of all t in [B, T] where both rows are usable."""
-    both = usable[:, :-ahead] & usable[:, ahead:]
-    last = max(usable.shape[1] - ahead, 0)
-    return tokens[:, 1 : last + 1][both], states[:, :-ahead][both], states[:, ahead:][both]
-
-
-def ridge(x: Tensor, y: Tensor) -> Tensor:
-    """The matrix [columns of x, columns of y] by which x [n, ..] best makes y [n, ..]."""
-    square = x.T @ x
-    return torch.linalg.solve(
-        square + RIDGE * square.diagonal().mean() * torch.eye(len(square), device=x.device), x.T @ y
-    )
+def exit_loss(model: StreamingModel, step: FitStep) -> Tensor:
+    """Mean cross-entropy of the early exit's prediction of the next token, where it is one that streams may propose."""
+    main, picked = step.main, step.picked
+    labels = vocabulary_index(picked.roots, step.lookup)
+    counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
+    entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
+    return cross_entropy(model.head(model.exit_states(entry), step.vocabulary).float(), labels[counts])

@@ -1,6 +1,6 @@
-"""How good drafts are: ranks of the true tokens on the target's own answers, and the next-token loss on references.
+"""Acceptance of drafts: ranks of the true tokens on the target's own answers, and the next-token loss on references.
 
-The ranks feed everything about trees (`streamspec.acceptance_stats`). Knows nothing about training.
+The ranks feed the choice of trees (`streamspec.acceptance_stats`).
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from torch import Tensor
 
 from streamspec.acceptance_stats import ENDED, MISSED
 from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, TargetModel
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
 from streamspec.adapters.training.data import Collator, TokenRow
-from streamspec.adapters.training.losses import lookup_table, next_token_loss, number, pick_rows
+from streamspec.adapters.training.losses import lookup_table, next_token_loss, vocabulary_index
 from streamspec.progress import track
 
 MAX_RANK = 10
-STATISTIC_ROWS = 16  # of a text
 
 
 @torch.no_grad()
 def record_ranks(
     model: DraftingModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
 ) -> list[list[list[int]]]:
-    """For each row: [positions][gamma] rank of the true token among each place's guesses (see docs/architecture.md).
+    """For each row: [positions][gamma] rank of the true token among each depth's candidates (docs/architecture.md).
 
-    A guess is ranked behind the true tokens before it. Positions are those whose root is a completion token: position t
-    of a completion drafts tokens t+1 .. t+gamma after root t.
+    Each depth is ranked given the true tokens before it. Positions are those whose root is a completion token: position
+    t of a completion drafts tokens t+1 .. t+gamma after root t.
     """
     gamma, device = model.gamma, model.device
     collate, lookup = Collator(device), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
@@ -41,52 +39,16 @@ def record_ranks(
             rows_ = torch.tensor([positions], device=device)
             roots = torch.tensor([[row.input_ids[t + 1] for t in positions]], device=device)
             states = model.draft_pass(main.of(i), DraftRows(rows_, roots, labels[None]))[0]
-            places = torch.arange(gamma, device=device).repeat(len(positions))
-            guessed = model.guess(states.flatten(0, 1), places, vocabulary).unflatten(0, (-1, gamma))
-            before = number(torch.cat([roots[0][:, None], labels[:, :-1]], dim=1), lookup)
-            logits = model.with_bigram(guessed, before)
-            guesses = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices
-            guesses = guesses if vocabulary is None else vocabulary[guesses]
-            hit = guesses == labels[:, :, None]
+            depths = torch.arange(gamma, device=device).repeat(len(positions))
+            unconditioned = model.draft_logits(states.flatten(0, 1), depths, vocabulary).unflatten(0, (-1, gamma))
+            before = vocabulary_index(torch.cat([roots[0][:, None], labels[:, :-1]], dim=1), lookup)
+            logits = model.with_bigram(unconditioned, before)
+            candidates = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices
+            candidates = candidates if vocabulary is None else vocabulary[candidates]
+            hit = candidates == labels[:, :, None]
             ranks = torch.where(hit.any(-1), hit.int().argmax(-1), MISSED)
             out.append(torch.where(labels == IGNORE, ENDED, ranks).tolist())
     return out
-
-
-@torch.no_grad()
-def layer_statistics(
-    model: DraftLayerModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
-) -> dict[str, list[float] | float]:
-    """How a draft layer's parts are used, over rows of the text: `expert_shares`, the experts' weights;
-    `expert_overlap`, the squared cosine of what the two best say; and where the last place has a branch of its own
-    `branches_agree`, how often its first guess is the mixture's for the same place, the last that the mixture
-    guesses."""
-    shares: list[Tensor] = []
-    alike: list[Tensor] = []
-    agree: list[Tensor] = []
-    collate = Collator(model.device)
-    for start in range(0, len(rows), batch_size):
-        batch = collate(rows[start : start + batch_size])
-        picked = pick_rows(batch, model.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
-        main = model.main_pass(batch["input_ids"], batch["attention_mask"])
-        found = model.unroll(main, picked, model.passes)
-        counts = picked.labels[:, :, : model.passes] != IGNORE
-        shares.append(found.shares[counts])
-        alike.append(found.overlap[counts])
-        before = (
-            model.passes - model.config.parallel
-        )  # behind so many passes the branch guesses what the mixture does behind all
-        branch = model.unroll(main, picked, before).last if before else None
-        if branch is not None:
-            said, also = (
-                model.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch)
-            )
-            agree.append(said == also)
-    used: dict[str, list[float] | float] = {
-        "expert_shares": [round(float(x), 3) for x in torch.cat(shares).mean(0)],
-        "expert_overlap": round(float(torch.cat(alike).mean()), 3),
-    }
-    return used | {"branches_agree": round(float(torch.cat(agree).float().mean()), 3)} if agree else used
 
 
 def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:

@@ -1,7 +1,6 @@
 """Examples -> token rows with the completion marked, and padded batches of them.
 
-The prompt's format is `streamspec.prompt.prompt_format`'s, the same that generate and bench use. Knows nothing about
-models.
+The prompt's format is `streamspec.prompt.prompt_format`'s, the same that generate and bench use.
 """
 
 from __future__ import annotations
@@ -30,7 +29,10 @@ class TokenRow:
 
 
 class Formatter:
-    """Tokenises examples in one prompt format with one Hugging Face tokenizer."""
+    """Tokenises examples in one prompt format with one Hugging Face tokenizer.
+
+    Raises BaseModelError for a tokenizer without end-of-text, DataError for chat without a template.
+    """
 
     def __init__(self, tokenizer: Any, prompt_format: PromptFormat) -> None:
         self.tokenizer, self.format = tokenizer, prompt_format
@@ -100,8 +102,8 @@ def joined(prompt: list[int], answer: list[int]) -> TokenRow:
 
 
 class LengthGroupedOrder(Sampler[int]):
-    """Shuffled order with rows of like length side by side; a function of (seed, epoch), so a resumed run sees the same
-    batches.
+    """Shuffled order with rows of similar length side by side; a function of (seed, epoch), so a resumed run sees the
+    same batches.
     """
 
     def __init__(self, rows: list[TokenRow], batch_size: int, seed: int) -> None:

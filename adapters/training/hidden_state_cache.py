@@ -1,7 +1,6 @@
-"""Main passes of a frozen target over texts that come again: what a drafter reads of a text is the same in every epoch.
+"""Caches a frozen target's hidden states across epochs, in which they are the same.
 
-Half of a draft layer's training step on a CPU is the target's pass (docs/decisions.md). Knows nothing about what is
-learnt.
+Half of a draft layer's training step on a CPU is the target's pass (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -12,21 +11,22 @@ from torch.nn.utils.rnn import pad_sequence
 
 from streamspec.adapters.drafters.base import DraftingModel, MainPass
 
-MOST_BYTES = 2 << 30  # of states; texts beyond are passed anew every time
+MAX_BYTES = 2 << 30  # of states; texts beyond are computed anew in every epoch
 
 
 class HiddenStateCache:
-    """`main_pass` of a drafter that reads no K/V. A text is passed alone and unpadded, so its states depend on nothing
-    else: a resumed run, which remembers nothing, goes on exactly as one that was never interrupted."""
+    """`main_pass` of a drafter that reads no K/V. Each text is computed alone and unpadded, so its states depend on
+    nothing else and a resumed run, whose cache is empty, gives the same results as an uninterrupted one.
+    """
 
-    def __init__(self, drafter: DraftingModel, most_bytes: int = MOST_BYTES) -> None:
-        self.drafter, self.left = drafter, most_bytes
-        self.known: dict[bytes, tuple[Tensor, Tensor]] = {}
+    def __init__(self, drafter: DraftingModel, max_bytes: int = MAX_BYTES) -> None:
+        self.drafter, self.left = drafter, max_bytes
+        self.cached: dict[bytes, tuple[Tensor, Tensor]] = {}
 
     @staticmethod
     def serves(drafter: DraftingModel) -> bool:
-        """Whether it is worth it: beside a frozen target, on a CPU, for a draft layer. Streams read K/V, of which too
-        much would have to be kept.
+        """Tells whether caching pays: for a draft layer over a frozen target on a CPU. Streams read K/V, which would
+        take too much memory.
         """
         return drafter.frozen and drafter.first == len(drafter.decoder.layers) and drafter.device.type == "cpu"
 
@@ -39,14 +39,14 @@ class HiddenStateCache:
         )
 
     def _states(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """What the pass leaves of one text [T]: `entry` [T, ..] and `final` [T, E]."""
+        """`entry` [T, ..] and `final` [T, E] of one text [T]."""
         key = text.numpy().tobytes()
-        if key in self.known:
-            return self.known[key]
+        if key in self.cached:
+            return self.cached[key]
         main = self.drafter.main_pass(text[None], torch.ones_like(text)[None])
         states = main.entry[0], main.final[0]
         size = sum(x.numel() * x.element_size() for x in states)
         if size <= self.left:
             self.left -= size
-            self.known[key] = states
+            self.cached[key] = states
         return states

@@ -1,17 +1,15 @@
-"""Losses of a stage: next token on main rows, tokens further on for the drafter (equation 5 of the paper).
+"""Losses of a stage: next token on main rows, later tokens for the drafter (arXiv 2402.11131, equation 5).
 
-Batches come from `data.Collator`. Knows nothing about optimisers or recipes.
+Batches come from `data.Collator`.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, smooth_l1_loss
+from torch.nn.functional import cross_entropy, kl_div
 
-from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, MainPass, TargetModel
-from streamspec.adapters.drafters.draft_layer import DraftLayerModel
-from streamspec.adapters.drafters.streams import StreamingModel
+from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, FitStep, MainPass, TargetModel
 
 MOST_LIKELY = 10  # tokens that top-k distillation counts
 
@@ -36,16 +34,32 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
     offsets = torch.arange(2, gamma + 2, device=ids.device)
     where = (rows[:, :, None] + offsets).reshape(size, -1)
     labels = padded.gather(1, where).masked_fill_(~counted.gather(1, where), IGNORE).reshape(size, count, gamma)
-    # A place may be scored only while every token before its own is part of the completion.
+    # A depth is scored only while every token before its own is part of the completion.
     alive = torch.cumprod((labels != IGNORE).long(), dim=2).bool() & eligible.gather(1, rows)[:, :, None]
     return DraftRows(rows, padded.gather(1, rows + 1), labels.masked_fill_(~alive, IGNORE))
 
 
 def pick_passes(most: int) -> int:
-    """How many passes of a draft layer one step of training unrolls: n of 1 .. most with a chance in proportion to 1/n,
-    so that most steps are cheap and teach the first pass, on which all others wait, and the rest teach the layer to
-    live with its own states."""
+    """Draws how many passes of a draft layer a training step unrolls: n of 1 .. most with a probability proportional to
+    1/n, so that most steps are cheap and train the first pass, on which all others depend, and the rest teach the layer
+    to live with its own states.
+    """
     return 1 + int(torch.multinomial(1 / torch.arange(1.0, most + 1), 1))
+
+
+def drafting_losses(model: DraftingModel, step: FitStep) -> dict[str, Tensor]:
+    """The losses of a drafter with one head per depth: beside a frozen target the weighted mean over depths,
+    else the next-token loss and `alpha` times their weighted sum.
+    """
+    labels = step.config.resolved["labels"]
+    per_depth = draft_losses(model, step.main, step.picked, step.vocabulary, step.lookup, labels)
+    parts = {f"stream_{j + 1}": value for j, value in enumerate(per_depth)}
+    if model.frozen:
+        total = (step.weights * per_depth).sum() / step.weights.sum()
+    else:
+        parts["next_token"] = next_token_loss(model, step.main, step.batch)
+        total = parts["next_token"] + step.config.alpha * (step.weights * per_depth).sum()
+    return {"total": total, **parts}
 
 
 def draft_losses(
@@ -56,54 +70,17 @@ def draft_losses(
     lookup: Tensor | None,
     kind: str = "hard",
 ) -> Tensor:
-    """Mean loss of each of the drafter's places [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside
-    it.
+    """Mean loss at each depth [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it.
 
     `kind`: "hard", cross-entropy of the tokens that came; "kl" or "tv", Kullback-Leibler divergence or total variation
-    from what the main stream expects in the same place, over the tokens that may be proposed; "topk", cross-entropy of
-    its ten likeliest tokens there by its chances (HASS).
+    from the target's distribution at the same position, over the tokens that may be proposed; "topk", cross-entropy of
+    its ten likeliest tokens there by their probabilities (HASS).
     """
     states = model.draft_pass(main, picked)
-    return _losses(model, main, states, picked, 0, vocabulary, lookup, kind)
+    return depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind)
 
 
-def jakiro_losses(
-    model: DraftLayerModel,
-    main: MainPass,
-    picked: DraftRows,
-    vocabulary: Tensor | None,
-    lookup: Tensor | None,
-    kind: str = "hard",
-    passes: int | None = None,
-) -> dict[str, Tensor]:
-    """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
-
-    "places" [passes]: mean loss of the mixture's guesses. "last": of those of the last place's branch behind the last
-    of these passes; not there where a place is like any other. "state": smooth L1 of the mixture's states against the
-    target's own, over the spread of these. "alike": 0 where the two best experts of a row say what is at right angles
-    and all experts are used alike.
-    """
-    drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
-    mixture = drafted.mixture
-    guessed = mixture if drafted.apart is None else drafted.apart
-    found = {"places": _losses(model, main, guessed, picked, 0, vocabulary, lookup, kind)}
-    if drafted.last is not None:
-        place = mixture.shape[2] - 1 + model.config.parallel
-        found["last"] = _losses(model, main, drafted.last[:, :, None], picked, place, vocabulary, lookup, kind)[0]
-    counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
-    if not counts.any():  # answers of a single token
-        return found | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
-    ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
-    rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
-    text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
-    wanted = main.final[text, rows][counts].float()
-    found["state"] = smooth_l1_loss(mixture[counts] / wanted.std(), wanted / wanted.std())
-    shares = drafted.shares[counts].mean(0)
-    found["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
-    return found
-
-
-def _losses(
+def depth_losses(
     model: DraftingModel,
     main: MainPass,
     states: Tensor,
@@ -113,21 +90,21 @@ def _losses(
     lookup: Tensor | None,
     kind: str,
 ) -> Tensor:
-    """Mean losses [m] of states [B, P, m, E] of the places first + 1 .. first + m."""
+    """Mean losses [m] of states [B, P, m, E] at the depths first .. first + m - 1, counted from 0."""
     ahead = slice(first, first + states.shape[2])
-    known, roots = number(picked.labels, lookup), number(picked.roots, lookup)
+    known, roots = vocabulary_index(picked.labels, lookup), vocabulary_index(picked.roots, lookup)
     labels, before = known[:, :, ahead], torch.cat([roots[:, :, None], known], dim=2)[:, :, ahead]
     counts = labels >= 0 if kind == "hard" else picked.labels[:, :, ahead] != IGNORE
-    place = torch.arange(states.shape[2], device=labels.device).expand_as(labels)[counts]
-    logits = model.with_bigram(model.guess(states[counts], first + place, vocabulary), before[counts])
+    depth = torch.arange(states.shape[2], device=labels.device).expand_as(labels)[counts]
+    logits = model.with_bigram(model.draft_logits(states[counts], first + depth, vocabulary), before[counts])
     if kind == "hard":
         losses = cross_entropy(logits, labels[counts], reduction="none")
     else:
-        row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + place
+        row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + depth
         text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
         asked, which = torch.unique(
             text * main.final.shape[1] + row, return_inverse=True
-        )  # places of neighbours are the same row
+        )  # depths of neighbouring rows are the same row
         with torch.no_grad():
             wanted = model.head(main.final.flatten(0, 1)[asked], vocabulary).float().log_softmax(-1)[which]
         given = logits.log_softmax(-1)
@@ -138,27 +115,17 @@ def _losses(
             losses = -(likeliest.values.exp() * given.gather(-1, likeliest.indices)).sum(-1)
         else:
             losses = (given.exp() - wanted.exp()).abs().sum(-1) / 2
-    total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, place, losses)
+    total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, depth, losses)
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
 
 
-def exit_loss(
-    model: StreamingModel, main: MainPass, picked: DraftRows, vocabulary: Tensor | None, lookup: Tensor | None
-) -> Tensor:
-    """Mean cross-entropy of the early exit's guess of the next token, where it is one that streams may propose."""
-    labels = number(picked.roots, lookup)
-    counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
-    entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
-    return cross_entropy(model.head(model.exit_states(entry), vocabulary).float(), labels[counts])
-
-
-def number(tokens: Tensor, lookup: Tensor | None) -> Tensor:
-    """Numbers of `tokens` among those that streams may propose, negative for others."""
+def vocabulary_index(tokens: Tensor, lookup: Tensor | None) -> Tensor:
+    """Indices of `tokens` among those that drafters may propose, negative for others."""
     return tokens if lookup is None else torch.where(tokens >= 0, lookup[tokens.clamp(min=0)], IGNORE)
 
 
 def lookup_table(vocabulary: Tensor | None, size: int) -> Tensor | None:
-    """int64 [size]: number of each token in `vocabulary`, -100 outside it. None where streams may propose any token."""
+    """int64 [size]: index of each token in `vocabulary`, -100 outside it. None where drafters may propose any token."""
     if vocabulary is None:
         return None
     lookup = torch.full((size,), IGNORE, device=vocabulary.device)

@@ -1,6 +1,6 @@
-"""What an interrupted run has behind it: its options, its finished parts, their logs and the minutes they took.
+"""The state of a run, so that it can be resumed: its options, finished parts, their logs and the minutes they took.
 
-One small file, replaced whole each time a part ends. Knows nothing about what the parts do.
+One small file, replaced whole each time a part ends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ MAY_CHANGE = ("out", "resume", "threads", "save_steps", "tensorboard")  # option
 
 
 class RunState:
-    """`log[part]`: what a finished part reports; `minutes[part]`: what it took of `--max-minutes`, all attempts
-    together (of regeneration the last alone: what the others wrote is a gift)."""
+    """`log[part]`: the report of a finished part; `minutes[part]`: its share of `--max-minutes`, all attempts together
+    (of regeneration the last attempt only: answers kept from earlier ones are free).
+    """
 
     def __init__(self, file: Path, config: TrainConfig, contents: Mapping[str, str] | None = None) -> None:
-        """Reads `file` where the run is resumed. `contents`: hashes of what lies behind an option. Raises ConfigError
+        """Reads `file` where the run is resumed. `contents`: hashes of the files that options name. Raises ConfigError
         for options that differ, AdapterError for a damaged file.
         """
         self.file = file
@@ -39,12 +40,12 @@ class RunState:
         return part in self.log
 
     def finish(self, part: str, minutes: float, log: Any) -> None:
-        """Notes that `part` is done and everything it made is on disk."""
+        """Records that `part` is done and its results are on disk."""
         self.log[part], self.minutes[part] = log, minutes
         self._write()
 
     def left(self, total: float | None) -> float | None:
-        """Minutes of `total` that the finished parts left over."""
+        """Minutes of `total` not used by finished parts, at least 0.1; None where there is no limit."""
         return None if total is None else max(total - sum(self.minutes.values()), 0.1)
 
     def _read(self) -> None:
@@ -53,7 +54,7 @@ class RunState:
             options, self.log, self.minutes = saved["options"], saved["log"], saved["minutes"]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise AdapterError(
-                f"{self.file}: {error}", "the journal of a run", "start anew with another --out"
+                f"{self.file}: {error}", "the saved state of a run", "start anew with another --out"
             ) from None
         changed = sorted(k for k in self.options | options if self.options.get(k) != options.get(k))
         if changed:

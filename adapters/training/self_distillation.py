@@ -1,7 +1,7 @@
 """The target's own completions of a list of prompts, greedy or half of them sampled: batched, kept line by line,
 resumable.
 
-Acceptance is counted on what the model itself writes, so drafters learn from these. Knows nothing about streams.
+Acceptance is counted on what the model itself writes, so drafters learn from these.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from streamspec.progress import track
 
 
 class CompletionFile:
-    """Answers by prompt, kept in a file: a first line that says what made them, then a line for each, written as they
-    come.
+    """Answers by prompt, kept in a JSON lines file: first the settings that made them, then one line per answer,
+    written as they come.
 
-    A line that a killed process left torn is dropped. Raises DataError where something else made the answers.
+    A line cut off by a killed process is dropped. Raises DataError where other settings made the answers.
     """
 
     def __init__(self, path: Path, made_by: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ Choose = Callable[[torch.Tensor, list[int]], torch.Tensor]
 
 
 def best(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """int64 [B]: the likeliest token behind each row of `logits` [B, vocabulary]; `rows` [B] are their numbers in the
+    """int64 [B]: the likeliest token after each row of `logits` [B, vocabulary]; `rows` [B] are their indices in the
     batch.
     """
     return logits.argmax(-1)
@@ -81,9 +81,9 @@ def drawn(temperature: float, top_p: float, generator: torch.Generator) -> Choos
     warm, nucleus = TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)
 
     def choose(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        chances = nucleus(None, warm(None, logits.float())).softmax(-1)
+        probabilities = nucleus(None, warm(None, logits.float())).softmax(-1)
         odd = torch.tensor([row % 2 == 1 for row in rows], device=logits.device)
-        return torch.where(odd, torch.multinomial(chances, 1, generator=generator)[:, 0], best(logits, rows))
+        return torch.where(odd, torch.multinomial(probabilities, 1, generator=generator)[:, 0], best(logits, rows))
 
     return choose
 

@@ -1,13 +1,11 @@
 """One training stage: transformers' Trainer over a target, with or without a drafter, with a wall-clock budget.
 
 A stage saves only what it trains, resumes exactly, and can be cut at any moment: a checkpoint counts once its marker
-file is there. Knows nothing about recipes or the adapter folder.
+file is there.
 """
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +23,7 @@ from transformers.trainer_callback import ExportableState
 
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Collator, LengthGroupedOrder, TokenRow
+from streamspec.adapters.training.device import clock_of, has_bf16
 from streamspec.progress import EVERY
 
 COMPLETE = "complete"  # marker: everything of this checkpoint is on disk
@@ -33,7 +32,7 @@ Losses = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage trains and how: `loss(batch)` gives named losses, `total` among them."""
+    """One stage: model, rows, loss and budget. `loss(batch)` returns scalar losses by name, "total" among them."""
 
     name: str
     model: nn.Module
@@ -102,16 +101,6 @@ def _autocast_only(model: nn.Module) -> Iterator[None]:
             layer.cast_input_dtype_enabled = True
 
 
-def clock_of(config: TrainConfig) -> Callable[[], float]:
-    """Seconds, as the run counts its minutes."""
-    return processor_time if config.clock == "cpu" else time.monotonic
-
-
-def processor_time() -> float:
-    """Seconds that this process has computed, per thread: what a run takes where nothing else runs."""
-    return time.process_time() / torch.get_num_threads()
-
-
 class Clock(TrainerCallback, ExportableState):
     """Budget of a stage. Progress is the larger of steps done and minutes used, so the learning rate ends at 0 either
     way.
@@ -159,7 +148,7 @@ class _Completeness(TrainerCallback):
 
 
 class _Lines(TrainerCallback):
-    """How far a stage is, on stderr: at its first entry of the log, at its last, and every ten seconds between."""
+    """Prints progress to stderr: at the first entry of the log, at the last, and every ten seconds between."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.last = stage, 0.0
@@ -236,7 +225,7 @@ def trainable_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trainable(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Puts tensors of `trainable_state` back in place."""
+    """Copies tensors of `trainable_state` back into the model's parameters."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, value in state.items():
@@ -247,26 +236,3 @@ def last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint whose save was finished."""
     complete = [p.parent for p in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return max(complete, key=lambda p: int(p.name.split("-")[1]), default=None)
-
-
-def has_bf16() -> bool:
-    """True where bf16 matrix products are fast: CUDA, or a CPU with AVX512-BF16 or AMX."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    features = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    return bool(check and check()) and ("avx512_bf16" in features or "amx_bf16" in features)
-
-
-def spare_allocator() -> None:
-    """Makes glibc keep freed memory: large activations otherwise go back to the kernel, and their page faults cost more
-    than the products.
-
-    mmap is switched off rather than its threshold raised, because glibc refuses thresholds above 32 MiB.
-    """
-    if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        m_trim_threshold, m_top_pad, m_mmap_max = -1, -2, -4  # malloc.h
-        libc.mallopt(m_mmap_max, 0)
-        libc.mallopt(m_trim_threshold, 2**31 - 1)
-        libc.mallopt(m_top_pad, 64 << 20)

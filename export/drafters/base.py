@@ -1,32 +1,46 @@
-"""What all drafters in the step graph share: a branch that runs behind the accepted node, and turns states into
-guesses.
+"""The parts that all drafters share: their description, the branch of the step graph that runs after the accepted node,
+and how states become candidates.
 
-Everything lives in one branch of an `If`: where no guesses are asked for, nothing here runs. Knows neither how a node
-is accepted nor how a drafter comes to its states.
+Everything a drafter does lives in one branch of an `If`: where no drafts are asked for, nothing of it runs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES
+from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, DrafterInfo
+from streamspec.export.layers.attention import RowExactAttention
 from streamspec.export.layers.decoder import Decoder
+from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit import PruningSpec
-from streamspec.export.ops.builder import Array, Scope, tensor
+from streamspec.export.ops.builder import Array, Scope, declared, onnx_type
 from streamspec.export.quantization.precisions import Rows, Weight
+from streamspec.step_graph import (
+    BIGRAM_IN,
+    BIGRAM_OUT,
+    DRAFT_HEAD,
+    DRAFT_VOCAB,
+    DYNAMIC,
+    GraphFeatures,
+    GraphTensor,
+    outputs,
+)
 
-VOCABULARY = "streams.draft_vocab"  # weight: ids of the tokens that may be proposed
+Lora = Mapping[
+    tuple[int, str], tuple[Array, Array]
+]  # by layer and module: A [r, in], B [out, r] with alpha/r folded in
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSpec:
-    """A drafter of `gamma` places, as an adapter holds it."""
+    """A drafter of `gamma` tokens, as an adapter holds it."""
 
     gamma: int
     draft_vocab: Array | None = None  # int64 [D]
@@ -35,8 +49,13 @@ class DraftSpec:
 
     @property
     def uses_root(self) -> bool:
-        """Whether guesses need to know the token behind the accepted node."""
+        """Whether candidates depend on the token after the accepted node."""
         return self.bigram is not None
+
+    @property
+    def own_layers(self) -> int:
+        """Layers of its own that have K/V in the cache."""
+        return 0
 
     def first_layer(self, layers: int) -> int:
         """The layer whose input the drafter starts from; `layers` where it starts from the finished state."""
@@ -46,15 +65,43 @@ class DraftSpec:
         """The layers whose inputs are handed on."""
         return ()
 
+    def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
+        """A copy with its LoRA changed; itself where it has none."""
+        return self
 
-def draft_outputs(spec: DraftSpec, candidates: int) -> dict[str, tuple[int, list[int | str]]]:
-    """Name -> type and shape of what the branch gives."""
-    out: dict[str, tuple[int, list[int | str]]] = {
-        "accepted_node": (TensorProto.INT64, [1]),
-        "candidates": (TensorProto.INT64, ["m", candidates]),
-        "candidate_logits": (TensorProto.FLOAT, ["m", candidates]),
-    }
-    return out | {"pair_logits": (TensorProto.FLOAT, ["m", candidates, candidates])} if spec.bigram is not None else out
+    def info(self, candidates: int) -> DrafterInfo:
+        """The drafter as a manifest describes it."""
+        return DrafterInfo(
+            self.gamma,
+            0,
+            candidates,
+            "same",
+            root_token=False,
+            bigram=self.bigram is not None,
+            pruning=self.pruning is not None,
+        )
+
+
+def graph_features(spec: DecoderSpec, drafter: DraftSpec | None, candidates: int, **more: Any) -> GraphFeatures:
+    """The features of the graph of a decoder and a drafter; `more`: fields that neither decides."""
+    plain = GraphFeatures(spec.layers, spec.kv_heads, spec.head_dim, spec.vocab, spec.hidden, **more)
+    if drafter is None:
+        return plain
+    return replace(
+        plain,
+        drafter=True,
+        gamma=drafter.gamma,
+        candidates=candidates,
+        root=drafter.uses_root,
+        draft_layer=bool(drafter.own_layers),
+        bigram=drafter.bigram is not None,
+        exit_layer=None if drafter.pruning is None else drafter.first_layer(spec.layers),
+    )
+
+
+def draft_outputs(features: GraphFeatures) -> list[GraphTensor]:
+    """The outputs of a step graph that its drafter gives, the accepted node first."""
+    return [row for row in outputs(DYNAMIC, features) if row.needs]
 
 
 @dataclass(frozen=True)
@@ -86,62 +133,80 @@ class Accepted:
 
 
 def most_candidates(spec: DraftSpec | None, vocab: int) -> int:
-    """Guesses for each place: with a bigram more, as it brings some up that stood further down."""
+    """Candidates of each draft row: with a bigram more, as it brings some up that ranked further down."""
     most = BIGRAM_CANDIDATES if spec is not None and spec.bigram is not None else DRAFT_CANDIDATES
     return min(most, vocab if spec is None or spec.draft_vocab is None else len(spec.draft_vocab))
 
 
+@dataclass(frozen=True)
+class MainRows:
+    """The main rows of a call, as a drafter with layers of its own reads them. `entries` [1, n, H]: at the layers it
+    taps; `following` int64 [n]: the token after each."""
+
+    entries: Sequence[str]
+    following: str
+    positions: str
+    attention: RowExactAttention
+    rows: Rows
+
+
 class DraftPass(ABC):
-    """Builds the branch. Its outputs: `shapes`; accepted_node is -1 without guesses."""
+    """Builds the branch. Its outputs are `outputs`; the accepted node is -1 where nothing is drafted."""
 
     def __init__(self, decoder: Decoder, spec: DraftSpec, candidates: int) -> None:
         self.decoder, self.spec, self.candidates = decoder, spec, candidates
+        self.outputs = draft_outputs(graph_features(decoder.spec, spec, candidates))
 
     def add(
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> None:
-        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without streams nobody asks
-        for it. `presents` are the MSA layers' cache outputs, first layer first."""
+        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without drafts nobody needs
+        it. `presents`: the cache outputs of the layers that the drafter runs through, first layer first."""
         asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
         g.ops(
             "If",
             asked,
-            out=tuple(self.shapes()),
+            out=tuple(row.name for row in self.outputs),
             then_branch=self._drafting(Scope(g.store, "streams"), accept, presents, stream_ids),
             else_branch=self._nothing(),
         )
 
+    def main_rows(self, g: Scope, main: MainRows) -> list[tuple[str, ...]]:
+        """Writes the main rows to the cache of the drafter's own layers; returns those layers' cache outputs."""
+        return []
+
     def _nothing(self) -> onnx.GraphProto:
         none = helper.make_tensor("no_node", TensorProto.INT64, [1], [-1])
-        shapes = list(self.shapes().items())[1:]
-        empty = [none, *(helper.make_tensor(f"no_{name}", kind, [0, *shape[1:]], []) for name, (kind, shape) in shapes)]
+        empty = [none, *self.empty_outputs()]
         nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
-        return helper.make_graph(nodes, "without_streams", [], self._outputs([value.name for value in empty]))
+        return helper.make_graph(nodes, "without_streams", [], self._typed([value.name for value in empty]))
 
-    def shapes(self) -> dict[str, tuple[int, list[int | str]]]:
-        """Type and shape of the outputs."""
-        return draft_outputs(self.spec, self.candidates)
+    def empty_outputs(self) -> list[TensorProto]:
+        """No rows of the outputs after the accepted node."""
+        return [
+            helper.make_tensor(f"no_{row.name}", onnx_type(row), [0, *row.dims[1:]], []) for row in self.outputs[1:]
+        ]
 
-    def _outputs(self, values: Sequence[str]) -> list[onnx.ValueInfoProto]:
-        return [tensor(value, *form) for value, form in zip(values, self.shapes().values(), strict=True)]
+    def _typed(self, values: Sequence[str]) -> list[onnx.ValueInfoProto]:
+        return declared(replace(row, name=value) for value, row in zip(values, self.outputs, strict=True))
 
     def _drafting(
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> onnx.GraphProto:
         accepted = accept(g)
-        values = self.guesses(g, accepted, presents, stream_ids)
-        return helper.make_graph(g.nodes, "with_streams", [], self._outputs([accepted.number, *values]))
+        values = self.propose(g, accepted, presents, stream_ids)
+        return helper.make_graph(g.nodes, "with_streams", [], self._typed([accepted.number, *values]))
 
     @abstractmethod
-    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
-        """The outputs behind accepted_node, in the order of `shapes`."""
+    def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
+        """The values of `outputs` after the accepted node, in their order."""
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
         """The LM head over draft tokens [m, D] of normed states [m, H]."""
         head, chosen = self.decoder.head_weight(), self.spec.draft_vocab
         if chosen is None:
             return self.scaled(g, *self.decoder.logits(g, flat, rows, head))
-        part = Weight("streams.head.weight", len(chosen), head.columns, lambda: head.load()[chosen])
+        part = Weight(f"{DRAFT_HEAD}.weight", len(chosen), head.columns, lambda: head.load()[chosen])
         return self.scaled(g, *self.decoder.logits(g, flat, rows, part, chosen))
 
     def scaled(self, g: Scope, raw: str, scale: str) -> str:
@@ -155,19 +220,20 @@ class DraftPass(ABC):
         values, numbers = g.ops("TopK", logits, g.ints(self.candidates), out=(None, None), axis=-1, largest=1, sorted=1)
         if self.spec.draft_vocab is None:
             return numbers, values, numbers
-        if VOCABULARY not in g.store:
-            g.store.add(VOCABULARY, self.spec.draft_vocab)
-        return g.op("Gather", VOCABULARY, numbers, axis=0), values, numbers
+        if DRAFT_VOCAB not in g.store:
+            g.store.add(DRAFT_VOCAB, self.spec.draft_vocab)
+        return g.op("Gather", DRAFT_VOCAB, numbers, axis=0), values, numbers
 
 
 class ParallelDraftPass(DraftPass):
-    """A drafter that guesses all its places at once; with a bigram each guess makes something of each before it."""
+    """A drafter that proposes for all its depths at once; with a bigram each candidate's logit depends on the one
+    before it."""
 
     @abstractmethod
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
-        """[m, D]: of the places `stream_ids` [m], without the bigram's share."""
+        """[m, D]: of the depths `stream_ids` [m], without the bigram's share."""
 
-    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
+    def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
         logits = self.logits(g, accepted, presents, stream_ids)
         with g.named("head"):
             tokens, values, numbers = self.best(g, logits)
@@ -179,12 +245,12 @@ class ParallelDraftPass(DraftPass):
         """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to
         candidate v.
         """
-        before = g.store.add("streams.bigram.in", bigram[0].astype(np.float32))
-        after = g.store.add("streams.bigram.out", bigram[1].astype(np.float32))
+        before = g.store.add(BIGRAM_IN, bigram[0].astype(np.float32))
+        after = g.store.add(BIGRAM_OUT, bigram[1].astype(np.float32))
         if self.spec.draft_vocab is None:
             first = g.op("Gather", before, root, axis=0)
         else:  # zero where the root is no draft token
-            same = g.op("Equal", g.op("Unsqueeze", VOCABULARY, g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
+            same = g.op("Equal", g.op("Unsqueeze", DRAFT_VOCAB, g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
             first = g.op("MatMul", g.op("Cast", same, to=TensorProto.FLOAT), before)
         spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, 1))
         earlier = g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0))

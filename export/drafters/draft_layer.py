@@ -1,46 +1,31 @@
-"""Jakiro's draft layer as nodes (arXiv 2502.06282; with one expert EAGLE's): all its passes inside the one call of a
-step.
-
-Every main row also becomes a row of the draft layer: its states at the tapped layers and the token the target chose
-behind it. Only its K/V is made, and lies in the cache like that of one more layer. Behind the accepted node the layer
-then drafts:
-
-    level 1         the accepted node's own row                         C guesses for the place behind the root
-    level 2 ..      the `BEAM` likeliest guesses of the level before,   C guesses behind each
-                    each with its parent's finished state
-    the last        if parallel no pass: the branch for it of the       C guesses behind each
-                    parents' rows
-
-With prefix attention the first level alone attends; with own heads every pass has weights of its own.
-
-(docs/architecture.md). Row for row the equations of `adapters/drafters/draft_layer.py`. Knows nothing about how nodes
-are accepted.
+"""A draft layer (Jakiro, arXiv 2502.06282; EAGLE, MTP and Hydra are settings of it): its description, what an adapter
+holds of it, and its weights as those of further layers. Its nodes are in `draft_layer_pass`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from onnx import TensorProto
 
-from streamspec.export.drafters.base import Accepted, DraftPass, DraftSpec
-from streamspec.export.layers.attention import RowExactAttention, attend, by_head
-from streamspec.export.layers.decoder import Decoder, Residual, Source
-from streamspec.export.ops.builder import Array, Scope
-from streamspec.export.quantization.precisions import Rows, Weight
+from streamspec.bundle.adapter_folder import odd_draft_layer
+from streamspec.bundle.manifest import DrafterInfo
+from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
+from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.layers.decoder import Source
+from streamspec.export.ops.builder import Array
 from streamspec.export.weights.lazy_weights import LazyMatrix
 
-BEAM = 4  # guesses of a level that the next one goes on from
+BEAM = 4  # candidates of a level that the next one goes on from
 LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "post_attention_layernorm"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftLayerSpec(DraftSpec):
-    """The draft layer of one adapter. Named as in `adapters.jakiro.DraftLayerConfig`; `tensors`: by their names in the
-    adapter.
+    """The draft layer of one adapter. Fields as in `streamspec.adapters.drafters.draft_layer.DraftLayerConfig`;
+    `tensors`: by their names in the adapter.
     """
 
     taps: tuple[int, ...]
@@ -57,13 +42,17 @@ class DraftLayerSpec(DraftSpec):
         return True
 
     @property
+    def own_layers(self) -> int:
+        return 1
+
+    @property
     def passes(self) -> int:
-        """Of the layer, for one draft."""
+        """How often the layer runs for one draft."""
         return self.gamma - self.parallel
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """Rows of guesses for each place."""
+        """Draft rows of each depth."""
         return 1, *[self.beam] * (self.gamma - 1)
 
     @property
@@ -73,10 +62,85 @@ class DraftLayerSpec(DraftSpec):
     def tapped(self, layers: int) -> tuple[int, ...]:
         return tuple(layers - tap for tap in self.taps)
 
+    def info(self, candidates: int) -> DrafterInfo:
+        return replace(super().info(candidates), root_token=True, levels=self.levels)
+
+
+def shapes(section: AdapterSection) -> Shapes:
+    """Shapes of the tensors that a configuration promises; checks the rest of it."""
+    config, gamma, spec = section.config, section.gamma, section.spec
+    experts, active = _check(section)
+    hidden, taps, own = spec.hidden, config["taps"], bool(config.get("own_heads"))
+    inner = spec.intermediate // active
+    passed: Shapes = {"from_token": (hidden, hidden), "bias": (hidden,), "norm_mid.weight": (hidden,)}
+    passed |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
+    if experts > 1:
+        passed["experts.router"] = (experts + 2, hidden)
+    handed = {"from_state": (hidden, hidden)}
+    shapes: Shapes = passed | ({} if own else handed)
+    for head in range(gamma - 1 - bool(config.get("parallel")) if own else 0):
+        shapes |= {f"heads.{head}.{name}": shape for name, shape in (passed | handed).items()}
+    shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_in.weight": (hidden,), "norm_out.weight": (hidden,)}
+    shapes |= _attention_shapes(section)
+    if config.get("contrast") or config.get("parallel"):
+        shapes["last_state"] = (hidden, hidden)
+    if config.get("parallel"):
+        shapes["last_token"] = (hidden, hidden)
+    return shapes | _bias_shapes(section)
+
+
+def _check(section: AdapterSection) -> tuple[int, int]:
+    """Experts and active ones of a configuration that makes sense."""
+    config, gamma, layers = section.config, section.gamma, section.spec.layers
+    experts = section.whole("experts", 1, 64)
+    active, taps = section.whole("active", 1, experts), config.get("taps")
+    if (
+        not isinstance(taps, list)
+        or not taps
+        or not all(type(tap) is int and 1 <= tap <= layers for tap in taps)
+        or len(set(taps)) < len(taps)
+    ):
+        raise section.refused(f"streams.taps is {taps!r}", f"a list of whole numbers of 1..{layers}")
+    if odd := odd_draft_layer(
+        gamma, experts, active, *(bool(config.get(part)) for part in ("contrast", "parallel", "two_lists"))
+    ):
+        raise section.refused(*odd)
+    if config.get("bigram"):
+        raise section.refused("a draft layer with a bigram", "no bigram: its candidates know the token before")
+    return experts, active
+
+
+def _attention_shapes(section: AdapterSection) -> Shapes:
+    spec = section.spec
+    hidden, queries, keys = spec.hidden, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    shapes: Shapes = {"attention.q_proj.weight": (queries, hidden), "attention.o_proj.weight": (hidden, queries)}
+    shapes |= {f"attention.{name}_proj.weight": (keys, hidden) for name in "kv"}
+    return shapes | {f"attention.{name}_norm.weight": (spec.head_dim,) for name in "qk" if spec.head_norms}
+
+
+def _bias_shapes(section: AdapterSection) -> Shapes:
+    spec, named = section.spec, section.config.get("biases") or []
+    if not isinstance(named, list):
+        raise section.refused(f"streams.biases is {named!r}", "a list of names")
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    widths = {"q": queries, "k": keys, "v": keys, "o": spec.hidden}
+    biases = {f"attention.{name}_proj.bias": (width,) for name, width in widths.items()}
+    return {name: shape for name, shape in biases.items() if name in named}
+
+
+def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> DraftLayerSpec:
+    """The draft layer of an adapter whose tensors are as `shapes` says."""
+    config = section.config
+    parts: dict[str, Any] = {
+        name: bool(config.get(name)) for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")
+    }
+    own = {name: tensors[name].astype(np.float32) for name in shapes(section)}
+    return DraftLayerSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=own)
+
 
 class DraftLayerSource:
-    """The target's weights, and the draft layer's as those of layer number `layers`, of heads of its own behind it as
-    of those that follow.
+    """The target's weights, and the draft layer's as those of layer number `layers`; its own heads' as those of the
+    layers after that.
     """
 
     def __init__(self, source: Source, spec: DraftLayerSpec, layers: int) -> None:
@@ -100,299 +164,3 @@ class DraftLayerSource:
 
     def bias(self, name: str) -> Array | None:
         return self.own.get(name) if name.startswith(self.prefixes) else self.source.bias(name)
-
-
-@dataclass
-class _Level:
-    """Rows of the draft layer that guess the same place."""
-
-    # finished [1, m, H], where it is asked for: of the mixture, in the last pass of the branch for the last place
-    state: str
-    last: str = ""  # [1, m, H], where that branch guesses a place further: what the parent's row gives to it
-    apart: tuple[str, str] | None = (
-        None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
-    )
-    sees: str = ""  # [m, own]: which of the layer's own rows so far, additive
-    path: str = ""  # log chance [m] of what the rows stand behind
-    logits: str = ""  # [m, D], of experts apart log chances
-    values: str = ""  # of the best [m, C]
-    tokens: str = ""  # int64 [m, C]
-    numbers: str = ""  # int64 [m, C] among the D
-
-
-class _Said(NamedTuple):
-    """What experts add to rows, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K]
-    their weights.
-    """
-
-    mixture: str = ""
-    contrast: str = ""
-    apart: Sequence[str] = ()
-    shares: str = ""
-
-
-@dataclass
-class _Chosen:
-    """The likeliest guesses of a level. `picked` int64 [beam]: row x C + place, `parents` [beam]: their rows, `path`
-    [beam]: log chance.
-    """
-
-    picked: str
-    parents: str
-    tokens: str
-    path: str
-
-
-class DraftLayerPass(DraftPass):
-    """The draft layer as a branch, and its rows' K/V in the main graph."""
-
-    spec: DraftLayerSpec
-
-    def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int) -> None:
-        self.layer = decoder.spec.layers
-        own = Decoder(decoder.spec, DraftLayerSource(decoder.source, spec, self.layer), decoder.precision)
-        super().__init__(own, spec, candidates)
-        self.inputs = ""  # x [1, n, H] of the main rows
-        self.present = ("", "")
-
-    # ---- in the main graph
-
-    def rows(
-        self, g: Scope, entries: list[str], following: str, positions: str, attention: RowExactAttention, rows: Rows
-    ) -> None:
-        """Writes K/V of all rows: `entries` [1, n, H] at the tapped layers, `following` int64 [n] the tokens behind
-        them.
-        """
-        units = [self.decoder.unit_rms(g, entry) for entry in entries]
-        state = self._map(g, g.op("Concat", *units, axis=-1), rows, "from_entry")
-        self.inputs = self._input(g, following, state, rows)
-        _, k, v = self._queries_keys_values(g, self._norm(g, self.inputs), rows, positions)
-        self.present = attention.append(k, self.layer, "key"), attention.append(v, self.layer, "value")
-
-    # ---- in the branch
-
-    def shapes(self) -> dict[str, tuple[int, list[int | str]]]:
-        """`origins` int64 [m]: the guess that a row stands behind, as row x C + place within the level before; -1 for
-        none of them.
-        """
-        return super().shapes() | {"origins": (TensorProto.INT64, ["rows"])}
-
-    def guesses(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
-        past = accepted.past_mask(g)
-        own: list[tuple[str, str]] = []
-        beam = self.spec.beam
-        origins, levels, rows = [g.ints(-1)], [], Rows(g.ints(beam))
-        with g.named("level.1"):
-            x = g.op("Gather", self.inputs, accepted.node, axis=1)
-            where = g.op("Gather", accepted.positions, accepted.node, axis=0)
-            levels.append(self._level(g, x, 0, where, accepted, past, own, None))
-            self._guess_level(g, levels[-1])
-        for number in range(1, self.spec.passes):
-            with g.named(f"level.{number + 1}"):
-                before, chosen = levels[-1], self._likeliest(g, levels[-1])
-                part = self._part(number)
-                state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, f"{part}from_state")
-                x = self._input(g, chosen.tokens, state, rows, part)
-                at = g.op("Add", where, g.ints(number))
-                sees = g.op("Gather", before.sees, chosen.parents, axis=0) if before.sees else ""
-                levels.append(self._level(g, x, number, at, accepted, past, own, sees))
-                self._guess_level(g, levels[-1], chosen.path)
-                origins.append(chosen.picked)
-        if self.spec.parallel:
-            with g.named("last"):
-                chosen = self._likeliest(g, levels[-1])
-                known = self._map(g, self._embedded(g, chosen.tokens), rows, "last_token")
-                state = g.op("Add", g.op("Gather", levels[-1].last, chosen.parents, axis=1), known)
-                levels.append(_Level(self._finish(g, state)))
-                self._guess_level(g, levels[-1], chosen.path)
-                origins.append(chosen.picked)
-        return [
-            g.op("Concat", *names, axis=0)
-            for names in ([x.tokens for x in levels], [x.values for x in levels], origins)
-        ]
-
-    def _likeliest(self, g: Scope, level: _Level) -> _Chosen:
-        logs = level.logits if level.apart else g.op("LogSoftmax", level.logits, axis=-1)
-        chances = g.op("GatherElements", logs, level.numbers, axis=-1)
-        if level.path:
-            chances = g.op("Add", chances, g.op("Unsqueeze", level.path, g.ints(1)))
-        path, picked = g.ops(
-            "TopK", g.op("Reshape", chances, g.ints(-1)), g.ints(self.spec.beam), out=(None, None), axis=0
-        )
-        tokens = g.op("Gather", g.op("Reshape", level.tokens, g.ints(-1)), picked, axis=0)
-        return _Chosen(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, path)
-
-    def _level(
-        self,
-        g: Scope,
-        x: str,
-        number: int,
-        at: str,
-        accepted: Accepted,
-        past: str,
-        own: list[tuple[str, str]],
-        sees: str | None,
-    ) -> _Level:
-        """Runs pass `number` of the layer, the last one with the branch of the last place. The first pass's row lies in
-        the cache already (`sees` None); all others add to `own`."""
-        spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
-        rows, residual = Rows(g.ints(count)), Residual(x)
-        if sees is None or not spec.prefix_attention:
-            residual.update, sees = self._attention(g, x, rows, count, at, accepted, past, own, sees)
-        layer = self.layer + (number if spec.own_heads else 0)
-        normed, residual = self.decoder.norm(
-            g, residual, self.decoder.spec.weight_name(layer, "post_attention_layernorm")
-        )
-        contrast, parallel = last and spec.contrast, last and spec.parallel
-        branch = contrast or parallel
-        guesses = parallel or not branch  # the place behind the rows is not the branch's
-        apart = spec.two_lists and guesses
-        mixture = not last or (guesses and not apart) or (branch and not contrast)
-        said = self._experts(g, normed, rows, count, self._part(number), mixture, contrast, apart)
-        level = _Level("", sees=sees or "")
-        if mixture:
-            level.state = self._finish(g, g.op("Add", residual.stream, said.mixture))
-        if apart:
-            lists = g.op("Concat", *(g.op("Add", residual.stream, one) for one in said.apart), axis=1)
-            level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", said.shares, perm=[2, 1, 0]))
-        if branch:
-            state = self._map(g, g.op("Add", residual.stream, said.contrast or said.mixture), rows, "last_state")
-            if parallel:
-                level.last = state
-            else:
-                level.state = self._finish(g, state)
-        return level
-
-    def _part(self, number: int) -> str:
-        """Where the names of the weights of pass `number` begin."""
-        return f"heads.{number - 1}." if self.spec.own_heads and number else ""
-
-    def _attention(
-        self,
-        g: Scope,
-        x: str,
-        rows: Rows,
-        count: int,
-        at: str,
-        accepted: Accepted,
-        past: str,
-        own: list[tuple[str, str]],
-        sees: str | None,
-    ) -> tuple[str, str | None]:
-        """What attention adds, and what the rows have seen of the layer's own."""
-        q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, g.op("Expand", at, g.ints(count)))
-        mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
-        if sees is not None:
-            own.append((k, v))
-            masked = np.where(np.eye(count, dtype=bool), 0, -np.inf).astype(np.float32).clip(-1e30)
-            alone = g.store.constant(masked, np.float32)
-            sees = g.op("Concat", sees, alone, axis=1) if sees else alone
-            mask = g.op("Concat", mask, sees, axis=1)
-        spec = self.decoder.spec
-        parts = accepted.seen(g, self.present)
-        if own:
-            key, value = (
-                g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True)
-            )
-            parts.append((by_head(g, spec, key), by_head(g, spec, value)))
-        mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
-        return self.decoder.linear(g, mixed, rows, self.layer, self.decoder.spec.family.out), sees
-
-    def _guess_level(self, g: Scope, level: _Level, path: str = "") -> None:
-        """The best guesses of the level, which stands behind guesses of the log chances `path` [m]."""
-        states, shares = level.apart or (level.state, "")
-        flat = g.op("Squeeze", states, g.ints(0))
-        level.logits, level.path = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1))), path
-        if shares:
-            lists = g.op(
-                "Reshape",
-                g.op("LogSoftmax", level.logits, axis=-1),
-                g.op("Concat", g.op("Shape", shares, end=2), g.ints(-1), axis=0),
-            )
-            level.logits = g.op("ReduceLogSumExp", g.op("Add", lists, shares), g.ints(0), keepdims=0)
-        level.tokens, level.values, level.numbers = self.best(g, level.logits)
-
-    # ---- parts of the layer
-
-    def _input(self, g: Scope, tokens: str, state: str, rows: Rows, part: str = "") -> str:
-        """`part`: where the names of the pass's weights begin."""
-        bias = self._constant(g, f"{part}bias", self.spec.tensors[f"{part}bias"])
-        return g.op("Add", g.op("Add", self._map(g, self._embedded(g, tokens), rows, f"{part}from_token"), bias), state)
-
-    def _embedded(self, g: Scope, tokens: str) -> str:
-        return self.decoder.unit_rms(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
-
-    def _map(self, g: Scope, x: str, rows: Rows, name: str) -> str:
-        return self.decoder.precision.linear(g, x, rows, self._weight(name, self.spec.tensors[name]))
-
-    def _norm(self, g: Scope, x: str) -> str:
-        return self.decoder.enter(g, Residual(x), self.layer)[0]
-
-    def _finish(self, g: Scope, x: str) -> str:
-        weight = self._constant(g, "norm_out", self.spec.tensors["norm_out.weight"])
-        return g.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=self.decoder.spec.eps, stash_type=1)
-
-    def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
-        return self.decoder.queries_keys_values(
-            g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear
-        )
-
-    def _experts(
-        self, g: Scope, z: str, rows: Rows, count: int, part: str, mixture: bool, contrast: bool, apart: bool
-    ) -> _Said:
-        """All experts run: they are one product."""
-        tensors, decoder, active = self.spec.tensors, self.decoder, self.spec.active
-        experts, inner, hidden = tensors[f"{part}experts.gate"].shape
-        stacked = np.concatenate([tensors[f"{part}experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
-        half = experts * inner
-        both = decoder.precision.linear(g, z, rows, self._weight(f"{part}gate_up", stacked))
-        gate, up = g.ops("Split", both, g.ints(half, half), out=(None, None), axis=-1)
-        product = g.op("Mul", decoder.activate(g, gate), up)
-        down = self._weight(f"{part}down", tensors[f"{part}experts.down"].transpose(2, 0, 1).reshape(hidden, half))
-        if experts == 1:
-            return _Said(mixture=decoder.precision.linear(g, product, rows, down))
-        router = self._constant(g, f"{part}router", np.ascontiguousarray(tensors[f"{part}experts.router"].T))
-        scores, sides = g.ops("Split", g.op("MatMul", z, router), g.ints(experts, 2), out=(None, None), axis=-1)
-        chances, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(active), out=(None, None), axis=-1)
-        shares = g.op("Div", chances, g.op("ReduceSum", chances, g.ints(-1), keepdims=1))
-        nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
-        spread = self._constant(
-            g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32)
-        )  # an expert's weight to its channels
-        weights = []  # of the experts [1, m, N]
-        if mixture:
-            weights.append(g.op("ScatterElements", nothing, best, shares, axis=-1))
-        if contrast:
-            high, _ = g.ops(
-                "TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1
-            )
-            signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
-            two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
-            weights.append(g.op("ScatterElements", nothing, two, signed, axis=-1))
-        for which in range(active if apart else 0):
-            one = g.op("Slice", best, g.ints(which), g.ints(which + 1), g.ints(2))
-            weights.append(
-                g.op(
-                    "ScatterElements",
-                    nothing,
-                    one,
-                    g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one)),
-                    axis=-1,
-                )
-            )
-        sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
-        said = decoder.precision.linear(
-            g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
-        )
-        parts = iter(
-            g.ops("Split", said, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1) if sums[1:] else [said]
-        )
-        return _Said(next(parts) if mixture else "", next(parts) if contrast else "", list(parts), shares)
-
-    def _weight(self, name: str, array: Array) -> Weight:
-        return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))
-
-    @staticmethod
-    def _constant(g: Scope, name: str, array: Array) -> str:
-        label = f"jakiro.{name}"
-        return label if label in g.store else g.store.add(label, array.astype(np.float32))

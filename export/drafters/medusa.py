@@ -1,32 +1,49 @@
-"""Medusa heads as nodes (Medusa, arXiv 2401.10774, section 3.1), behind the accepted node's finished state h:
+"""Medusa heads (Medusa, arXiv 2401.10774, section 3.1): one block per depth over the accepted node's finished state h.
 
-    state_j = h + SiLU(W_j h + b_j)           (docs/architecture.md)
-
-Knows nothing about how nodes are accepted.
+state_j = h + SiLU(W_j h + b_j)           (docs/architecture.md)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.base import Accepted, DraftSpec, ParallelDraftPass
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
+from streamspec.export.validate.draft_reference import ParallelReference
+from streamspec.export.validate.reference import ReferenceOutput
 
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaSpec(DraftSpec):
-    """Heads of one adapter. `heads` None: all guess through the LM head."""
+    """Heads of one adapter. `heads` None: all propose through the LM head."""
 
     block_weights: Array  # W [gamma, H, H]
     block_biases: Array  # b [gamma, H]
     heads: Array | None = None  # [gamma, D, H]
 
 
+def shapes(section: AdapterSection) -> Shapes:
+    """Shapes of the tensors that a configuration promises."""
+    gamma, hidden = section.gamma, section.spec.hidden
+    blocks: Shapes = {"block_weights": (gamma, hidden, hidden), "block_biases": (gamma, hidden)}
+    return blocks | {"heads": (gamma, section.proposable, hidden)} if section.config.get("own_heads") else blocks
+
+
+def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> MedusaSpec:
+    """The heads of an adapter whose tensors are as `shapes` says."""
+    blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
+    return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))
+
+
 class MedusaPass(ParallelDraftPass):
-    """Heads as a branch. All places are computed, in the order of `stream_ids`."""
+    """Heads as a branch. All depths are computed, in the order of `stream_ids`."""
 
     spec: MedusaSpec
 
@@ -34,33 +51,53 @@ class MedusaPass(ParallelDraftPass):
         one = Rows(g.op("Shape", accepted.final, start=0, end=1))
         hidden = g.op("Unsqueeze", accepted.final, g.ints(0))
         states, logits = [], []
-        for place in range(self.spec.gamma):
-            with g.named(f"medusa.{place}"):
+        for depth in range(self.spec.gamma):
+            with g.named(f"medusa.{depth}"):
                 moved = g.op(
                     "Add",
-                    self._linear(g, hidden, one, place),
-                    g.store.add(f"medusa.{place}.bias", self.spec.block_biases[place]),
+                    self._linear(g, hidden, one, depth),
+                    g.store.add(f"medusa.{depth}.bias", self.spec.block_biases[depth]),
                 )
                 state = g.op("Add", hidden, g.op("Mul", moved, g.op("Sigmoid", moved)))
                 states.append(g.op("Squeeze", state, g.ints(0)))
                 if self.spec.heads is not None:
-                    logits.append(self.scaled(g, *self.decoder.precision.head(g, states[-1], one, self._head(place))))
+                    logits.append(self.scaled(g, *self.decoder.precision.head(g, states[-1], one, self._head(depth))))
         if logits:
             return g.op("Gather", g.op("Concat", *logits, axis=0), stream_ids, axis=0)
         return self.head(
             g, g.op("Gather", g.op("Concat", *states, axis=0), stream_ids, axis=0), Rows(g.op("Shape", stream_ids))
         )
 
-    def _linear(self, g: Scope, hidden: str, rows: Rows, place: int) -> str:
-        weight = self.spec.block_weights[place]
+    def _linear(self, g: Scope, hidden: str, rows: Rows, depth: int) -> str:
+        weight = self.spec.block_weights[depth]
         return self.decoder.precision.linear(
-            g, hidden, rows, Weight(f"medusa.{place}.block", *_size(weight), lambda: weight)
+            g, hidden, rows, Weight(f"medusa.{depth}.block", *_size(weight), lambda: weight)
         )
 
-    def _head(self, place: int) -> Weight:
+    def _head(self, depth: int) -> Weight:
         assert self.spec.heads is not None
-        weight = self.spec.heads[place]
-        return Weight(f"medusa.{place}.head", *_size(weight), lambda: weight.astype(np.float32))
+        weight = self.spec.heads[depth]
+        return Weight(f"medusa.{depth}.head", *_size(weight), lambda: weight.astype(np.float32))
+
+
+class MedusaReference(ParallelReference):
+    """The same heads in PyTorch."""
+
+    spec: MedusaSpec
+
+    @torch.no_grad()
+    def logits(self, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+        """Heads of their own know draft tokens only: elsewhere their logits are minus infinity."""
+        spec, hidden, decoder = self.spec, main.final[0, row], self.model.decoder
+        moved = torch.as_tensor(spec.block_weights) @ hidden + torch.as_tensor(spec.block_biases)
+        states = hidden + torch.nn.functional.silu(moved)
+        logits: Tensor = decoder.logits(states)
+        if spec.heads is not None:
+            own = torch.einsum("jdh,jh->jd", torch.as_tensor(spec.heads).float(), states)
+            chosen = slice(None) if spec.draft_vocab is None else torch.as_tensor(spec.draft_vocab)
+            logits = torch.full_like(logits, -torch.inf)
+            logits[:, chosen] = own
+        return logits
 
 
 def _size(matrix: Array) -> tuple[int, int]:

@@ -1,33 +1,34 @@
-"""Deferred speculative streams as nodes: gamma rows beside the accepted node, once more through the last Ns layers.
+"""Deferred speculative streams: gamma rows beside the accepted node, once more through the last Ns layers.
 
     S_j = c_j M + scale * (P_j + a_j W e(root))           (docs/architecture.md)
 
 Attention is written in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the
-streams' own, whose scores meet in one softmax: nothing is concatenated or repeated per query head. Knows nothing about
-how nodes are accepted.
+streams' own, whose scores meet in one softmax: nothing is concatenated or repeated per query head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
+from streamspec.bundle.manifest import POSITIONS, DrafterInfo
 from streamspec.draft_tree import MASKED
-from streamspec.export.drafters.base import Accepted, DraftSpec, ParallelDraftPass
+from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
+from streamspec.export.drafters.base import Accepted, DraftSpec, Lora, ParallelDraftPass
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Linear, Residual, Source, Tables
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.early_exit import PruningSpec
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.weights.lazy_weights import LazyMatrix
+from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
 
 STREAM_WEIGHTS = ("merged", "delta")
 DEFAULT_STREAM_WEIGHTS = "merged"
-
-Lora = Mapping[
-    tuple[int, str], tuple[Array, Array]
-]  # by layer and module: A [r, in], B [out, r] with alpha/r folded in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,70 @@ class StreamSpec(DraftSpec):
     def tapped(self, layers: int) -> tuple[int, ...]:
         return tuple(range(self.first_layer(layers), layers))
 
+    def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
+        return replace(self, lora=change(self.lora))
+
+    def info(self, candidates: int) -> DrafterInfo:
+        positions, root = "shifted" if self.shifted else "same", self.root_map is not None
+        return replace(super().info(candidates), ns=self.ns, positions=positions, root_token=root)
+
+
+def shapes(section: AdapterSection) -> Shapes:
+    """Shapes of the tensors that a configuration promises; checks the rest of it."""
+    config, spec = section.config, section.spec
+    ns = section.whole("ns", 1, spec.layers)
+    section.positive("scale", config.get("scale"))
+    if config.get("positions") not in POSITIONS:
+        raise section.refused(f"streams.positions is {config.get('positions')!r}", " or ".join(POSITIONS))
+    shapes: Shapes = {"stream_embeddings": (section.gamma, spec.hidden)}
+    if config.get("shares"):
+        shapes["shares"] = (section.gamma, 2)
+    if config.get("root_token"):
+        shapes["root_map"] = (spec.hidden, spec.hidden)
+    if config.get("pruning"):
+        prune = section.whole("pruning", 1, 4096)
+        shapes |= {"prune_down": (prune, spec.hidden), "prune_up": (spec.hidden, prune)}
+    if lora := config.get("lora"):
+        rank = section.whole("rank", 1, 4096, lora)
+        section.positive("lora.alpha", lora.get("alpha"))
+        for layer in range(spec.layers - ns, spec.layers):
+            for module in spec.modules:
+                shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.in_width(module))
+                shapes[f"layers.{layer}.{module}.lora_B"] = (spec.out_width(module), rank)
+    return shapes
+
+
+def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> StreamSpec:
+    """The streams of an adapter whose tensors are as `shapes` says."""
+    config, lora = section.config, section.config.get("lora")
+    pruning = [tensors[name].astype(np.float32) for name in ("prune_down", "prune_up") if name in tensors]
+    factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)
+    return StreamSpec(
+        **shared,
+        ns=config["ns"],
+        scale=float(config["scale"]),
+        shifted=config["positions"] == "shifted",
+        embeddings=tensors["stream_embeddings"].astype(np.float32),
+        shares=tensors["shares"].astype(np.float32) if "shares" in tensors else None,
+        root_map=tensors["root_map"].astype(np.float32) if "root_map" in tensors else None,
+        lora=_read_lora(tensors, section.spec, config["ns"], factor) if lora else {},
+        pruning=PruningSpec(*pruning) if pruning else None,
+    )
+
+
+def _read_lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.float32) -> Lora:
+    out = {}
+    for layer in range(spec.layers - ns, spec.layers):
+        for module in spec.modules:
+            a, b = (tensors.get(f"layers.{layer}.{module}.lora_{side}") for side in "AB")
+            if a is not None and b is not None:
+                order = spec.row_order(module)
+                out[layer, module] = (
+                    a.astype(np.float32),
+                    (b if order is None else b[order]).astype(np.float32) * factor,
+                )
+    return out
+
 
 class MergedSource:
     """The base's weights plus the streams' LoRA."""
@@ -75,7 +140,7 @@ class MergedSource:
 
 
 def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
-    """How stream rows apply a layer's maps: the base's own, plus a low-rank `delta`, or a second `merged` copy."""
+    """Applies a layer's maps to stream rows: the base's own, plus a low-rank `delta`, or a second `merged` copy."""
     if not spec.lora:
         return decoder.linear
     merged = MergedSource(decoder.source, spec.lora, decoder)
@@ -162,14 +227,14 @@ class StreamPass(ParallelDraftPass):
     def _start(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:
         """S [1, m, H]"""
         spec, store = self.spec, g.store
-        table = store.add("streams.embeddings", (spec.embeddings * spec.scale).astype(np.float32)[None])
+        table = store.add(STREAM_EMBEDDINGS, (spec.embeddings * spec.scale).astype(np.float32)[None])
         shift, state = g.op("Gather", table, stream_ids, axis=1), self._state(g, accepted)
         start = g.op("Add", self._share(g, state, stream_ids, 0), shift)
         if spec.root_map is None:
             return start
         root = self.decoder.embed(g, g.op("Unsqueeze", accepted.root, g.ints(0)))
         unit = self.decoder.unit_rms(g, root)
-        mapping = store.add("streams.root_map", (spec.root_map * spec.scale).astype(np.float32).T)
+        mapping = store.add(STREAM_ROOT_MAP, (spec.root_map * spec.scale).astype(np.float32).T)
         return g.op("Add", start, self._share(g, g.op("MatMul", unit, mapping), stream_ids, 1))
 
     def _state(self, g: Scope, accepted: Accepted) -> str:
@@ -180,7 +245,7 @@ class StreamPass(ParallelDraftPass):
         """x [1, 1, H] times c (0) or a (1) of each stream: [1, m, H], or x itself where all are 1."""
         if self.spec.shares is None:
             return x
-        column = g.store.add(f"streams.shares.{which}", self.spec.shares[None, :, which : which + 1].astype(np.float32))
+        column = g.store.add(STREAM_SHARES[which], self.spec.shares[None, :, which : which + 1].astype(np.float32))
         return g.op("Mul", x, g.op("Gather", column, stream_ids, axis=1))
 
     def _positions(self, g: Scope, accepted: Accepted, stream_ids: str) -> str:

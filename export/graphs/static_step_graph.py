@@ -1,10 +1,10 @@
-"""The static step graph of docs/static.md: fixed shapes and standard operators alone, for providers that compile one
-shape.
+"""Writes the static step graph of docs/static.md: fixed shapes and standard operators alone, for providers that
+compile one shape. `streamspec/step_graph.py` has its interface.
 
-The same decoder and drafters as in `graph`, built in a scope that lowers their operators (`lowering`). One shape serves
-prompt chunks and padded trees. The cache is only read: the K/V of a call's rows are outputs, and whoever runs the graph
-keeps those of accepted rows. The choice is greedy; sampling is a graph beside it (`sampling.choice_graph`). Knows
-nothing about files or training.
+The same decoder, layer stack and drafters as in the dynamic graph, built in a scope that lowers their operators
+(`static_scope`). One shape serves prompt chunks and padded trees. The cache is only read: the K/V of a call's rows are
+outputs, and whoever runs the graph keeps those of accepted rows. The choice is greedy; sampling is a graph beside it
+(`sampling.choice_graph`).
 """
 
 from __future__ import annotations
@@ -13,28 +13,43 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 
 from streamspec.draft_tree import MASKED
 from streamspec.errors import ConfigError
-from streamspec.export.drafters.base import Accepted, DraftPass, DraftSpec
-from streamspec.export.drafters.medusa import MedusaPass, MedusaSpec
-from streamspec.export.drafters.streams import StreamPass, StreamSpec, window_out
+from streamspec.export.drafters.base import Accepted, DraftPass, DraftSpec, graph_features
+from streamspec.export.drafters.streams import window_out
+from streamspec.export.drafters.table import DRAFTERS, row_of
+from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
+from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.static_scope import StaticScope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.quantization.static_precisions import StaticPrecision
-
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+from streamspec.step_graph import (
+    CACHE_KINDS,
+    CHOICES,
+    FORCED_NODE,
+    FORCED_ROOT,
+    INPUT_IDS,
+    PARENTS,
+    PAST_LENGTH,
+    POSITION_IDS,
+    RAW_LOGITS,
+    STATIC,
+    TREE_MASK,
+    inputs,
+    new_rows,
+    outputs,
+    past,
+)
 
 
 @dataclass
 class StaticStepGraph:
-    """What the graph is made of. `rows` of every call, `slots` of the cache."""
+    """The parts of a static graph. `rows` of every call, `slots` of the cache."""
 
     spec: DecoderSpec
     source: Source
@@ -52,12 +67,14 @@ class StaticStepGraph:
 
 def fitting(streams: DraftSpec) -> DraftSpec:
     """The drafter as a static graph has it: without an early exit, whose rows would be counted at run time. Raises
-    ConfigError for a draft layer.
+    ConfigError for one that does not fit.
     """
-    if not isinstance(streams, (StreamSpec, MedusaSpec)):
+    row = row_of(streams)
+    if not row.static:
+        fit = dict.fromkeys(other.title for other in DRAFTERS.values() if other.static)
         raise ConfigError(
-            "a draft layer in a static graph",
-            "streams, Medusa heads or no drafter",
+            f"{row.title} in a static graph",
+            f"{', '.join(fit)} or no drafter",
             "leave --static out, or train another --method",
         )
     return replace(streams, pruning=None)
@@ -86,7 +103,7 @@ class _TableDecoder(Decoder):
 
 @dataclass(frozen=True)
 class _AcceptedApart(Accepted):
-    """With the past and the call's rows in two parts. `past_bias` [1, S]: 0 over slots in use."""
+    """Accepted over the past and the call's rows in two parts. `past_bias` [1, S]: 0 over slots in use."""
 
     past_bias: str
 
@@ -98,146 +115,112 @@ class _AcceptedApart(Accepted):
         return [(past_key, past_value), (key, value)]
 
 
-class _StaticBuilder:
-    def __init__(self, parts: StaticStepGraph, store: WeightStore) -> None:
-        self.parts, self.spec = parts, parts.spec
-        self.decoder = _TableDecoder(parts)
-        self.inputs = self._inputs()
-        self.g = StaticScope(store, self.inputs, parts.precision.opset)
-        self.numbers = self.g.ints(*range(parts.rows))
-        self.tokens, self.positions = (
-            self.g.op("Squeeze", name, self.g.ints(0)) for name in ("input_ids", "position_ids")
-        )
+class _StaticLayers(LayerStack):
+    """The layers over a cache that is only read."""
+
+    g: StaticScope
+
+    def __init__(self, g: StaticScope, decoder: Decoder, drafter: DraftSpec | None, rows: int, slots: int) -> None:
+        super().__init__(g, decoder, drafter)
+        self.count, self.slots = rows, slots
+        self.numbers = g.ints(*range(rows))
+        self.tokens, self.positions = (g.op("Squeeze", name, g.ints(0)) for name in (INPUT_IDS, POSITION_IDS))
         self.past_bias = self._past_bias()
-        self.biases: dict[int | None, str] = {}
-        self.presents: list[tuple[str, ...]] = []  # of each layer: K and V of the past and of the call's rows
-        self.entry = ""  # [1, n, H] at the input of the drafter's first layer
-        self.outputs = ["choices", "raw_logits"]
+        self._biases: dict[int | None, str] = {}
 
-    def build(self) -> onnx.ModelProto:
-        g, streams = self.g, self.parts.streams
-        final = self._rows()
-        with g.named("head"):
-            raw, _ = self.decoder.logits(g, final, self._count(), self.decoder.head_weight(), out="raw_logits")
-            choices = g.op("ArgMax", raw, out="choices", axis=-1, keepdims=0)
-        if streams is not None:
-            self._draft(streams, final, choices)
-        self.outputs += [f"new.{i}.{kind}" for i in range(self.spec.layers) for kind in ("key", "value")]
-        g.drop_unused(self.outputs)
-        kinds = [INT64 if name in ("choices", "accepted_node", "candidates") else FLOAT for name in self.outputs]
-        outputs = [tensor(name, kind, list(g.shape(name))) for name, kind in zip(self.outputs, kinds, strict=True)]
-        return finish(g, self.inputs, outputs, "streamspec", self.parts.precision.opset)
+    def rows(self) -> Rows:
+        return Rows(self.g.ints(self.count))
 
-    def _inputs(self) -> list[onnx.ValueInfoProto]:
-        parts, streams = self.parts, self.parts.streams
-        n = parts.rows
-        inputs = [
-            tensor("input_ids", INT64, [1, n]),
-            tensor("position_ids", INT64, [1, n]),
-            tensor("tree_mask", FLOAT, [n, n]),
-            tensor("past_length", INT64, [1]),
-        ]
-        if streams is not None:
-            inputs += [tensor("parents", INT64, [n]), tensor("forced_node", INT64, [1])]
-            inputs += [tensor("forced_root", INT64, [1])] if streams.uses_root else []
-        cache = [1, self.spec.kv_heads, parts.slots, self.spec.head_dim]
-        return inputs + [
-            tensor(f"past_key_values.{i}.{kind}", FLOAT, list(cache))
-            for i in range(self.spec.layers)
-            for kind in ("key", "value")
-        ]
-
-    def _count(self) -> Rows:
-        return Rows(self.g.ints(self.parts.rows))
-
-    # ---- main rows
-
-    def _rows(self) -> str:
-        """All layers: [n, H], finished."""
-        g, spec, streams = self.g, self.spec, self.parts.streams
-        residual = self.decoder.begin(g, "input_ids", self.positions)
-        rotary = self.decoder.rotary(g, self.positions)
-        for layer in range(spec.layers):
-            with g.named(f"layers.{layer}"):
-                normed, residual = self.decoder.enter(g, residual, layer)
-                if streams is not None and layer == streams.first_layer(spec.layers):
-                    self.entry = residual.stream
-                mixed = self._attention(normed, layer, rotary)
-                residual = self.decoder.leave(g, mixed, normed, residual, self._count(), layer, self.decoder.linear)
-        with g.named("head"):
-            return g.op("Squeeze", self.decoder.finish(g, residual), g.ints(0))
-
-    def _attention(self, normed: str, layer: int, rotary: Tables) -> str:
-        g, spec = self.g, self.spec
-        q, k, v = self.decoder.queries_keys_values(g, normed, self._count(), layer, rotary, self.decoder.linear)
+    def attention(self, layer: int, state: LayerRows) -> str:
+        g, spec, decoder = self.g, self.spec, self.decoder
+        q, *sides = decoder.queries_keys_values(g, state.normed, self.rows(), layer, state.rotary, decoder.linear)
         bias = self._bias(spec.windows[layer])
         with g.named("attention"):
             key, value = (
-                by_head(g, spec, rows, out=f"new.{layer}.{kind}") for kind, rows in (("key", k), ("value", v))
+                by_head(g, spec, rows, out=new_rows(layer, kind)) for kind, rows in zip(CACHE_KINDS, sides, strict=True)
             )
-            past = f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"
-            self.presents.append((*past, key, value))
-            return attend(g, spec, q, [past, (key, value)], bias)
+            before = past(layer, CACHE_KINDS[0]), past(layer, CACHE_KINDS[1])
+            self.presents.append((*before, key, value))
+            return attend(g, spec, q, [before, (key, value)], bias)
 
     def _past_bias(self) -> str:
         """[1, S]: 0 over the first `past_length` slots."""
         g = self.g
         with g.named("bias"):
-            used = g.op("Less", self._slots(), "past_length")
+            used = g.op("Less", self._slots(), PAST_LENGTH)
             return g.op("Unsqueeze", g.op("Where", used, g.number(0), g.number(MASKED)), g.ints(0))
 
     def _bias(self, window: int | None) -> str:
         """[group * n, S + n], as `attend` wants it."""
-        if window not in self.biases:
+        if window not in self._biases:
             g = self.g
             with g.named(f"bias.{window or 'full'}"):
-                past = g.op("Expand", self.past_bias, g.ints(self.parts.rows, self.parts.slots))
-                mask = g.op("Concat", past, "tree_mask", axis=1)
+                mask = g.op("Concat", g.op("Expand", self.past_bias, g.ints(self.count, self.slots)), TREE_MASK, axis=1)
                 if window is not None:
                     seen = g.op("Unsqueeze", g.op("Concat", self._slots(), self.positions, axis=0), g.ints(0))
                     mask = window_out(g, mask, self.positions, seen, window)
-                self.biases[window] = g.op("Tile", mask, g.ints(self.spec.group, 1))
-        return self.biases[window]
+                self._biases[window] = g.op("Tile", mask, g.ints(self.spec.group, 1))
+        return self._biases[window]
 
     def _slots(self) -> str:
         """int64 [S]: 0, 1, ..: of the past also the positions."""
         name = "slots"
-        return name if name in self.g.store else self.g.store.add(name, np.arange(self.parts.slots))
+        return name if name in self.g.store else self.g.store.add(name, np.arange(self.slots))
 
-    # ---- behind the accepted node
 
-    def _draft(self, streams: DraftSpec, final: str, choices: str) -> None:
-        g = self.g
-        drafter, first = self._drafter(streams), streams.first_layer(self.spec.layers)
-        accepted = self._accept(streams, final, choices)
+class _StaticBuilder:
+    def __init__(self, parts: StaticStepGraph, store: WeightStore) -> None:
+        self.parts, self.spec = parts, parts.spec
+        self.decoder = _TableDecoder(parts)
+        self.features = graph_features(parts.spec, parts.streams, parts.candidates, rows=parts.rows, slots=parts.slots)
+        self.inputs = declared(inputs(STATIC, self.features))
+        self.g = StaticScope(store, self.inputs, parts.precision.opset)
+        self.layers = _StaticLayers(self.g, self.decoder, parts.streams, parts.rows, parts.slots)
+
+    def build(self) -> onnx.ModelProto:
+        g, streams = self.g, self.parts.streams
+        final = self.layers.run(self.layers.positions)
+        with g.named("head"):
+            raw, _ = self.decoder.logits(g, final, self.layers.rows(), self.decoder.head_weight(), out=RAW_LOGITS)
+            choices = g.op("ArgMax", raw, out=CHOICES, axis=-1, keepdims=0)
+        if streams is not None:
+            build = row_of(streams).nodes
+            drafter = build(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
+            self._draft(drafter, final, choices)
+        given = outputs(STATIC, self.features)
+        g.drop_unused([row.name for row in given])
+        assert all(g.shape(row.name) == row.dims for row in given)
+        return finish(g, self.inputs, declared(given), "streamspec", self.parts.precision.opset)
+
+    # ---- after the accepted node
+
+    def _draft(self, drafter: DraftPass, final: str, choices: str) -> None:
+        g, spec = self.g, drafter.spec
+        accepted = self._accept(spec, final, choices)
         with g.named("streams"):
-            stream_ids = g.ints(*range(streams.gamma))
-            values = [accepted.node, *drafter.guesses(g, accepted, self.presents[first:], stream_ids)]
-        for name, value in zip(drafter.shapes(), values, strict=True):
-            g.op("Identity", value, out=name)
-            self.outputs.append(name)
+            stream_ids = g.ints(*range(spec.gamma))
+            values = [
+                accepted.node,
+                *drafter.propose(g, accepted, self.layers.presents[self.layers.first :], stream_ids),
+            ]
+        for row, value in zip(drafter.outputs, values, strict=True):
+            g.op("Identity", value, out=row.name)
 
-    def _drafter(self, streams: DraftSpec) -> DraftPass:
-        if isinstance(streams, StreamSpec):
-            return StreamPass(self.decoder, streams, self.parts.candidates, self.parts.stream_weights)
-        assert isinstance(streams, MedusaSpec)
-        return MedusaPass(self.decoder, streams, self.parts.candidates)
-
-    def _accept(self, streams: DraftSpec, final: str, choices: str) -> Accepted:
-        g = self.g
+    def _accept(self, spec: DraftSpec, final: str, choices: str) -> Accepted:
+        g, layers = self.g, self.layers
         with g.named("accept"):
-            expected = g.op("Gather", choices, "parents", axis=0)
-            found = deepest_standing(g, self.tokens, expected, self.numbers, "tree_mask")
-            node = unless_forced(g, "forced_node", found)
-            root = unless_forced(g, "forced_root", g.op("Gather", choices, node, axis=0)) if streams.uses_root else ""
+            expected = g.op("Gather", choices, PARENTS, axis=0)
+            found = deepest_standing(g, layers.tokens, expected, layers.numbers, TREE_MASK)
+            node = unless_forced(g, FORCED_NODE, found)
+            root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, node, axis=0)) if spec.uses_root else ""
             return _AcceptedApart(
                 node=node,
                 number=node,
                 root=root,
-                entries={streams.first_layer(self.spec.layers): self.entry},
+                entries=layers.entries,
                 final=g.op("Gather", final, node, axis=0),
-                positions=self.positions,
-                tree_mask="tree_mask",
+                positions=layers.positions,
+                tree_mask=TREE_MASK,
                 visible=g.ints(self.parts.slots + self.parts.rows),
-                past_bias=self.past_bias,
+                past_bias=layers.past_bias,
             )

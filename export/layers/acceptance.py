@@ -1,6 +1,4 @@
-"""In-graph acceptance as nodes: which row of a draft tree the target itself would have written. Knows nothing about
-layers or drafters.
-"""
+"""Writes acceptance as nodes: finds the deepest node of a draft tree that the target itself would have written."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ FLOAT = TensorProto.FLOAT
 
 
 def deepest_standing(g: Scope, tokens: str, expected: str, numbers: str, seen: str) -> str:
-    """int64 [1]: the place of the deepest node that stands. A node stands if it and all its ancestors, the root
+    """int64 [1]: the index of the deepest node that stands. A node stands if it and all its ancestors, the root
     excluded, are as `expected`.
 
     `tokens`, `expected` int64 [r]: of each node, and its parent's choice. `numbers` int64 [r]: 0 is the root. `seen`
     [r, r]: 0 where row i sees row j, itself or an ancestor.
     """
     wrong = g.op("Not", g.op("Equal", tokens, expected))
-    # The root is no guess; in a prompt chunk `forced_node` decides and none of this matters.
+    # The root is no draft token; in a prompt chunk `forced_node` decides and none of this matters.
     wrong = g.op("And", wrong, g.op("Greater", numbers, g.store.constant(0, np.int64)))
     ancestors = g.op("Cast", g.op("Equal", seen, g.store.constant(0, np.float32)), to=FLOAT)
     column = g.op("Unsqueeze", g.op("Cast", wrong, to=FLOAT), g.ints(1))

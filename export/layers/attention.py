@@ -1,4 +1,4 @@
-"""Attention: of main rows in place, and of any rows over K/V in several parts (`attend`).
+"""Writes attention as nodes: of main rows in place, and of any rows over K/V in several parts (`attend`).
 
 Main rows attend so that a row's result does not depend on how it was batched or where its keys lie. GroupQueryAttention
 would be one node, but it takes another kernel for one row than for several, and its softmax sums in vector lanes: an
@@ -7,12 +7,11 @@ and then, the next layers carry it on, and two of five long answers differ from 
 
 - scores are products of at least two rows, so the same kernel computes them for any number of rows;
 - the softmax's denominator is a product with a block of ones: like the values' product it adds slot after slot, and a
-slot
-  that is masked adds an exact zero, wherever it stands.
+  slot that is masked adds an exact zero, wherever it stands.
 
 Both products add in blocks of slots (the runtime keeps trees off their borders, see
 `streamspec.runtime.decoding.verify`). New rows go into the cache in place (TensorScatter, past and present bound to one
-buffer). Knows nothing about layers or masks.
+buffer).
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import numpy as np
 
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
+from streamspec.step_graph import PAST_LENGTH, past, present
 
 ONES_WIDTH = 16  # narrower products take another kernel, whose order of summation depends on the length
 
@@ -42,11 +42,10 @@ class RowExactAttention:
         self._tiled: dict[str, str] = {}
 
     def append(self, rows: str, layer: int, kind: str) -> str:
-        """Writes K or V rows [1, n, Hkv*D] behind the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
+        """Writes K or V rows [1, n, Hkv*D] after the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
         g = self.g
         new = by_head(g, self.spec, rows)
-        past, present = f"past_key_values.{layer}.{kind}", f"present.{layer}.{kind}"
-        return g.op("TensorScatter", past, new, "past_length", out=present, axis=2)
+        return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2)
 
     def mix(self, q: str, key: str, value: str, bias: str) -> str:
         """[1, n, Hq*D] of rotated q [1, n, Hq*D] over caches, under an additive bias [1, 1, n, visible]."""

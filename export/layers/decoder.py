@@ -1,9 +1,9 @@
-"""The decoder's rows as nodes: norms, projections, rotary embedding, MLP; one template for all families, shared by main
-and stream rows.
+"""Writes the decoder's rows as nodes: norms, projections, rotary embedding, MLP; one template for all families,
+shared by main and stream rows.
 
 A row group runs a layer as `enter` -> `queries_keys_values` -> attention of the caller's choice -> `leave`. Residual
 sums and norms are fused (SkipLayerNormalization and its simplified form): between parts travel the residual stream and
-the pending update. Knows nothing about masks, caches or acceptance.
+the pending update.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
 from streamspec.export.weights.lazy_weights import LazyMatrix
+from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12
 
@@ -26,7 +27,7 @@ Tables = tuple[tuple[str, str], ...]  # cos and sin [rows, rotated / 2] for each
 
 
 class Source(Protocol):
-    """Where weights come from: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
+    """A source of weights: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
     order (`DecoderSpec.row_order`), None for a bias that does not exist."""
 
     def weight(self, name: str) -> Array: ...
@@ -74,7 +75,7 @@ class Decoder:
         return self.precision.embedding(g, ids, self.table())
 
     def begin(self, g: Scope, ids: str, positions: str) -> Residual:
-        """What enters the first layer for ids [1, n] at int64 positions [n]."""
+        """The input of the first layer for ids [1, n] at int64 positions [n]."""
         embedded, family = self.embed(g, ids), self.spec.family
         if self.spec.embedding_scale != 1.0:
             embedded = g.op("Mul", embedded, g.store.constant(self.spec.embedding_scale, np.float32))
@@ -87,10 +88,10 @@ class Decoder:
     def logits(
         self, g: Scope, flat: str, rows: Rows, head: Weight, chosen: Array | None = None, out: str | None = None
     ) -> tuple[str, str]:
-        """Of finished states [r, H] by a `head` [D, H], the LM head or its rows `chosen`: [r, D] and the factor of each
-        row [r, 1], '' for 1.
+        """Logits of finished states [r, H] by a `head` [D, H], the LM head or its rows `chosen`: [r, D] and the factor
+        of each row [r, 1], '' for 1.
         """
-        bias = self.head_bias(g) if chosen is None else self.head_bias(g, "streams.head.bias", chosen)
+        bias = self.head_bias(g) if chosen is None else self.head_bias(g, DRAFT_HEAD_BIAS, chosen)
         if not bias and self.spec.logit_cap is None:
             return self.precision.head(g, flat, rows, head, out=out)
         raw, scale = self.precision.head(g, flat, rows, head)
@@ -167,13 +168,13 @@ class Decoder:
         return self.norm(g, residual, self.spec.stacked(self.spec.family.final_norm))[0]
 
     def enter(self, g: Scope, residual: Residual, layer: int) -> tuple[str, Residual]:
-        """What attention reads, and the residual stream with nothing pending."""
+        """The rows that attention reads, and the residual stream with nothing pending."""
         return self.norm(g, residual, self.spec.weight_name(layer, self.spec.family.attention_norm))
 
     def leave(
         self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear
     ) -> Residual:
-        """The layer behind the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter`
+        """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter`
         gave.
         """
         spec, family = self.spec, self.spec.family
@@ -223,7 +224,7 @@ class Decoder:
             )
         if not rotary:
             return q, k, v
-        tables = rotary[spec.rotary_of[min(layer, spec.layers - 1)]]  # a draft layer behind the last is like it
+        tables = rotary[spec.rotary_of[min(layer, spec.layers - 1)]]  # a draft layer after the last is like it
         return self._rotate(g, q, spec.heads, tables), self._rotate(g, k, spec.kv_heads, tables), v
 
     def _head_norm(self, g: Scope, x: str, heads: int, layer: int, module: str) -> str:
@@ -281,7 +282,7 @@ class Decoder:
         return tuple(tables)
 
     def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
-        """What the MLP adds to rows."""
+        """The update that the MLP adds to rows."""
         spec, family = self.spec, self.spec.family
         inner = linear(g, normed, rows, layer, family.up)
         if family.gated:

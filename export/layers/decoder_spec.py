@@ -1,8 +1,6 @@
-"""What the graph needs to know of a decoder, read off a Hugging Face causal LM: sizes, rotary frequencies, which parts
-exist.
+"""Describes a decoder, read off a Hugging Face causal LM: sizes, rotary frequencies, which parts exist.
 
-The family's description (`streamspec/model_families.py`) says only what the modules themselves cannot tell. Knows
-nothing about ONNX or precisions.
+The family's description (`streamspec/model_families.py`) says only what the modules themselves cannot tell.
 """
 
 from __future__ import annotations
@@ -120,7 +118,7 @@ class DecoderSpec:
 
     @property
     def fused(self) -> tuple[tuple[str, ...], ...]:
-        """The same, in the groups that are computed as one map."""
+        """The modules in the groups that are computed as one map."""
         return self.family.qkv, self.family.out, self.family.up, self.family.down
 
     @property
@@ -133,7 +131,7 @@ class DecoderSpec:
         return f"{self.stacked(self.family.layers)}.{layer}.{module}"
 
     def fused_name(self, layer: int, modules: tuple[str, ...]) -> str:
-        """Of linear maps of a layer fused to one."""
+        """The name of linear maps of a layer fused to one."""
         return self.weight_name(layer, "+".join([modules[0], *(module.split(".")[-1] for module in modules[1:])]))
 
     def stacked(self, module: str) -> str:
@@ -149,8 +147,8 @@ class DecoderSpec:
         return self.widths[module][1]
 
     def row_order(self, module: str) -> NDArray[np.int64] | None:
-        """Of a linear map's outputs as HF has them, in the order of the graph (all queries, all keys, all values); None
-        where it is the same.
+        """Indices of a linear map's outputs in HF's order, in the order of the graph (all queries, all keys, all
+        values); None where it is the same.
         """
         if not (self.family.interleaved and module in self.family.qkv):
             return None

@@ -1,16 +1,16 @@
-"""Early exit as nodes: which rows of a draft tree go on through the upper layers (Speculative Streaming, section
-3.2.3).
+"""Writes the early exit as nodes, which rows of a draft tree go on through the upper layers (Speculative Streaming,
+section 3.2.3).
 
 The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, foretells the token
-after it. That gives every child of p a chance and every node the chance of its whole path; the likeliest nodes go on:
+after it. That gives every child of p a probability and every node that of its whole path; the likeliest nodes go on:
 
     u = M / rms(M)        h = norm(u + B A u)        log P(c | p) = (h_p . E_c) - logsumexp over the tree's distinct
     tokens
 
 Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node's score is the
-mean of this and of the drafter's own log chance, 1 : 2 (docs/decisions.md). It is never above its parent's, so what
-goes on is a tree. Pruning depends on context alone and never changes the output. Where no row is to be pruned, nothing
-here runs. Knows nothing about layers or caches.
+mean of this and of the drafter's own log probability, 1 : 2 (docs/decisions.md). It is never above its parent's,
+so what goes on is a tree. Pruning depends on context alone and never changes the output. Where no row is to be pruned,
+nothing here runs.
 """
 
 from __future__ import annotations
@@ -18,14 +18,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope, tensor
+from streamspec.step_graph import (
+    EXIT_DOWN,
+    EXIT_INPUTS,
+    EXIT_UP,
+    KEEP_ABOVE,
+    KEEP_ROWS,
+    LOGIT_ROWS,
+    PARENTS,
+    PRIORS,
+    TREE_MASK,
+)
 
-PRIOR_WEIGHT = 2  # of the drafter's log chance against the early exit's
+PRIOR_WEIGHT = 2  # of the drafter's log probability against the early exit's
 
 
 @dataclass(frozen=True)
@@ -37,41 +47,32 @@ class PruningSpec:
 
 
 class EarlyExit:
-    """Nodes that choose the surviving rows."""
+    """Adds the nodes that choose the surviving rows."""
 
     def __init__(self, decoder: Decoder, spec: PruningSpec) -> None:
         self.decoder, self.spec = decoder, spec
 
-    def inputs(self) -> list[onnx.ValueInfoProto]:
-        """`keep_rows` int64 [1]: most rows that go on; `keep_above` float [1]: least score of those that do; `priors`
-        float [n]: the drafter's log chance of each node's path."""
-        return [
-            tensor("keep_rows", TensorProto.INT64, [1]),
-            tensor("keep_above", TensorProto.FLOAT, [1]),
-            tensor("priors", TensorProto.FLOAT, ["n"]),
-        ]
-
     def add(self, g: Scope, entry: str, count: str, tokens: str) -> tuple[str, ...]:
         """The rows of entry [1, n, H] that go on, int64 [k] ascending; which of these get logits [r], their parents
-        among these [r], and their places among the choices [r]. `count` int64 [1] is n, `tokens` int64 [n].
+        among these [r], and their slots among the choices [r]. `count` int64 [1] is n, `tokens` int64 [n].
 
         Where rows are pruned, `logit_rows` must name them all.
         """
-        g.store.add_inline("keep_rows", np.array([np.iinfo(np.int32).max], np.int64))
-        g.store.add_inline("keep_above", np.array([-np.inf], np.float32))
-        g.store.add_inline("priors", np.zeros(1, np.float32))
-        limited = g.op("Greater", "keep_above", g.store.constant(np.finfo(np.float32).min, np.float32))
-        asked = g.op("Or", g.op("Less", "keep_rows", count), limited)
+        for row in EXIT_INPUTS:
+            assert row.default is not None
+            g.store.add_inline(row.name, row.filled(row.default))
+        limited = g.op("Greater", KEEP_ABOVE, g.store.constant(np.finfo(np.float32).min, np.float32))
+        asked = g.op("Or", g.op("Less", KEEP_ROWS, count), limited)
         pruned, every = Scope(g.store, "prune"), Scope(g.store, "keep_all")
         kept = self._best(pruned, self._scores(pruned, entry, tokens, count), count)
-        some = pruned.op("Gather", "parents", kept, axis=0)
+        some = pruned.op("Gather", PARENTS, kept, axis=0)
         nowhere = pruned.op("Expand", g.store.constant(0, np.int64), count)
         ranks = _range(pruned, pruned.op("Shape", kept))
         parents = pruned.op("Gather", pruned.op("ScatterElements", nowhere, kept, ranks, axis=0), some, axis=0)
-        asis = [every.op("Identity", name) for name in ("logit_rows", "parents")]
+        asis = [every.op("Identity", name) for name in (LOGIT_ROWS, PARENTS)]
         results = {
             "then_branch": (pruned, [kept, ranks, parents, pruned.op("Identity", kept)]),
-            "else_branch": (every, [_range(every, count), *asis, _range(every, every.op("Shape", "logit_rows"))]),
+            "else_branch": (every, [_range(every, count), *asis, _range(every, every.op("Shape", LOGIT_ROWS))]),
         }
         branches = {
             name: helper.make_graph(scope.nodes, name, [], [tensor(value, TensorProto.INT64, None) for value in values])
@@ -80,9 +81,9 @@ class EarlyExit:
         return g.ops("If", asked, out=(None,) * 4, **branches)
 
     def _best(self, g: Scope, scores: str, count: str) -> str:
-        most = g.op("Min", "keep_rows", count)
+        most = g.op("Min", KEEP_ROWS, count)
         values, rows = g.ops("TopK", scores, most, out=(None, None), axis=0, largest=1, sorted=1)
-        rows = g.op("Compress", rows, g.op("GreaterOrEqual", values, "keep_above"), axis=0)
+        rows = g.op("Compress", rows, g.op("GreaterOrEqual", values, KEEP_ABOVE), axis=0)
         ascending, _ = g.ops("TopK", rows, g.op("Shape", rows), out=(None, None), axis=0, largest=0, sorted=1)
         return ascending
 
@@ -102,23 +103,21 @@ class EarlyExit:
         numbers = _range(g, count)
         distinct = g.op("Where", g.op("Equal", first, numbers), scores, masked)
         total = g.op("ReduceLogSumExp", distinct, g.ints(1), keepdims=1)
-        logs = g.op(
-            "Gather", g.op("Sub", scores, total), "parents", axis=0
-        )  # row c: what c's parent says of every node
+        logs = g.op("Gather", g.op("Sub", scores, total), PARENTS, axis=0)  # row c: what c's parent says of every node
         own = g.op("GatherElements", logs, g.op("Unsqueeze", numbers, g.ints(1)), axis=1)
         own = g.op(
             "Where", g.op("Unsqueeze", g.op("Equal", numbers, store.constant(0, np.int64)), g.ints(1)), zero, own
         )
-        ancestors = g.op("Cast", g.op("Equal", "tree_mask", zero), to=TensorProto.FLOAT)
+        ancestors = g.op("Cast", g.op("Equal", TREE_MASK, zero), to=TensorProto.FLOAT)
         path = g.op("Squeeze", g.op("MatMul", ancestors, own), g.ints(1))
-        both = g.op("Add", path, g.op("Mul", "priors", store.constant(PRIOR_WEIGHT, np.float32)))
+        both = g.op("Add", path, g.op("Mul", PRIORS, store.constant(PRIOR_WEIGHT, np.float32)))
         return g.op("Div", both, store.constant(1 + PRIOR_WEIGHT, np.float32))
 
     def _exit_states(self, g: Scope, entry: str) -> str:
         """h [1, n, H]"""
         unit = self.decoder.unit_rms(g, entry)
-        down = g.store.add("prune.down", np.ascontiguousarray(self.spec.down.T, np.float32))
-        up = g.store.add("prune.up", np.ascontiguousarray(self.spec.up.T, np.float32))
+        down = g.store.add(EXIT_DOWN, np.ascontiguousarray(self.spec.down.T, np.float32))
+        up = g.store.add(EXIT_UP, np.ascontiguousarray(self.spec.up.T, np.float32))
         moved = g.op("MatMul", g.op("MatMul", unit, down), up)
         return self.decoder.finish(g, Residual(unit, moved))
 

@@ -1,10 +1,9 @@
-"""The target's choice after each row, as nodes: greedy, or drawn from the processed distribution by inverse CDF.
+"""Writes the sampling of tokens as nodes: greedy, or drawn from the processed distribution by inverse CDF.
 
 A row's choice depends on its logits, its text and the uniform number that belongs to its position, never on its
 siblings: a drafted token is accepted where it equals that choice, so sampled output is the same for any tree and any
 drafter. Processors and their order are those of transformers: repetition penalty, a grammar's mask, temperature, top-k,
 top-p, min-p. All parameters are overridable inputs; with their defaults the choice is greedy and nothing else runs.
-Knows nothing about trees beyond who precedes whom.
 """
 
 from __future__ import annotations
@@ -13,51 +12,53 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
+from streamspec.export.ops.builder import Scope, WeightStore, declared, finish, tensor
+from streamspec.step_graph import (
+    ALLOWED,
+    CHOICES,
+    FREE,
+    INPUT_IDS,
+    MIN_P,
+    RAW_LOGITS,
+    REPETITION_PENALTY,
+    SAMPLING,
+    SEEN,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    TREE_MASK,
+    UNIFORMS,
+    GraphFeatures,
+    inputs,
+    outputs,
+)
 
-FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 SORTED = 64, 1024  # tokens sorted for top-p: rows whose nucleus is larger go on to the next number, at last to all
 BLOCK = 256  # tokens per block of the two-level cumulative sum
 
-# name -> default: the values that change nothing
-SCALARS = {
-    "temperature": np.float32(0),
-    "top_k": np.int64(0),
-    "top_p": np.float32(1),
-    "min_p": np.float32(0),
-    "repetition_penalty": np.float32(1),
-}
-
 
 class TokenSampler:
-    """Adds the choice to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0, '' for 1. `tokens` int64
+    """Adds sampling to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0, '' for 1. `tokens` int64
     [n] and `mask` [r, n] (0: precedes or is the row).
     """
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
-
-    def inputs(self) -> list[onnx.ValueInfoProto]:
-        """temperature, top_k, top_p, min_p, repetition_penalty [1]; uniforms float [r] in [0, 1); seen bool [vocab];
-        free bool [1]: no mask; allowed bool [r, vocab]: the mask, of at least one token a row."""
-        scalars = [tensor(name, INT64 if name == "top_k" else FLOAT, [1]) for name in SCALARS]
-        masks = [tensor("free", BOOL, [1]), tensor("allowed", BOOL, ["a", "v"])]
-        return [*scalars, tensor("uniforms", FLOAT, ["r"]), tensor("seen", BOOL, [self.vocab]), *masks]
+        self.features = GraphFeatures(0, 0, 0, vocab)
+        self.inputs = [row for row in inputs(SAMPLING, self.features) if row.default is not None]
 
     def add(
-        self, g: Scope, raw: str, scale: str, tokens: str, mask: str, places: str = "", out: str | None = None
+        self, g: Scope, raw: str, scale: str, tokens: str, mask: str, slots: str = "", out: str | None = None
     ) -> str:
-        """int64 [r]. `places` int64 [r]: which of `uniforms` and `allowed` belongs to each row, '' where they are in
+        """int64 [r]. `slots` int64 [r]: which of `uniforms` and `allowed` belongs to each row, '' where they are in
         order.
         """
-        for name, value in SCALARS.items():
-            g.store.add_inline(name, np.asarray([value]))
-        g.store.add_inline("uniforms", np.zeros(1, np.float32))
-        g.store.add("seen", np.zeros(self.vocab, np.bool_))
-        g.store.add_inline("free", np.ones(1, np.bool_))
-        g.store.add_inline("allowed", np.ones((1, 1), np.bool_))
-        mild = g.op("Equal", "repetition_penalty", _f32(g, 1))
-        untouched = g.op("And", g.op("And", g.op("LessOrEqual", "temperature", _f32(g, 0)), mild), "free")
+        for row in self.inputs:
+            assert row.default is not None
+            (g.store.add if row.name == SEEN else g.store.add_inline)(row.name, row.filled(row.default))
+        mild = g.op("Equal", REPETITION_PENALTY, _f32(g, 1))
+        untouched = g.op("And", g.op("And", g.op("LessOrEqual", TEMPERATURE, _f32(g, 0)), mild), FREE)
         greedy, inner = Scope(g.store, "greedy"), Scope(g.store, "processed")
         best = greedy.op("ArgMax", raw, axis=-1, keepdims=0)
         logits = inner.op("Mul", raw, scale) if scale else raw
@@ -66,30 +67,30 @@ class TokenSampler:
             (as_they_are, as_they_are.op("Identity", logits)),
             (harder, self._penalise(harder, logits, tokens, mask)),
         )
-        penalised = self._mask(inner, _if(inner, mild, *branches, FLOAT), places)
-        hot = inner.op("Greater", "temperature", _f32(inner, 0))
+        penalised = self._mask(inner, _if(inner, mild, *branches, FLOAT), slots)
+        hot = inner.op("Greater", TEMPERATURE, _f32(inner, 0))
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
         calmest = calm.op("ArgMax", penalised, axis=-1, keepdims=0)
-        uniforms = drawing.op("Gather", "uniforms", places, axis=0) if places else "uniforms"
+        uniforms = drawing.op("Gather", UNIFORMS, slots, axis=0) if slots else UNIFORMS
         drawn = self._draw(drawing, penalised, uniforms)
         chosen = _if(inner, hot, (drawing, drawn), (calm, calmest), INT64)
         return _if(g, untouched, (greedy, best), (inner, chosen), INT64, out=out)
 
-    def _mask(self, g: Scope, logits: str, places: str) -> str:
+    def _mask(self, g: Scope, logits: str, slots: str) -> str:
         """The logits of what is `allowed`; where all tokens are, nothing is read of that input, which may hold an
         earlier mask.
         """
         some, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
-        allowed = some.op("Gather", "allowed", places, axis=0) if places else "allowed"
+        allowed = some.op("Gather", ALLOWED, slots, axis=0) if slots else ALLOWED
         masked = some.op("Where", allowed, logits, _f32(some, -np.inf))
-        return _if(g, "free", (free, free.op("Identity", logits)), (some, masked), FLOAT)
+        return _if(g, FREE, (free, free.op("Identity", logits)), (some, masked), FLOAT)
 
     def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
         """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if
         negative.
         """
         rows = g.op("Shape", logits, end=1)
-        base = g.op("Expand", g.op("Unsqueeze", "seen", g.ints(0)), g.op("Concat", rows, g.ints(self.vocab), axis=0))
+        base = g.op("Expand", g.op("Unsqueeze", SEEN, g.ints(0)), g.op("Concat", rows, g.ints(self.vocab), axis=0))
         # Columns that do not precede a row repeat the token of its first that does.
         before = g.op("Equal", mask, _f32(g, 0))
         row = g.op("Unsqueeze", tokens, g.ints(0))
@@ -97,11 +98,11 @@ class TokenSampler:
         indices = g.op("Where", before, row, first)
         yes = g.op("Expand", g.store.constant(True, np.bool_), g.op("Shape", indices))
         seen = g.op("ScatterElements", base, indices, yes, axis=1)
-        milder, harder = g.op("Mul", logits, "repetition_penalty"), g.op("Div", logits, "repetition_penalty")
+        milder, harder = g.op("Mul", logits, REPETITION_PENALTY), g.op("Div", logits, REPETITION_PENALTY)
         return g.op("Where", seen, g.op("Where", g.op("Less", logits, _f32(g, 0)), milder, harder), logits)
 
     def _draw(self, g: Scope, logits: str, uniforms: str) -> str:
-        scores = g.op("Div", logits, "temperature")
+        scores = g.op("Div", logits, TEMPERATURE)
         top = g.op("ReduceMax", scores, g.ints(1), keepdims=1)
         weights = g.op("Exp", g.op("Sub", scores, top))
         with g.named("truncate"):
@@ -113,21 +114,21 @@ class TokenSampler:
     def _floor(self, g: Scope, weights: str) -> str:
         """[r, 1]: the smallest weight that top-k, top-p and min-p keep; the largest weight is 1 and always stays."""
         zero, one = g.store.constant(0, np.int64), _f32(g, 1)
-        by_rank = g.op("Or", g.op("Greater", "top_k", zero), g.op("Less", "top_p", one))
+        by_rank = g.op("Or", g.op("Greater", TOP_K, zero), g.op("Less", TOP_P, one))
         sorting, idle = Scope(g.store, g.label + "/sort"), Scope(g.store, g.label + "/idle")
         none = idle.op("Expand", idle.store.constant(0, np.float32), idle.ints(1, 1))
         ranked = _if(g, by_rank, (sorting, self._rank_floor(sorting, weights)), (idle, none), FLOAT)
-        return g.op("Max", ranked, "min_p")
+        return g.op("Max", ranked, MIN_P)
 
     def _rank_floor(self, g: Scope, weights: str) -> str:
         vocab = g.ints(self.vocab)
-        limited = g.op("Greater", "top_k", g.store.constant(0, np.int64))
-        first = g.op("Min", g.op("Where", limited, "top_k", g.ints(SORTED[0])), vocab)
+        limited = g.op("Greater", TOP_K, g.store.constant(0, np.int64))
+        first = g.op("Min", g.op("Where", limited, TOP_K, g.ints(SORTED[0])), vocab)
         best, _ = g.ops("TopK", weights, first, out=(None, None), axis=-1, largest=1, sorted=1)
         held = _total(g, best)
         # top-p counts shares of what top-k has left
-        share = g.op("Mul", g.op("Where", limited, held, _total(g, weights)), "top_p")
-        enough = g.op("Where", g.op("Less", "top_p", _f32(g, 1)), share, _f32(g, np.inf))
+        share = g.op("Mul", g.op("Where", limited, held, _total(g, weights)), TOP_P)
+        enough = g.op("Where", g.op("Less", TOP_P, _f32(g, 1)), share, _f32(g, np.inf))
         short = g.op("And", g.op("Not", limited), g.op("Less", held, enough))
         return self._widened(g, _nucleus(g, best, enough), weights, enough, short, (*SORTED[1:], self.vocab))
 
@@ -176,16 +177,11 @@ class TokenSampler:
 
 
 def choice_graph(vocab: int) -> onnx.ModelProto:
-    """The choice as a graph of its own, for targets whose graph is greedy: `raw_logits` [r, vocab], `input_ids` [1, n],
-    `tree_mask` [r, n] and the inputs of `TokenSampler` in, `choices` int64 [r] out."""
-    g, chooser = Scope(WeightStore()), TokenSampler(vocab)
-    chooser.add(g, "raw_logits", "", g.op("Squeeze", "input_ids", g.ints(0)), "tree_mask", out="choices")
-    inputs = [
-        tensor("raw_logits", FLOAT, ["r", vocab]),
-        tensor("input_ids", INT64, [1, "n"]),
-        tensor("tree_mask", FLOAT, ["r", "n"]),
-    ]
-    return finish(g, [*inputs, *chooser.inputs()], [tensor("choices", INT64, ["r"])], "streamspec")
+    """Sampling as a graph of its own, for targets whose step graph is greedy."""
+    g, sampler = Scope(WeightStore()), TokenSampler(vocab)
+    sampler.add(g, RAW_LOGITS, "", g.op("Squeeze", INPUT_IDS, g.ints(0)), TREE_MASK, out=CHOICES)
+    taken, given = inputs(SAMPLING, sampler.features), outputs(SAMPLING, sampler.features)
+    return finish(g, declared(taken), declared(given), "streamspec")
 
 
 def _total(g: Scope, weights: str) -> str:

@@ -1,13 +1,13 @@
 """A small ONNX graph builder: scopes collect nodes, one store streams weights to the external data file as they are
 made.
 
-Values are plain strings (ONNX value names). Only one weight is in memory at a time. Knows nothing about decoders.
+Values are plain strings (ONNX value names). Only one weight is in memory at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +16,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+
+from streamspec.step_graph import GraphTensor
 
 OPSET, IR_VERSION = 24, 10  # opset 24 for TensorScatter; onnxruntime 1.31 reads it under IR 10
 CONTRIB = "com.microsoft"
@@ -133,6 +135,16 @@ class Scope:
 def tensor(name: str, dtype: int, shape: list[int | str] | None) -> onnx.ValueInfoProto:
     """Type of a graph input or output; strings are symbolic dimensions, None leaves the shape open."""
     return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def declared(rows: Iterable[GraphTensor]) -> list[onnx.ValueInfoProto]:
+    """The types of graph inputs or outputs that the table of the interface describes."""
+    return [tensor(row.name, onnx_type(row), list(row.dims)) for row in rows]
+
+
+def onnx_type(row: GraphTensor) -> int:
+    """A tensor's type as ONNX numbers it."""
+    return helper.np_dtype_to_tensor_dtype(np.dtype(row.dtype))
 
 
 def finish(

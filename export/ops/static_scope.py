@@ -3,7 +3,7 @@ shapes becomes constant.
 
 The decoder and the drafters are written once, with fused operators and with rows counted at run time. Here each node is
 looked up in `LOWERED`; then, where all its inputs are constants, computed on the spot (`Shape` always is); then added.
-So the static graph holds standard operators of fixed shapes alone. Knows nothing about decoders.
+So the static graph holds standard operators of fixed shapes alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StaticScope(Scope):
         self._types: dict[str, TypeProto] = {value.name: value.type for value in inputs}
 
     def shape(self, value: str) -> tuple[int, ...]:
-        """Of any value of this graph."""
+        """The shape of any value of this graph."""
         return tuple(size.dim_value for size in self._type(value).tensor_type.shape.dim)
 
     def number(self, value: float) -> str:
@@ -112,7 +112,7 @@ def _over_root_mean_square(g: StaticScope, x: str, epsilon: float) -> str:
     return g.op("Div", x, g.op("Sqrt", g.op("Add", mean, g.number(epsilon))))
 
 
-def _behind_sum(norm: Lowering) -> Lowering:
+def _after_sum(norm: Lowering) -> Lowering:
     def skip(g: StaticScope, x: str, update: str, *weights: str, **attributes: Any) -> tuple[str, ...]:
         total = g.op("Add", x, update)
         return *norm(g, total, *weights, **attributes), "", "", total
@@ -177,8 +177,8 @@ def _gelu_tanh(g: StaticScope, x: str) -> tuple[str]:
 LOWERED: dict[str, Lowering] = {
     "SimplifiedLayerNormalization": _rms_norm,
     "LayerNormalization": _layer_norm,
-    "SkipSimplifiedLayerNormalization": _behind_sum(_rms_norm),
-    "SkipLayerNormalization": _behind_sum(_layer_norm),
+    "SkipSimplifiedLayerNormalization": _after_sum(_rms_norm),
+    "SkipLayerNormalization": _after_sum(_layer_norm),
     "RotaryEmbedding": _rotary,
     "FusedMatMul": _product,
     "Expand": _expand,

@@ -1,1 +1,1 @@
-"""Precisions of linear maps, and the arithmetic behind them."""
+"""Precisions of linear maps, and their arithmetic."""

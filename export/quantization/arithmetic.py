@@ -1,4 +1,4 @@
-"""The arithmetic of weight quantisation, on numpy arrays. Knows nothing about graphs.
+"""The arithmetic of weight quantisation, on numpy arrays.
 
 Weights are [out, in] as in Hugging Face. Rows are treated independently and in chunks, so the peak is one chunk of
 floats.
@@ -26,8 +26,8 @@ SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantise_blocks`
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a precision does to a weight and to rows, as float arrays; `powers` of a to try; `peaks`: SmoothQuant's form
-    of s.
+    """Simulates what a precision does to a weight and to rows, as float arrays; `powers` of a to try; `peaks`:
+    SmoothQuant's form of s.
     """
 
     weight: Callable[[Array], Array]

@@ -1,9 +1,8 @@
-"""How each precision turns a linear map, the embedding and the LM head into nodes: fp32, fp16, int8 (W8A8 per row),
-int4.
+"""Precisions write linear maps, the embedding and the LM head as nodes: fp32, fp16, int8 (W8A8 per row), int4.
 
 Every precision keeps rows independent: the result of a row never depends on its siblings, so a tree verifies exactly
 what plain decoding would compute. (But for int4 in blocks of 128, which ONNX Runtime adds up otherwise for odd numbers
-of rows: 1e-5.) Knows nothing about decoders.
+of rows: 1e-5.)
 
 int8, node by node (x [1, n, K], one quantisation per linear map since q/k/v and gate/up are fused):
 

@@ -4,14 +4,14 @@ A linear map y = W x equals (W s)(x / s) for any positive vector s over its inpu
 1/s: the norm before q/k/v and gate/up, the up projection before down (where what stands between is linear in it), the
 value projection before o. s = amax(x)^a / amax(W)^(1-a) (SmoothQuant, arXiv 2211.10438, equation 4) or mean|x|^a (AWQ,
 arXiv 2306.00978, equation 5); a is searched per group: the one whose quantised product is closest to the exact one on a
-page of mixed text. The function computed stays the same, streams included. Knows nothing about graphs.
+page of mixed text. The function computed stays the same, streams included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from streamspec.errors import BundleError
-from streamspec.export.drafters.streams import Lora, StreamSpec
+from streamspec.export.drafters.base import DraftSpec, Lora
 from streamspec.export.layers.decoder import Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import Array, Simulation
@@ -51,7 +51,7 @@ class Group:
     readers: tuple[str, ...]
     writer: str
     values: bool = False  # the input is a mix of values, which query heads share
-    sleeping: bool = False  # the input is zero for most rows: behind a ReLU
+    sleeping: bool = False  # the input is zero for most rows: after a ReLU
 
 
 def groups(spec: DecoderSpec) -> list[Group]:
@@ -129,19 +129,19 @@ class SmoothedSource:
         scale = self.rows.get(name.removesuffix(".bias"))
         return bias if bias is None or scale is None else bias * scale
 
-    def streams(self, streams: StreamSpec, spec: DecoderSpec) -> StreamSpec:
-        """With their LoRA in the scaled coordinates."""
-        return replace(streams, lora=self.scales.lora(streams.lora, spec))
+    def drafter(self, drafter: DraftSpec, spec: DecoderSpec) -> DraftSpec:
+        """With its LoRA, where it has one, in the scaled coordinates."""
+        return drafter.with_lora(lambda lora: self.scales.lora(lora, spec))
 
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
-    smoothed, oracle, every = SmoothedSource(source), ReferenceModel(model), groups(spec)
+    smoothed, reference, every = SmoothedSource(source), ReferenceModel(model), groups(spec)
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
         inputs: dict[str, Array] = {}
-        hooks = [_watch(oracle.decoder.layer(layer), group.readers[0], inputs) for group in every]
+        hooks = [_watch(reference.decoder.layer(layer), group.readers[0], inputs) for group in every]
         try:
             yield
         finally:
@@ -166,7 +166,7 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             )
 
     rows = len(tokens)
-    oracle.states(tokens, np.arange(rows), np.tri(rows, dtype=bool), around)
+    reference.states(tokens, np.arange(rows), np.tri(rows, dtype=bool), around)
     return smoothed
 
 

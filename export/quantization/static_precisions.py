@@ -2,7 +2,7 @@
 
 `DequantizeLinear` in front of a product is what providers fold into kernels of their own, some of which round rows to 8
 bits again, each row for itself. int8 has one scale per output channel; int4 has blocks with zero points, and keeps 8
-bits for what is sensitive, the LM head and the embedding, which share one tensor. Knows nothing about decoders.
+bits for what is sensitive, the LM head and the embedding, which share one tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamspec.export.weights.lora_inputs import LowRank
 
 
 class StaticPrecision(Precision, Protocol):
-    """A precision of standard operators. `opset`: the oldest that has them, as providers lag behind."""
+    """A precision of standard operators. `opset`: the oldest that has them, as providers lag."""
 
     opset: int
 

@@ -1,7 +1,4 @@
-"""Runs a step graph on ONNX Runtime with plain numpy arrays: for parity checks and tests, not for speed.
-
-Knows the graph's inputs, not what it computes.
-"""
+"""Runs a step graph on ONNX Runtime with plain numpy arrays: for parity checks and tests, not for speed."""
 
 from __future__ import annotations
 
@@ -15,6 +12,32 @@ import numpy as np
 from streamspec.bundle.manifest import FLOAT_ROWS
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
+from streamspec.step_graph import (
+    CHOICES,
+    FORCED_NODE,
+    FORCED_ROOT,
+    INPUT_IDS,
+    KEEP_ABOVE,
+    KEEP_ROWS,
+    KEY,
+    LOGIT_ROWS,
+    LOGIT_SCALE,
+    NEW_ROWS,
+    NEXT_IDS,
+    PARENTS,
+    PAST,
+    PAST_LENGTH,
+    POSITION_IDS,
+    PRESENT,
+    PRIORS,
+    RAW_LOGITS,
+    STREAM_IDS,
+    TREE_MASK,
+    cache_names,
+    is_cache,
+    new_rows,
+    past,
+)
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -43,10 +66,10 @@ class GraphRunner:
         self.session, self.length, self.adapter = session, 0, adapter or {}
         inputs = session.get_inputs() + session.get_overridable_initializers()
         self.names = {value.name for value in inputs}
-        layers = sum(1 for name in self.names if name.endswith(".key"))
-        shape = next(value.shape for value in inputs if value.name == "past_key_values.0.key")
-        self.cache = np.zeros((layers, 2, 1, shape[1], capacity, shape[3]), np.float32)
-        self.outputs = [value.name for value in session.get_outputs() if not value.name.startswith("present.")]
+        self.layers = sum(map(is_cache, self.names)) // 2
+        shape = next(value.shape for value in inputs if value.name == past(0, KEY))
+        self.cache = np.zeros((self.layers, 2, 1, shape[1], capacity, shape[3]), np.float32)
+        self.outputs = [value.name for value in session.get_outputs() if not is_cache(value.name)]
 
     def step(
         self,
@@ -70,19 +93,19 @@ class GraphRunner:
         n = len(tokens)
         rows = np.arange(n) if rows is None else np.asarray(rows)
         feed: dict[str, Array] = {
-            "input_ids": np.asarray(tokens, np.int64)[None],
-            "position_ids": (self.length + np.asarray(offsets, np.int64))[None],
-            "tree_mask": np.asarray(mask, np.float32),
-            "parents": np.zeros(len(rows), np.int64) if parents is None else np.asarray(parents, np.int64),
-            "past_length": np.array([self.length]),
-            "logit_rows": rows.astype(np.int64),
-            "stream_ids": np.arange(streams),
-            "forced_node": np.array([forced_node]),
-            "forced_root": np.array([forced_root]),
-            "keep_rows": np.array([keep_rows]),
-            "next_ids": np.full(n, -1) if next_ids is None else np.asarray(next_ids),
-            "keep_above": np.array([keep_above], np.float32),
-            "priors": np.zeros(n, np.float32) if priors is None else np.asarray(priors, np.float32),
+            INPUT_IDS: np.asarray(tokens, np.int64)[None],
+            POSITION_IDS: (self.length + np.asarray(offsets, np.int64))[None],
+            TREE_MASK: np.asarray(mask, np.float32),
+            PARENTS: np.zeros(len(rows), np.int64) if parents is None else np.asarray(parents, np.int64),
+            PAST_LENGTH: np.array([self.length]),
+            LOGIT_ROWS: rows.astype(np.int64),
+            STREAM_IDS: np.arange(streams),
+            FORCED_NODE: np.array([forced_node]),
+            FORCED_ROOT: np.array([forced_root]),
+            KEEP_ROWS: np.array([keep_rows]),
+            NEXT_IDS: np.full(n, -1) if next_ids is None else np.asarray(next_ids),
+            KEEP_ABOVE: np.array([keep_above], np.float32),
+            PRIORS: np.zeros(n, np.float32) if priors is None else np.asarray(priors, np.float32),
         }
         binding = self.session.io_binding()
         held = []  # the binding does not keep the arrays alive
@@ -91,17 +114,19 @@ class GraphRunner:
                 # bind_cpu_input knows no overridable initializers
                 held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))
                 binding.bind_ortvalue_input(name, held[-1])
-        for layer, pair in enumerate(self.cache):
-            for kind, buffer in zip(("key", "value"), pair, strict=True):
-                held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
-                binding.bind_ortvalue_input(f"past_key_values.{layer}.{kind}", held[-1])
-                binding.bind_ortvalue_output(f"present.{layer}.{kind}", held[-1])
+        buffers = [buffer for pair in self.cache for buffer in pair]
+        for before, after, buffer in zip(
+            cache_names(PAST, self.layers), cache_names(PRESENT, self.layers), buffers, strict=True
+        ):
+            held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
+            binding.bind_ortvalue_input(before, held[-1])
+            binding.bind_ortvalue_output(after, held[-1])
         for name in self.outputs:
             binding.bind_output(name)
         self.session.run_with_iobinding(binding)
         values = binding.get_outputs()[-len(self.outputs) :]
         out = {name: value.numpy() for name, value in zip(self.outputs, values, strict=True)}
-        return out | {"logits": out["raw_logits"] * out["logit_scale"]}
+        return out | {"logits": out[RAW_LOGITS] * out[LOGIT_SCALE]}
 
     def prefill(self, tokens: Array, **options: Any) -> dict[str, Array]:
         """A causal chunk; `length` grows by it."""
@@ -113,15 +138,15 @@ class GraphRunner:
 
 
 class StaticGraphRunner:
-    """The same over a static graph: rows are padded, prompts cut into chunks, K/V placed here."""
+    """A static graph with its cache: rows are padded, prompts cut into chunks, K/V copied to the cache here."""
 
     def __init__(self, session: Any) -> None:
         self.session, self.length = session, 0
         self.shapes = {value.name: value.shape for value in session.get_inputs()}
-        self.rows = self.shapes["input_ids"][1]
+        self.rows = self.shapes[INPUT_IDS][1]
         self.outputs = [value.name for value in session.get_outputs()]
-        layers = sum(1 for name in self.shapes if name.endswith(".key"))
-        self.cache = np.zeros((layers, 2, *self.shapes["past_key_values.0.key"]), np.float32)
+        self.layers = sum(map(is_cache, self.shapes)) // 2
+        self.cache = np.zeros((self.layers, 2, *self.shapes[past(0, KEY)]), np.float32)
 
     def step(
         self,
@@ -139,26 +164,22 @@ class StaticGraphRunner:
         padded = np.full((self.rows, self.rows), MASKED, np.float32)
         padded[:n, :n] = mask
         feed = {
-            "input_ids": np.pad(np.asarray(tokens, np.int64), (0, pad))[None],
-            "position_ids": self.length + np.pad(np.asarray(offsets, np.int64), (0, pad))[None],
-            "tree_mask": padded,
-            "parents": np.pad(np.zeros(n, np.int64) if parents is None else np.asarray(parents, np.int64), (0, pad)),
-            "past_length": np.array([self.length]),
-            "forced_node": np.array([forced_node]),
-            "forced_root": np.array([forced_root]),
+            INPUT_IDS: np.pad(np.asarray(tokens, np.int64), (0, pad))[None],
+            POSITION_IDS: self.length + np.pad(np.asarray(offsets, np.int64), (0, pad))[None],
+            TREE_MASK: padded,
+            PARENTS: np.pad(np.zeros(n, np.int64) if parents is None else np.asarray(parents, np.int64), (0, pad)),
+            PAST_LENGTH: np.array([self.length]),
+            FORCED_NODE: np.array([forced_node]),
+            FORCED_ROOT: np.array([forced_root]),
         }
-        feed |= {
-            f"past_key_values.{i}.{kind}": value
-            for i, pair in enumerate(self.cache)
-            for kind, value in zip(("key", "value"), pair, strict=True)
-        }
+        buffers = [buffer for pair in self.cache for buffer in pair]
+        feed |= dict(zip(cache_names(PAST, self.layers), buffers, strict=True))
         out = dict(zip(self.outputs, self.session.run(None, {name: feed[name] for name in self.shapes}), strict=True))
         fit = min(n, self.cache.shape[4] - self.length)
-        for i, pair in enumerate(self.cache):
-            for kind, value in zip(("key", "value"), pair, strict=True):
-                value[:, :, self.length : self.length + fit] = out.pop(f"new.{i}.{kind}")[:, :, :fit]
-        logits = out.pop("raw_logits")[:n]
-        return out | {"choices": out["choices"][:n], "logits": logits}
+        for name, buffer in zip(cache_names(NEW_ROWS, self.layers), buffers, strict=True):
+            buffer[:, :, self.length : self.length + fit] = out.pop(name)[:, :, :fit]
+        logits = out.pop(RAW_LOGITS)[:n]
+        return out | {CHOICES: out[CHOICES][:n], "logits": logits}
 
     def prefill(
         self, tokens: Array, *, forced_node: int = -1, rows: Array | None = None, **options: Any
@@ -180,12 +201,10 @@ class StaticGraphRunner:
             )
             self.length += len(chunk)
         asked = slice(None) if rows is None else rows
-        return parts[-1] | {
-            name: np.concatenate([part[name] for part in parts])[asked] for name in ("choices", "logits")
-        }
+        return parts[-1] | {name: np.concatenate([part[name] for part in parts])[asked] for name in (CHOICES, "logits")}
 
 
 def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> GraphRunner | StaticGraphRunner:
-    """The stepper of a session's kind of graph."""
-    static = any(value.name == "new.0.key" for value in session.get_outputs())
+    """The runner of a session's kind of graph."""
+    static = any(value.name == new_rows(0, KEY) for value in session.get_outputs())
     return StaticGraphRunner(session) if static else GraphRunner(session, capacity, adapter)

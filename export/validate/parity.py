@@ -1,7 +1,6 @@
-"""How far an exported graph is from PyTorch: plain rows, a draft tree, streams; and the probe kept in the manifest.
+"""Compares an exported graph with PyTorch: plain rows, a draft tree, drafts; and makes the probe of the manifest.
 
-Graphs in floating point must agree to `LIMITS`, quantised ones are reported. Knows the oracle and the session, not how
-graphs are built.
+Graphs in floating point must agree to `LIMITS`, quantised ones are reported.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ from streamspec.bundle.manifest import ProbeInfo
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import StreamspecError
 from streamspec.export.drafters.base import DraftSpec
-from streamspec.export.drafters.draft_layer import DraftLayerSpec
+from streamspec.export.drafters.table import row_of
 from streamspec.export.ops.builder import Array
+from streamspec.export.validate.draft_reference import DraftedTree, ExpectedDrafts, TreePass
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper
-from streamspec.export.validate.reference import ReferenceDraftLayer, ReferenceModel, tree_rows
+from streamspec.export.validate.reference import ReferenceModel, tree_rows
+from streamspec.step_graph import CHOICES
 
 LIMITS = {"fp32": 1e-3, "fp16": 0.02}  # of the logits' standard deviation, root mean square
-CONTEXT_ROWS, TREE_ROWS, PROBE_ROWS, STREAM_NODES = 96, 12, 16, 4
+CONTEXT_ROWS, TREE_ROWS, PROBE_ROWS = 96, 12, 16
 PASSAGE = (
     "The lighthouse keeper wrote down the weather every morning, even when nobody asked for it. On the third of "
     "March the wind "
@@ -60,8 +61,8 @@ class _Difference:
 
 
 def _compare(ours: Array, theirs: Array) -> tuple[float, float, float, bool]:
-    """Of two rows of logits: largest and mean squared difference, the second's variance, whether their largest is the
-    same.
+    """Compares two rows of logits: largest and mean squared difference, the second's variance, whether their largest is
+    the same.
     """
     reference = theirs.astype(np.float64)
     off = ours - reference
@@ -95,39 +96,27 @@ def sample_tree(rows: int, gamma: int, seed: int = 0) -> DraftTree:
 
 @dataclass
 class Expected:
-    """What PyTorch says of a context and a tree behind it, so that the model need not be there when a graph is
+    """PyTorch's results for a context and a tree after it, so that the model need not be there when a graph is
     compared.
     """
 
-    context: Array
-    drafted: Array
-    tree: DraftTree
-    streams: DraftSpec | None
+    case: DraftedTree
     logits: Array  # [T, V] of all rows
-    drafts: list[tuple[int, int, Array]]  # node, the token behind it and the drafter's logits [gamma, V] there
-    layer: ReferenceDraftLayer | None  # of a draft layer, whose guesses depend on the graph's own
+    drafts: ExpectedDrafts | None
 
 
 def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TREE_ROWS) -> Expected:
-    """Asks PyTorch, once. `most`: rows of a tree that the graph can take."""
-    oracle = ReferenceModel(model, streams)
+    """Runs PyTorch, once. `most`: rows of a tree that the graph can take."""
+    reference = ReferenceModel(model, streams)
     rows = min(TREE_ROWS, most)
-    context, drafted = tokens[:-rows], tokens[-rows:]
-    tree = sample_tree(len(drafted), streams.gamma if streams else 4)
-    every, positions, sees = tree_rows(context, drafted, tree)
-    truth = oracle.states(every, positions, sees)
-    layer = ReferenceDraftLayer(model, streams) if isinstance(streams, DraftLayerSpec) else None
-    drafts = []
-    for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int) if streams and not layer else ():
-        root = int(drafted[-1 - node])
-        drafts.append(
-            (
-                int(node),
-                root,
-                oracle.draft_logits(truth, positions, sees, row=len(context) + int(node), root=root).numpy(),
-            )
-        )
-    return Expected(context, drafted, tree, streams, oracle.logits(truth), drafts, layer)
+    drafted = tokens[-rows:]
+    case = DraftedTree(tokens[:-rows], drafted, sample_tree(len(drafted), streams.gamma if streams else 4))
+    every, positions, sees = tree_rows(case.context, drafted, case.tree)
+    output = reference.states(every, positions, sees)
+    drafts = None
+    if streams is not None:
+        drafts = row_of(streams).reference(reference, streams).expect(case, TreePass(output, positions, sees))
+    return Expected(case, reference.logits(output), drafts)
 
 
 def check_parity(
@@ -136,7 +125,7 @@ def check_parity(
     """The manifest's parity report, with `adapter`'s tensors where the graph is swappable. Raises StreamspecError where
     a float32 graph differs or any graph gives no numbers.
     """
-    context, drafted, tree = expected.context, expected.drafted, expected.tree
+    context, drafted, tree = expected.case.context, expected.case.drafted, expected.case.tree
     steps = stepper(session, len(context) + len(drafted), adapter)
     prompt = steps.prefill(context, forced_node=len(context) - 1)
     verified = steps.step(drafted, np.asarray(tree.depths), tree.mask(), parents=np.asarray(tree.parents))
@@ -145,78 +134,32 @@ def check_parity(
         "plain": _Difference([prompt["logits"]], [expected.logits[: len(context)]]).summary(),
         "tree": _Difference([verified["logits"]], [expected.logits[len(context) :]]).summary(),
     }
-    if expected.layer is not None:
-        report["streams"] = _grown(session, expected.layer, expected)
-    elif expected.streams is not None:
-        report["streams"] = _streams(steps, expected.streams, expected)
+    if expected.drafts is not None:
+        report["streams"] = _drafts(session, steps, expected.drafts, expected)
     _judge(report, precision)
     return report
 
 
 def check_rows(logits: Array, expected: Expected, precision: str) -> dict[str, Any]:
-    """Of a graph without trees: a report of `logits` [T, V] over the context alone."""
+    """A report for a graph without trees: of `logits` [T, V] over the context alone."""
     report: dict[str, Any] = {
         "precision": precision,
-        "plain": _Difference([logits], [expected.logits[: len(expected.context)]]).summary(),
+        "plain": _Difference([logits], [expected.logits[: len(expected.case.context)]]).summary(),
     }
     _judge(report, precision)
     return report
 
 
-def _streams(steps: GraphRunner | StaticGraphRunner, spec: DraftSpec, truth: Expected) -> dict[str, float | int]:
-    """The drafter beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
-    tree, tokens = truth.tree, truth.drafted
-    difference = _Difference([], [])
-    agreed = []
-    for node, root, expected in truth.drafts:
-        out = steps.step(
-            tokens,
-            np.asarray(tree.depths),
-            tree.mask(),
-            parents=np.asarray(tree.parents),
-            streams=spec.gamma,
-            forced_node=node,
-            forced_root=root,
-        )
-        difference.ours.append(out["candidate_logits"])
-        difference.theirs.append(np.take_along_axis(expected, out["candidates"], axis=1))
-        if spec.draft_vocab is not None:
-            expected = np.where(np.isin(np.arange(expected.shape[1]), spec.draft_vocab), expected, -np.inf)
-        agreed.append(expected.argmax(axis=1) == out["candidates"][:, 0])
-    summary = difference.summary()
-    # Candidates lie close together: their own spread says nothing about the scale of the logits.
-    spread = float(truth.logits.std())
-    off = np.concatenate(difference.ours) - np.concatenate(difference.theirs)
-    return summary | {
-        "relative": _short(np.sqrt(np.square(off).mean()) / max(spread, 1e-30)),
-        "argmax": _short(np.mean(agreed)),
-    }
-
-
-def _grown(session: Any, oracle: ReferenceDraftLayer, truth: Expected) -> dict[str, float | int]:
-    """The draft layer beside a few nodes of the tree; compared on the graph's candidates, and on the first guess."""
-    tree, tokens, context = truth.tree, truth.drafted, truth.context
+def _drafts(
+    session: Any, steps: GraphRunner | StaticGraphRunner, drafts: ExpectedDrafts, truth: Expected
+) -> dict[str, float | int]:
+    """Drafts beside a few nodes of the tree, compared on the graph's candidates and on the first of them."""
     difference, agreed = _Difference([], []), []
-    steps = GraphRunner(session, len(context) + len(tokens))
-    steps.prefill(context, next_ids=np.append(context[1:], tokens[0]))
-    for node in np.linspace(0, len(tree) - 1, STREAM_NODES, dtype=int):
-        root, path = int(tokens[-1 - node]), list(tree.path(int(node)))
-        following = np.full(len(tree), -1)
-        following[path] = [*tokens[path[1:]], root]
-        out = steps.step(
-            tokens,
-            np.asarray(tree.depths),
-            tree.mask(),
-            parents=np.asarray(tree.parents),
-            streams=1,
-            forced_node=int(node),
-            forced_root=root,
-            next_ids=following,
-        )
-        for candidates, ours, logits in oracle.guesses(np.concatenate([context, tokens[path]]), root, out):
-            difference.ours.append(ours)
-            difference.theirs.append(logits[candidates])
-            agreed.append(logits.argmax() == candidates[0])
+    for candidates, ours, logits in drafts.compare(session, steps, truth.case):
+        difference.ours.append(ours)
+        difference.theirs.append(logits[candidates])
+        agreed.append(logits.argmax() == candidates[0])
+    # Candidates lie close together: their own spread says nothing about the scale of the logits.
     off = np.stack(difference.ours) - np.stack(difference.theirs)
     relative = _short(np.sqrt(np.square(off).mean()) / max(float(truth.logits.std()), 1e-30))
     return difference.summary() | {"relative": relative, "argmax": _short(np.mean(agreed))}
@@ -245,7 +188,7 @@ def make_probe(session: Any, tokens: Sequence[int] | Array) -> ProbeInfo:
     out = stepper(session, len(ids)).prefill(ids, forced_node=len(ids) - 1)
     return ProbeInfo(
         tuple(int(i) for i in ids),
-        tuple(int(c) for c in out["choices"]),
+        tuple(int(c) for c in out[CHOICES]),
         tuple(_short(v) for v in out["logits"].max(axis=1)),
     )
 

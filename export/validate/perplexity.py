@@ -1,7 +1,4 @@
-"""What a precision costs where it is used: the perplexity of held-out answers, beside PyTorch's.
-
-Knows the oracle and the session, not how graphs are built.
-"""
+"""Measures what a precision costs: the perplexity of held-out answers, beside PyTorch's."""
 
 from __future__ import annotations
 
@@ -61,44 +58,44 @@ class HeldOut:
 
 def perplexity_of_model(model: Any, rows: Sequence[TokenRow]) -> float:
     """PyTorch's, in float32, over the answers of `rows`, several side by side in one pass."""
-    oracle, packs = ReferenceModel(model), [[rows[0]]]
+    reference, packs = ReferenceModel(model), [[rows[0]]]
     for row in rows[1:]:
         if sum(len(other.input_ids) for other in packs[-1]) + len(row.input_ids) > TOKENS:
             packs.append([])
         packs[-1].append(row)
-    return float(np.exp(sum(_loss_of_model(oracle, pack) for pack in packs) / answer_tokens(rows)))
+    return float(np.exp(sum(_loss_of_model(reference, pack) for pack in packs) / answer_tokens(rows)))
 
 
 def perplexity_of_graph(session: Any, rows: Sequence[TokenRow]) -> float:
     """The graph's over the same answers."""
     steps, total = stepper(session, max(len(row.input_ids) for row in rows)), 0.0
     for row in rows:
-        steps.length, where = 0, _behind(row)
+        steps.length, where = 0, _before_answer(row)
         logits = steps.prefill(np.asarray(row.input_ids), rows=where, forced_node=int(where[-1]))["logits"]
         total += _loss(logits, np.asarray(row.input_ids)[where + 1])
     return float(np.exp(total / answer_tokens(rows)))
 
 
 def answer_tokens(rows: Sequence[TokenRow]) -> int:
-    """How many tokens the perplexity is a mean over."""
+    """The number of tokens that the perplexity is a mean over."""
     return sum(sum(row.loss_mask) for row in rows)
 
 
-def _loss_of_model(oracle: ReferenceModel, pack: Sequence[TokenRow]) -> float:
+def _loss_of_model(reference: ReferenceModel, pack: Sequence[TokenRow]) -> float:
     lengths = [len(row.input_ids) for row in pack]
     tokens, text = np.concatenate([row.input_ids for row in pack]), np.repeat(np.arange(len(pack)), lengths)
     positions = np.concatenate([np.arange(length) for length in lengths])
     sees = (text[:, None] == text) & np.tri(len(text), dtype=bool)
-    final = oracle.states(tokens, positions, sees).final[0]
+    final = reference.states(tokens, positions, sees).final[0]
     starts, total = np.cumsum([0, *lengths]), 0.0
-    where = np.concatenate([start + _behind(row) for start, row in zip(starts, pack, strict=False)])
+    where = np.concatenate([start + _before_answer(row) for start, row in zip(starts, pack, strict=False)])
     for some in np.split(where, range(HEAD_ROWS, len(where), HEAD_ROWS)):
-        total += _loss(oracle.decoder.logits(final[some]).numpy(), tokens[some + 1])
+        total += _loss(reference.decoder.logits(final[some]).numpy(), tokens[some + 1])
     return total
 
 
-def _behind(row: TokenRow) -> Array:
-    """int64: the tokens behind which those of the answer come."""
+def _before_answer(row: TokenRow) -> Array:
+    """int64: the tokens after which those of the answer come."""
     return np.flatnonzero(row.loss_mask) - 1
 
 

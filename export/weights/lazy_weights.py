@@ -1,8 +1,7 @@
-"""The target as export reads it: at rest in the dtype of its files, mapped, and layer by layer in float32 with the task
-LoRA merged.
+"""Reads the target layer by layer: at rest in the dtype of its files, mapped, and in float32 with the task LoRA merged
+while a layer is used.
 
 So a base of any size needs one layer's memory, and on Linux hardly any of its files': what has been read is given back.
-Knows nothing about graphs.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class SpeculativeDecoder:
                 f"node {node}, which its own choices imply",
                 'run with tree="plain" and report the bundle',
             )
-        self.engine.keep(path)
+        self.engine.commit(path)
         before, self._guesses = self._guesses, result.guesses
         done = commit(tree, tokens, result.choices, path, self.plan.eos, remaining)
         cost = None if costs is None else float(costs[len(tree) - 1])
@@ -187,7 +187,7 @@ class SpeculativeDecoder:
         result = self.engine.verify(
             np.array([self._root], dtype=np.int64), ROOT_ONLY, draft_next, allowed=self._allowed()
         )
-        self.engine.keep((0,))
+        self.engine.commit((0,))
         self._guesses = result.guesses
         self._governor.plain_step(None if draft_next else self._clock() - self._began)
         if self._worth is not None:

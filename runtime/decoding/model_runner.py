@@ -1,11 +1,11 @@
-"""What the decoding loop needs of an engine. Anything that offers it can be decoded with: the tests use a toy."""
+"""Defines `ModelRunner`: everything the decoding loop and a session need of a model. The tests use a toy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.draft_tree_search import DraftProposal
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+
+if TYPE_CHECKING:
+    from streamspec.runtime.engine.idle_unload import IdleUnloader
 
 ROOT_ONLY = DraftTree((0,), (0,))
 
@@ -50,24 +53,70 @@ class Pruning:
             )
 
 
-class ModelRunner(Protocol):
-    """A model with a cache of `length` committed tokens."""
-
-    gamma: int  # streams; 0 for a plain model
-    context_length: int
-    graph_seconds: float  # time inside the model so far,
-    waited_seconds: float  # and in line for it
+class SharedModel(Protocol):
+    """The open model that all runners of a bundle share."""
 
     @property
-    def length(self) -> int: ...
+    def unloader(self) -> IdleUnloader:
+        """Unloads and reloads it."""
+
+    @property
+    def sequences(self) -> int:
+        """Number of runners over it."""
+
+
+class ModelRunner(Protocol):
+    """Runs a model on one sequence: `length` committed tokens and their KV cache. One thread at a time, `cancel`
+    excepted."""
+
+    @property
+    def model(self) -> SharedModel: ...
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens that the model's own drafter proposes per call; 0 for a plain model."""
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a sequence."""
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Tokens in the cache."""
+
+    @property
+    def graph_seconds(self) -> float:
+        """Time inside the model so far."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """Time in the scheduler's queue so far."""
+
+    @property
+    def cache_layers(self) -> int:
+        """Layers that keep keys and values."""
+
+    @property
+    def cache_dtype(self) -> np.dtype:
+        """float32 or float16."""
+
+    def fork(self, context: int | None = None) -> Self:
+        """Makes a runner with an empty cache over the same model, of the same context length unless told."""
 
     def reset(self) -> None:
         """Empties the cache."""
 
+    def release(self) -> None:
+        """Empties the cache and gives its memory back."""
+
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
-        """From now on chooses tokens as `sampling` says, and gives `logits` with every call, or not. Keeps of the cache
-        what `prompt` begins with, so that some of it remains to be read, forgets the rest, and returns how many tokens
-        it has kept."""
+        """Begins a generation that chooses tokens by `sampling` and, where `logits`, returns logits with every call.
+        Keeps the cached tokens that `prompt` begins with, all but its last token at most, forgets the rest, and returns
+        how many it kept."""
 
     def prefill(
         self,
@@ -76,7 +125,7 @@ class ModelRunner(Protocol):
         progress: Callable[[int], None] | None = None,
         allowed: np.ndarray | None = None,
     ) -> StepResult:
-        """Commits `ids`; `choices` [1] is the token after the last of them, with guesses behind it where `draft`.
+        """Commits `ids`; `choices` [1] is the token after the last of them, with a draft after it where `draft`.
         `progress` is told after each call how many of them are in the cache. `allowed` bool [1, vocabulary]: the tokens
         it may be, None for all."""
 
@@ -89,14 +138,25 @@ class ModelRunner(Protocol):
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> StepResult:
-        """Runs the tree's rows; commits nothing. `priors` float32 [n], for pruning: the drafter's log chance of every
-        node. `allowed` bool [n, vocabulary]: tokens that may be chosen after each row, at least one; None for all."""
+        """Runs the tree's rows; commits nothing. `priors` float32 [n], for pruning: the drafter's log probability of
+        every node. `allowed` bool [n, vocabulary]: tokens that may be chosen after each row, at least one; None for
+        all."""
 
-    def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows of `path` out of the last `verify`."""
+    def commit(self, path: Sequence[int]) -> None:
+        """Commits the rows of `path`, root first, out of the last `verify`."""
+
+    def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
+        """Returns logits float32 [len(ids) - start, vocabulary] after each of `ids[start:]`, from an empty cache;
+        commits `ids`."""
+
+    def snapshot(self) -> tuple[list[int], np.ndarray]:
+        """Copies the tokens in the cache and their rows [layers, 2, 1, kv_heads, tokens, head_dim]."""
+
+    def restore(self, tokens: Sequence[int], rows: np.ndarray) -> None:
+        """Replaces the cache by a snapshot."""
 
     def cancel(self) -> None:
         """From any thread: stops the call under way, or the next one, with `Cancelled`."""
 
     def generation(self) -> AbstractContextManager[None]:
-        """The body is one generation; cancellations of before are forgotten."""
+        """The body is one generation; earlier cancellations are forgotten."""

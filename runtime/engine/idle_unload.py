@@ -1,8 +1,6 @@
-"""Whether a bundle is awake: puts it to sleep when nobody has asked for anything for some time, and wakes it for
-whoever asks next.
+"""Unloads a bundle after an idle timeout and reloads it on the next use.
 
-Nothing is polled: one timer sleeps until it is due, and only where idleness is limited. Knows nothing about what
-sleeping means.
+Nothing is polled: one timer sleeps until it is due, and only where idle time is limited.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from streamspec.errors import ConfigError
 
 
 class IdleUnloader:
-    """`seconds`: how long idleness may last, None: for ever. Safe to use from several threads."""
+    """`seconds`: the idle timeout, None: never unloads. Safe to use from several threads."""
 
-    def __init__(self, sleep: Callable[[], None], wake: Callable[[], None]) -> None:
-        """Awake. `sleep`, `wake`: methods of an object, which this one does not keep alive. Neither is called while the
-        other runs, or while anybody is at work; what `wake` raises reaches who asked."""
+    def __init__(self, unload: Callable[[], None], reload: Callable[[], None]) -> None:
+        """Begins loaded. `unload`, `reload`: methods of an object, which this one does not keep alive. Neither is
+        called while the other runs, or while the bundle is in use; errors of `reload` are raised by `in_use`."""
         self.seconds: float | None = None
-        self.awake = True
-        self._sleep, self._wake = WeakMethod(sleep), WeakMethod(wake)
+        self.loaded = True
+        self._unload, self._reload = WeakMethod(unload), WeakMethod(reload)
         self._lock = (
             threading.RLock()
         )  # while it is held, a body that nobody holds any longer may end in the same thread
@@ -32,11 +30,11 @@ class IdleUnloader:
         self._timer: threading.Timer | None = None
 
     @contextmanager
-    def at_work(self, wake: bool = True) -> Iterator[bool]:
-        """The body finds everything awake; idleness begins where the last such body ends. Without `wake` what sleeps
-        goes on sleeping, and the body is told so: False."""
+    def in_use(self, reload: bool = True) -> Iterator[bool]:
+        """The body finds the bundle loaded; idle time begins when the last such body ends. Without `reload` an unloaded
+        bundle stays unloaded, and the body gets False."""
         with self._lock:
-            there = self.awake or wake
+            there = self.loaded or reload
             if there:
                 self._begin()
         try:
@@ -46,25 +44,23 @@ class IdleUnloader:
                 self._end()
 
     def limit(self, seconds: float | None) -> None:
-        """From now on idleness may last so long."""
+        """Sets the idle timeout."""
         self.seconds = seconds
-        with self.at_work():
+        with self.in_use():
             pass
 
     def unload(self) -> None:
-        """To sleep now. Raises ConfigError while anybody is at work."""
+        """Unloads now. Raises ConfigError while the bundle is in use."""
         with self._lock:
             if self._users:
-                raise ConfigError(
-                    "a bundle that is at work", "one that nobody uses", "cancel or finish what runs first"
-                )
-            self._rest()
+                raise ConfigError("a bundle in use", "one that is idle", "cancel or finish what runs first")
+            self._unload_now()
 
     def _begin(self) -> None:
         self._stop()
-        if not self.awake:
-            _call(self._wake)
-            self.awake = True
+        if not self.loaded:
+            _call(self._reload)
+            self.loaded = True
         self._users += 1
 
     def _end(self) -> None:
@@ -90,13 +86,13 @@ class IdleUnloader:
     def _due(self, timer: threading.Timer) -> None:
         with self._lock:
             if timer is self._timer and not self._users:
-                self._rest()
+                self._unload_now()
 
-    def _rest(self) -> None:
+    def _unload_now(self) -> None:
         self._stop()
-        if self.awake:
-            self.awake = False
-            _call(self._sleep)
+        if self.loaded:
+            self.loaded = False
+            _call(self._unload)
 
 
 def _call(method: WeakMethod[Callable[[], None]]) -> None:
@@ -106,7 +102,7 @@ def _call(method: WeakMethod[Callable[[], None]]) -> None:
 
 
 def check_idle(seconds: float | None) -> float | None:
-    """Raises ConfigError for what is no time."""
+    """Raises ConfigError unless `seconds` is a positive number or None."""
     if seconds is not None and not (
         isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < threading.TIMEOUT_MAX
     ):

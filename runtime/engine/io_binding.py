@@ -1,8 +1,5 @@
-"""What a session's calls read and write: one IOBinding, and numpy buffers that are bound again only where their shape
-changes.
-
-Knows names, types and shapes, not what they mean.
-"""
+"""Binds what a session's calls read and write: one IOBinding, and numpy buffers that are bound again only where their
+shape changes."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.runtime.engine.device_cache import DeviceCache
-from streamspec.runtime.engine.kv_cache import KeyValueCache
+from streamspec import step_graph as sg
+from streamspec.runtime.engine.kv_cache import Cache
 
 SMALL = 64  # input buffers of up to this many rows are kept for reuse
 TYPES: dict[str, Any] = {
@@ -24,13 +21,11 @@ TYPES: dict[str, Any] = {
 
 
 class IoBinding:
-    """One IOBinding and the numpy buffers behind it. `adapter`: further inputs, which stay as they are. `in_place`: the
+    """One IOBinding and its numpy buffers. `adapter`: further inputs, which stay as they are. `in_place`: the
     provider reads them where they lie; others get a copy at the moment of binding, so what is written later has to be
     bound again."""
 
-    def __init__(
-        self, ort: Any, session: Any, cache: KeyValueCache | DeviceCache, adapter: Mapping[str, Any], in_place: bool
-    ) -> None:
+    def __init__(self, ort: Any, session: Any, cache: Cache, adapter: Mapping[str, Any], in_place: bool) -> None:
         self.io, self._in_place = session.io_binding(), in_place
         self._value = ort.OrtValue.ortvalue_from_numpy
         every = session.get_inputs() + session.get_overridable_initializers()
@@ -45,16 +40,16 @@ class IoBinding:
             self.io.bind_ortvalue_input(name, value)
         self.follow(cache)
 
-    def follow(self, cache: KeyValueCache | DeviceCache) -> None:
+    def follow(self, cache: Cache) -> None:
         """Binds the cache as past, and as present in graphs that write it, where it is not bound yet."""
-        if self._cache is cache.data and (self._in_place or isinstance(cache, DeviceCache)):
+        if self._cache is cache.data and (self._in_place or cache.on_device):
             return
         for i, pair in enumerate(cache.views()):
-            for kind, view in zip(("key", "value"), pair, strict=True):
+            for kind, view in zip(sg.CACHE_KINDS, pair, strict=True):
                 value = self._value(view) if isinstance(view, np.ndarray) else view
-                self.io.bind_ortvalue_input(f"past_key_values.{i}.{kind}", value)
-                if f"present.{i}.{kind}" in self._types:
-                    self.io.bind_ortvalue_output(f"present.{i}.{kind}", value)
+                self.io.bind_ortvalue_input(sg.past(i, kind), value)
+                if sg.present(i, kind) in self._types:
+                    self.io.bind_ortvalue_output(sg.present(i, kind), value)
         self._cache = cache.data
 
     def has(self, name: str) -> bool:
@@ -62,7 +57,7 @@ class IoBinding:
         return name in self._names
 
     def input(self, name: str, value: np.ndarray) -> None:
-        """Sets an input the graph has; other names are ignored (plain graphs know no `parents`)."""
+        """Sets an input the graph has; other names are ignored (plain graphs have no `parents`)."""
         if name in self._names:
             buffer, bound = self._buffer(name, value.shape, self.io.bind_ortvalue_input)
             buffer[...] = value

@@ -1,7 +1,7 @@
-"""The key/value cache: one stacked array for all layers, grown on demand, compacted in place.
+"""The KV cache: one stacked array for all layers, grown on demand, compacted in place after each step.
 
 Where the system allows it, address space for the whole limit is taken at once and memory as rows are written: nothing
-is copied, nothing taken for rows that never come. Knows nothing about ONNX Runtime or trees.
+is copied, nothing taken for rows that never come.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,11 +20,43 @@ RESERVED = 1 << 30  # bytes of address space to begin with: some systems refuse 
 LAZY = hasattr(mmap, "MAP_ANONYMOUS")  # no Windows, which counts what is reserved as used
 
 
+class Cache(Protocol):
+    """The keys and values of one sequence; rows `[0, length)` are committed. `on_device`: outside of the machine's
+    memory."""
+
+    on_device: bool
+    length: int
+    data: Any  # replaced whenever it moves
+
+    @property
+    def capacity(self) -> int: ...
+
+    def reserve(self, rows: int) -> bool:
+        """Makes room for `rows` rows after the committed ones; true if `data` moved."""
+
+    def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
+        """Commits the rows of an accepted path (nodes of the last call, root first) and drops its other rows.
+
+        `above`: the first layer that saw fewer rows, and the path among those.
+        """
+
+    def rows(self) -> np.ndarray:
+        """A copy of the committed rows [layers, 2, 1, kv_heads, length, head_dim]."""
+
+    def fill(self, rows: np.ndarray) -> None:
+        """Commits what `rows` returned, in place of everything. There must be room (`reserve`)."""
+
+    def views(self) -> Sequence[tuple[Any, Any]]:
+        """Per layer: key and value [1, kv_heads, capacity, head_dim]."""
+
+
 class KeyValueCache:
-    """`data` [layers, 2, 1, kv_heads, capacity, head_dim]; rows `[0, length)` are committed.
+    """A cache in the machine's memory: `data` [layers, 2, 1, kv_heads, capacity, head_dim].
 
     `limit` bounds the capacity. Growing makes a new array: views of the old one must be replaced.
     """
+
+    on_device = False
 
     def __init__(
         self, layers: int, kv_heads: int, head_dim: int, limit: int, dtype: np.dtype, first: int | None = None
@@ -42,7 +75,7 @@ class KeyValueCache:
         return int(self.data.shape[4])
 
     def reserve(self, rows: int) -> bool:
-        """Makes room for `rows` rows behind the committed ones; true if `data` is a new array."""
+        """See `Cache`; true if `data` is a new array."""
         capacity = enough(self.capacity, self.length + rows, self._limit)
         if capacity == self.capacity:
             return False
@@ -51,33 +84,28 @@ class KeyValueCache:
         self.data = grown
         return True
 
-    def keep(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
-        """Commits the rows of an accepted path (nodes of the last call, root first) and forgets its other rows.
-
-        `above`: the first layer that saw fewer rows, and the path among those.
-        """
+    def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
+        """See `Cache`: moves the accepted rows next to the committed ones."""
         layer, upper = above or (len(self.data), ())
         for data, nodes in ((self.data[:layer], path), (self.data[layer:], upper)):
-            moves = keep_rows(nodes, self.length)
+            moves = compaction(nodes, self.length)
             if moves is not None:
                 sources, targets = moves
                 data[..., targets, :] = data[..., sources, :]  # the right side is copied first
         self.length += len(path)
 
-    def place(self, rows: np.ndarray, path: Sequence[int]) -> None:
-        """Commits the rows of an accepted path that lie elsewhere: `rows` as `data`, with those of the last call for
-        slots.
+    def append(self, rows: np.ndarray, path: Sequence[int]) -> None:
+        """Commits the rows of an accepted path out of `rows`, which lie outside the cache: as `data`, with those of the
+        last call for slots.
         """
         end = self.length + len(path)
         self.data[..., self.length : end, :] = rows[..., list(path), :]
         self.length = end
 
     def rows(self) -> np.ndarray:
-        """A copy of the committed rows, as `data` with them alone for slots."""
         return self.data[..., : self.length, :].copy()
 
     def fill(self, rows: np.ndarray) -> None:
-        """Commits what `rows` gave, in place of everything. There must be room (`reserve`)."""
         self.length = rows.shape[4]
         self.data[..., : self.length, :] = rows
 
@@ -107,9 +135,7 @@ class KeyValueCache:
 
 
 def enough(capacity: int, needed: int, limit: int) -> int:
-    """The capacity to go on with: the same, or grown by doubling. Raises ValueError where more is needed than the
-    limit.
-    """
+    """The capacity that holds `needed` rows: the same, or grown by doubling. Raises ValueError above the limit."""
     if needed <= capacity:
         return capacity
     if needed > limit:
@@ -122,11 +148,11 @@ def views(data: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(layer[0], layer[1]) for layer in data]
 
 
-def keep_rows(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Which cache rows must move so that the accepted `path` lies right behind the `length` committed rows.
+def compaction(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The cache rows that must move so that the accepted `path` follows the `length` committed rows without gaps.
 
     Node i's row was written at `length + i`. Returns (sources, targets), int64 [k], or None where the path already lies
-    in the first slots. Targets never lie behind their sources and both ascend, so copying in order is safe.
+    in the first slots. Targets never exceed their sources and both ascend, so copying in order is safe.
     """
     moved = [(node, slot) for slot, node in enumerate(path) if node != slot]
     if not moved:

@@ -1,28 +1,25 @@
-"""An opened step graph (docs/architecture.md, "The step graph"): one ONNX Runtime session, shared by any number of
-sequences.
+"""Opens a bundle's step graph (docs/architecture.md, "The step graph"): one ONNX Runtime session, shared by any number
+of sequences.
 
-What is opened once lies here: the weights, what the graph takes and gives, whose turn it is. What belongs to one text
-is the engine's. Safe to use from several threads. Knows nothing about tokens.
+Holds what is opened once: the weights, the graph's interface, the scheduler. What belongs to one sequence is in its
+runner. Safe to use from several threads.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import numpy as np
 
+from streamspec import step_graph as sg
 from streamspec.bundle.files import verify_files
-from streamspec.bundle.manifest import COMPACT, FLOAT_ROWS, Manifest, SwappableCapacity
+from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import BundleError, ConfigError
-from streamspec.runtime.decoding.model_runner import Cancelled
-from streamspec.runtime.decoding.sampling import GREEDY
 from streamspec.runtime.engine.idle_unload import IdleUnloader
-from streamspec.runtime.engine.io_binding import TYPES, IoBinding
+from streamspec.runtime.engine.io_binding import TYPES
 from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.hardware.cpu import physical_cores
 from streamspec.runtime.hardware.huge_pages import huge_pages, trim
@@ -40,29 +37,26 @@ from streamspec.runtime.hardware.providers import (
 # microseconds that a worker waits busily: longer than a step's own work on the host, then it costs nothing until the
 # next
 SPIN = 1000
-_NEEDED = ("input_ids", "position_ids", "tree_mask", "past_length", "logit_rows")
-_CHOICE_INPUTS = (*GREEDY.scalars(), "uniforms", "seen", "free", "allowed")
-_STREAM_INPUTS = ("parents", "stream_ids", "forced_node")
-_STREAM_OUTPUTS = ("accepted_node", "candidates", "candidate_logits")
-_PRUNING_INPUTS = ("keep_rows", "keep_above", "priors")
+OPTIONAL = {sg.FORCED_ROOT, sg.PARENTS}  # inputs that a graph may have or not
 
 
 class Unloadable(Protocol):
-    """What holds on to an open graph."""
+    """Holds on to an open model."""
 
-    def sleep(self) -> None:
-        """Lets go of it, where it has hold of it."""
+    def unload(self) -> None:
+        """Lets go of the model, as far as it holds it."""
 
-    def wake(self) -> None:
-        """Takes hold of it as it is now."""
+    def reload(self) -> None:
+        """Takes hold of the model, which may have been opened again."""
 
 
 class LoadedModel:
-    """The graph of a bundle, `manifest`, open on a provider."""
+    """The graph of a bundle, `manifest`, open on a provider. `sampler`: of a static bundle, a session of the graph that
+    chooses tokens where that is not greedy."""
 
     def __init__(
         self,
-        model: Path,
+        path: Path,
         manifest: Manifest,
         threads: int | None = None,
         provider: str = "cpu",
@@ -77,82 +71,67 @@ class LoadedModel:
         which).
         """
         self.threads = threads if threads is not None else physical_cores()
-        self.model, self.manifest, self.provider, self.spin = model, manifest, provider, spin
+        self.path, self.manifest, self.provider, self.spin = path, manifest, provider, spin
         self.rows = manifest.static.rows if manifest.static else None  # of every call, where shapes are fixed
-        self.turns = FairLock()
+        self.scheduler = FairLock()
         self.ort = import_onnxruntime()
         self.version = str(self.ort.__version__)
-        self.keeper = IdleUnloader(self._close, self._reopen)
+        self.unloader = IdleUnloader(self._close, self._reopen)
         self.hashes = True  # whether files are hashed again before they are opened again
-        self._engines: WeakSet[Unloadable] = WeakSet()
-        self._begin(profile)
+        self._runners: WeakSet[Unloadable] = WeakSet()
+        self._open_sessions(profile)
 
-    def _begin(self, profile: Path | None = None) -> None:
-        """Opens the session and looks at what it takes and gives."""
-        self.session = self._open(self.model, profile)
+    def _open_sessions(self, profile: Path | None = None) -> None:
+        """Opens the graph, checks its interface, and opens the sampler of a static bundle."""
+        self.session = self._open(self.path, profile)
         self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
-        self.cache_type = self._check_interface(self.manifest)
+        self.cache_dtype = self._check_interface()
         self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}
+        self.sampler: Any = None if self.rows is None else self._open_sampler()
 
     def _reopen(self) -> None:
-        verify_files(self.model.parent, self.manifest, self.hashes)
-        check_graphs(self.model.parent, self.manifest)
+        verify_files(self.path.parent, self.manifest, self.hashes)
+        check_graphs(self.path.parent, self.manifest)
         try:
-            self._begin()
-            for engine in list(self._engines):
-                engine.wake()
-        except BaseException:  # awake all together, or nothing is kept
+            self._open_sessions()
+            for runner in list(self._runners):
+                runner.reload()
+        except BaseException:  # all are loaded together, or none
             self._close()
             raise
 
     def _close(self) -> None:
-        for engine in list(self._engines):
-            engine.sleep()
-        self.session, self.adapter_inputs = None, {}  # the latter hold on to the session
+        for runner in list(self._runners):
+            runner.unload()
+        self.session = self.sampler = None
+        self.adapter_inputs = {}  # they hold on to the session
         trim()
 
     @property
     def sequences(self) -> int:
-        """How many engines there are over this graph."""
-        return len(self._engines)
+        """Number of runners over this model."""
+        return len(self._runners)
 
-    def serves(self, engine: Unloadable) -> None:
-        """From now on `engine` sleeps and wakes with this graph, as long as anybody else holds it."""
-        self._engines.add(engine)
+    def attach(self, runner: Unloadable) -> None:
+        """Unloads and reloads `runner` with this model from now on, as long as anybody else holds it."""
+        self._runners.add(runner)
 
     @property
     def in_place(self) -> bool:
         """Whether the provider reads and writes this process's memory where it lies."""
         return named(self.provider).ort == CPU.ort
 
-    def mover(self) -> Any:
-        """A session of the graph that moves rows of a cache on a device."""
-        mover = self._open(self.model.parent / COMPACT)
-        check_placement(mover, named(self.provider))
-        return mover
-
-    def run(self, binding: IoBinding, options: Any, cancelled: threading.Event) -> tuple[float, float]:
-        """Calls the graph when it is our turn; returns seconds spent inside and in line. Raises Cancelled, or
-        BundleError for a graph that fails.
-        """
-        asked = time.perf_counter()
-        with self.turns.turn(cancelled):
-            started = time.perf_counter()
-            try:
-                self.session.run_with_iobinding(binding.io, options)
-            except Exception as error:
-                if cancelled.is_set():  # ONNX Runtime has no error class of its own for this
-                    raise Cancelled from None
-                raise BundleError(
-                    f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again"
-                ) from error
-            return time.perf_counter() - started, started - asked
+    def open_compactor(self) -> Any:
+        """Opens a session of the graph that compacts a cache on a device."""
+        compactor = self._open(self.path.parent / COMPACT)
+        check_placement(compactor, named(self.provider))
+        return compactor
 
     def end_profile(self) -> Path:
         """Closes the profile and returns its file (Chrome trace events)."""
         return Path(self.session.end_profiling())
 
-    def _open(self, model: Path, profile: Path | None = None) -> Any:
+    def _open(self, path: Path, profile: Path | None = None) -> Any:
         found = usable(named(self.provider), flavour(self.manifest))
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
@@ -163,28 +142,38 @@ class LoadedModel:
         try:
             with huge_pages():
                 return self.ort.InferenceSession(
-                    str(model), options, providers=prepare(self.ort, found, options, self.threads)
+                    str(path), options, providers=prepare(self.ort, found, options, self.threads)
                 )
         except Exception as error:
             on = "" if found.provider is CPU else f" on {self.provider}"
             raise BundleError(
-                f"ONNX Runtime {self.version} cannot load {model.name}{on}: {error}",
+                f"ONNX Runtime {self.version} cannot load {path.name}{on}: {error}",
                 "a graph it can run",
                 "export the bundle again or update onnxruntime",
             ) from None
 
+    def _open_sampler(self) -> Any:
+        try:
+            return self.ort.InferenceSession(
+                str(self.path.parent / CHOICE), self.options(), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise BundleError(
+                f"ONNX Runtime {self.version} cannot load {CHOICE}: {error}",
+                "a graph it can run",
+                "export the bundle again",
+            ) from None
+
     def options(self) -> Any:
-        """Session options, whatever computes."""
+        """Session options, the same for every provider."""
         options = self.ort.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # changing shapes would grow a pattern each
-        options.enable_cpu_mem_arena = (
-            True  # without it long prompts take three times the time and gigabytes (docs/decisions.md)
-        )
-        options.add_session_config_entry(
-            "session.use_device_allocator_for_initializers", "1"
-        )  # weights lie outside of it
+        # Without an arena long prompts take three times the time and gigabytes (docs/decisions.md).
+        options.enable_cpu_mem_arena = True
+        # Weights lie outside of it.
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         options.log_severity_level = 4  # overridable initializers are meant; errors come as exceptions
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spin else "0")
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN))
@@ -193,23 +182,11 @@ class LoadedModel:
             options.add_session_config_entry(key, value)
         return options
 
-    def _interface(self, manifest: Manifest) -> tuple[set[str], set[str]]:
-        """Names of the inputs that the graph must have and of its outputs."""
-        room, layers = manifest.swappable or SwappableCapacity(), range(cached_layers(manifest))
-        streams = manifest.streams
-        drafts = streams is not None or bool(room.ns)
-        wanted = set(_NEEDED) | set(_CHOICE_INPUTS) | (set(_STREAM_INPUTS) if drafts else set())
-        wanted |= {"next_ids"} if streams and streams.levels else set()
-        wanted |= set(_PRUNING_INPUTS) if (streams and streams.pruning) or room.pruning else set()
-        wanted |= {f"past_key_values.{i}.{kind}" for i in layers for kind in ("key", "value")}
-        produced = {"choices", "raw_logits", "logit_scale"} | (set(_STREAM_OUTPUTS) if drafts else set())
-        produced |= {"origins"} if streams and streams.levels else set()
-        produced |= {"pair_logits"} if (streams and streams.bigram) or room.bigram else set()
-        produced |= {f"present.{i}.{kind}" for i in layers for kind in ("key", "value")}
-        return wanted, produced
-
-    def _check_interface(self, manifest: Manifest) -> np.dtype:
-        """The graph's names and cache shape against the manifest; returns the cache's type."""
+    def _check_interface(self) -> np.dtype:
+        """Checks the graph's names and shapes against the manifest; returns the cache's dtype."""
+        kind = sg.DYNAMIC if self.rows is None else sg.STATIC
+        features = sg.GraphFeatures.of_manifest(self.manifest)
+        wanted = {row.name: row for row in sg.inputs(kind, features)}
         inputs, outputs = (
             {value.name: value for value in side if value.type in TYPES}
             for side in (
@@ -217,9 +194,9 @@ class LoadedModel:
                 self.session.get_outputs(),
             )
         )
-        wanted, produced = self._interface(manifest)
-        missing = sorted((wanted - set(inputs)) | (produced - set(outputs)))
-        unknown = sorted({i.name for i in self.session.get_inputs()} - wanted - {"forced_root", "parents"})
+        produced = {row.name for row in sg.outputs(kind, features)}
+        missing = sorted((wanted.keys() - inputs.keys() - {sg.FORCED_ROOT}) | (produced - outputs.keys()))
+        unknown = sorted({i.name for i in self.session.get_inputs()} - wanted.keys() - OPTIONAL)
         if missing or unknown:
             found = (
                 f"a graph without {', '.join(missing[:3])}"
@@ -227,8 +204,8 @@ class LoadedModel:
                 else f"a graph that wants {', '.join(unknown[:3])}"
             )
             raise BundleError(found, "the inputs and outputs of a step graph", "export the bundle again")
-        model = manifest.model
-        cache = inputs["past_key_values.0.key"]
+        model, name = self.manifest.model, sg.past(0, sg.KEY)
+        cache = inputs[name]
         sizes = zip(cache.shape, (1, model.kv_heads, None, model.head_dim), strict=False)
         if len(cache.shape) != 4 or any(
             isinstance(found, int) and size is not None and found != size for found, size in sizes
@@ -240,14 +217,16 @@ class LoadedModel:
             )
         if cache.type not in ("tensor(float)", "tensor(float16)"):
             raise BundleError(f"a cache of type {cache.type}", "float or float16", "export the bundle again")
+        for fixed in (sg.INPUT_IDS, name) if self.rows is not None else ():
+            if list(inputs[fixed].shape) != list(wanted[fixed].dims):
+                raise BundleError(
+                    f"{fixed} of shape {inputs[fixed].shape}",
+                    f"{list(wanted[fixed].dims)} as the manifest says",
+                    "export the bundle again",
+                )
         return np.dtype(TYPES[cache.type])
 
     def _adapter_inputs(self) -> dict[str, Any]:
         """By name, the inputs of a swappable graph that belong to adapters."""
-        own = {*_NEEDED, *_CHOICE_INPUTS, *_STREAM_INPUTS, *_PRUNING_INPUTS, "forced_root"}
+        own = {row.name for row in sg.INTERFACES[sg.DYNAMIC][0]}
         return {value.name: value for value in self.session.get_overridable_initializers() if value.name not in own}
-
-
-def cached_layers(manifest: Manifest) -> int:
-    """Layers that keep keys and values: the model's, and a draft layer."""
-    return manifest.model.layers + bool(manifest.streams and manifest.streams.levels)

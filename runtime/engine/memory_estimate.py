@@ -1,7 +1,6 @@
-"""How much memory a bundle will take, from its manifest alone, and whether the machine has it.
+"""Estimates how much memory a bundle will take, from its manifest alone, and checks that the machine has it.
 
-The figures were fitted to what sessions took on CPUs (docs/embedding.md has both). Knows nothing about graphs; opens
-none.
+The figures were fitted to what sessions took on CPUs (docs/embedding.md has both).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from streamspec.bundle import swappable
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo
 from streamspec.errors import ConfigError, ResourceError
-from streamspec.runtime.hardware import cpu as machine
+from streamspec.runtime.hardware import cpu
 
 MB = 1_000_000
 CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
@@ -23,7 +22,7 @@ ALIVE = 3  # there are so many at a time
 SURE = 1024  # tokens: a session of unlimited context is let in where there is room for these
 LOGIT_ROWS = 64  # of the widest call that gives logits
 STATES = 8  # the same of rows x hidden size
-LIBRARY = 40 * MB  # ONNX Runtime's code and what it knows of a graph
+LIBRARY = 40 * MB  # ONNX Runtime's code and its description of a graph
 TOKENIZER_TIMES = 14  # a tokenizer in memory over its file
 DATA = ".data"
 # Stored weights to packed ones: float16 is computed as float32, int4 gets sums of its blocks. The embedding is read
@@ -57,9 +56,9 @@ class MemoryEstimate:
         return f"{megabytes(self.total)} MB ({parts})"
 
 
-def estimate(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> MemoryEstimate:
-    """What `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context` tokens each
-    (default: the model's).
+def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> MemoryEstimate:
+    """Estimates what `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context`
+    tokens each (default: the model's).
 
     For a folder the largest of its adapters is counted, for a manifest none. A model whose embedding is not also its LM
     head takes up to one embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers that
@@ -95,7 +94,7 @@ def heads(model: ModelInfo) -> int:
 
 
 def prompt_rows(model: ModelInfo, context: int) -> int:
-    """How many rows of a prompt to read in one call that reaches `context` tokens."""
+    """The number of rows of a prompt to read in one call that reaches `context` tokens."""
     return max(FEWEST, min(CHUNK, SCORES // (4 * heads(model) * context)))
 
 
@@ -112,8 +111,8 @@ def check_memory(bundle: str | Path | Manifest, context: int | None = None, limi
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigError(f"memory {limit!r}", "a number of bytes", "correct memory")
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
-    needed = estimate(bundle, context=min(SURE, manifest.model.context_length) if context is None else context)
-    room = machine.available() if limit is None else limit
+    needed = estimate_memory(bundle, context=min(SURE, manifest.model.context_length) if context is None else context)
+    room = cpu.available() if limit is None else limit
     if room is not None and needed.total > room:
         raise ResourceError(
             f"the bundle needs {needed}",

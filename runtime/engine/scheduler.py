@@ -1,7 +1,7 @@
-"""Who may call the model: one at a time, in the order of asking.
+"""Schedules model calls: a fair (FIFO) lock admits one at a time.
 
-A graph with a past takes one sequence a call, and two calls at once would share the cores and both be late. Knows
-nothing about models.
+A graph with a KV cache takes one sequence a call, and two calls at once would share the cores and both be late. A
+sequence queues again after each of its calls, so sequences alternate step by step.
 """
 
 from __future__ import annotations
@@ -15,49 +15,47 @@ from streamspec.runtime.decoding.model_runner import Cancelled
 
 
 class FairLock:
-    """A fair lock: whoever has had a turn stands in line again behind all that wait."""
+    """A FIFO lock whose waiters can be cancelled."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._line: deque[object] = deque()  # the first has the turn
-        self._sequences = 0
+        self._queue: deque[object] = deque()  # the first holds the lock
+        self._requests = 0
 
     @contextmanager
-    def turn(self, cancelled: threading.Event) -> Iterator[None]:
-        """The body has the turn. Raises Cancelled where `cancelled` is set before it comes (`wake` has it looked
-        at).
-        """
+    def acquire(self, cancelled: threading.Event) -> Iterator[None]:
+        """The body holds the lock. Raises Cancelled where `cancelled` is set before it is acquired (`recheck`)."""
         ticket = object()
         with self._changed:
-            self._line.append(ticket)
+            self._queue.append(ticket)
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._line[0] is ticket or cancelled.is_set())
+                self._changed.wait_for(lambda: self._queue[0] is ticket or cancelled.is_set())
             if cancelled.is_set():
                 raise Cancelled
             yield
         finally:
             with self._changed:
-                self._line.remove(ticket)
+                self._queue.remove(ticket)
                 self._changed.notify_all()
 
-    def wake(self) -> None:
-        """Has all that wait look whether they were cancelled."""
+    def recheck(self) -> None:
+        """Has all waiters check whether they were cancelled."""
         with self._changed:
             self._changed.notify_all()
 
     @contextmanager
-    def sequence(self) -> Iterator[None]:
-        """The body asks for turns, again and again."""
+    def request(self) -> Iterator[None]:
+        """The body acquires the lock again and again, for one request."""
         with self._changed:
-            self._sequences += 1
+            self._requests += 1
         try:
             yield
         finally:
             with self._changed:
-                self._sequences -= 1
+                self._requests -= 1
 
     @property
     def shared(self) -> bool:
-        """Whether several sequences ask for turns: long ones would keep the others waiting."""
-        return self._sequences > 1
+        """Whether several requests are under way: long calls would delay the others."""
+        return self._requests > 1

@@ -1,4 +1,4 @@
-"""What this machine is, as far as speed depends on it. Standard library only."""
+"""Describes this machine's processor and memory, as far as speed depends on them. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,15 +14,8 @@ _GROUP_FILES = (  # version 2, version 1: limit, use, and which of the use are p
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-_INSTRUCTION_SETS = {
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx_vnni",
-    "amx_int8",
-    "asimddp",
-    "i8mm",
-}  # that products are faster with
+# those that make matrix products faster
+_INSTRUCTION_SETS = {"avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}
 
 
 def physical_cores() -> int:
@@ -41,7 +34,7 @@ def logical_cores() -> int:
 
 
 def instruction_sets() -> tuple[str, ...] | None:
-    """Those of the processor that matrix products profit from; None where the system does not say."""
+    """The processor's instruction sets that make matrix products faster; None where the system does not say."""
     for block in _cpuinfo():
         flags = block.get("flags", block.get("Features"))
         if flags is not None:
@@ -61,7 +54,7 @@ def memory() -> tuple[int | None, int | None]:
     total, free = (kilobytes[name] * 1024 if name in kilobytes else None for name in ("MemTotal", "MemAvailable"))
     try:
         return total or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), free
-    except (AttributeError, OSError, ValueError):  # no such question on this system
+    except (AttributeError, OSError, ValueError):  # this system does not say
         return None, free
 
 
@@ -72,11 +65,11 @@ def available() -> int | None:
     Where it says only what there is in all, that.
     """
     total, free = memory()
-    rooms = [total if free is None else free, *_group_rooms()]
+    rooms = [total if free is None else free, *_group_limits()]
     return min((room for room in rooms if room is not None), default=None)
 
 
-def _group_rooms() -> list[int]:
+def _group_limits() -> list[int]:
     """Bytes left under each limit of the control groups that this process is in."""
     try:
         lines = [line.split(":", 2) for line in _GROUPS.read_text().splitlines()]
@@ -94,12 +87,12 @@ def _group_rooms() -> list[int]:
             room
             for folder in folders or [root]
             for names in _GROUP_FILES
-            if (room := _room(folder, *names)) is not None
+            if (room := _group_room(folder, *names)) is not None
         ]
     return out
 
 
-def _room(folder: Path, limit: str, use: str, droppable: str) -> int | None:
+def _group_room(folder: Path, limit: str, use: str, droppable: str) -> int | None:
     try:
         most = int((folder / limit).read_text())  # version 2 says "max" where there is no limit
         used = int((folder / use).read_text())

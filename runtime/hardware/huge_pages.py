@@ -1,5 +1,4 @@
-"""Memory as the system deals it: huge pages for a model's weights, where Linux gives them on request
-(docs/decisions.md), and giving back.
+"""Puts a model's weights into huge pages, where Linux gives them on request, and returns freed memory to the system.
 
 A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations.
 `MADV_COLLAPSE` (Linux 6.1) moves what is there into pages of 2 MiB, at once and without more memory. Elsewhere nothing
@@ -25,7 +24,7 @@ Range = tuple[int, int]
 
 @contextmanager
 def huge_pages(wanted: bool = True) -> Iterator[None]:
-    """What the body allocates in large pieces, and has filled by its end, lies in huge pages from then on."""
+    """Moves what the body allocates in large pieces, and has filled by its end, into huge pages."""
     if not wanted or not offered():
         yield
         return
@@ -40,8 +39,8 @@ def huge_pages(wanted: bool = True) -> Iterator[None]:
 
 
 def trim() -> None:
-    """What was freed goes back to the system also where the C library would keep it for later (glibc: all but the
-    largest pieces).
+    """Returns freed memory to the system, also where the C library would keep it for later (glibc: all but the largest
+    pieces).
     """
     if sys.platform == "linux":
         give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -50,7 +49,7 @@ def trim() -> None:
 
 
 def offered() -> bool:
-    """Whether this system gives huge pages to those who ask, and lets a process look at its own memory."""
+    """Whether this system gives huge pages on request, and lets a process look at its own memory."""
     try:
         return sys.platform == "linux" and "[never]" not in SWITCH.read_text() and os.access(MEMORY, os.R_OK)
     except OSError:
@@ -58,8 +57,8 @@ def offered() -> bool:
 
 
 def anonymous() -> list[tuple[Range, float]]:
-    """Writable private memory of this process that belongs to no file, in ascending order, and what share of it is in
-    memory.
+    """Lists this process's writable private mappings that belong to no file, in ascending order, and the share of each
+    that is in memory.
     """
     out: list[tuple[Range, float]] = []
     counted = False

@@ -1,8 +1,7 @@
-"""Execution providers: which there are, whether this machine can use them, and how ONNX Runtime is asked for one.
+"""Lists execution providers, finds out whether this machine can use them, and asks ONNX Runtime for one.
 
 A provider is part of a build of ONNX Runtime, or a plug-in package beside it. ONNX Runtime puts on the CPU what a
-provider does not take, all of a graph if need be, and says nothing: `check_placement` does. Knows nothing of what
-graphs compute (`probe`) or of which provider a bundle gets (`choice`).
+provider does not take, all of a graph if need be, and says nothing: `check_placement` does.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from streamspec.errors import ConfigError, ProviderError, one_line
 
 DYNAMIC, STATIC, DEVICE = "dynamic", "static", "device"
 RECORD = "session.record_ep_graph_assignment_info"
-# operators whose place decides the speed: products, convolutions, attention, and what writes the cache
+# operators whose placement decides the speed: products, convolutions, attention, and what writes the cache
 HEAVY = frozenset(
     (
         "MatMul",
@@ -55,18 +54,18 @@ HEAVY = frozenset(
     )
 )
 
-GenerationKwargs = dict[str, str]
+ProviderOptions = dict[str, str]
 
 
-def _none(threads: int) -> GenerationKwargs:
+def _none(threads: int) -> ProviderOptions:
     return {}
 
 
-def _exact(threads: int) -> GenerationKwargs:
+def _exact(threads: int) -> ProviderOptions:
     return {"use_tf32": "0"}  # 10 bits of a float32's 23: trees and plain decoding would part
 
 
-def _float32(threads: int) -> GenerationKwargs:
+def _float32(threads: int) -> ProviderOptions:
     # Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantised weights: a rounding
     # makes a whole step of the small differences between plain and drafted rows (docs/decisions.md).
     exact = {
@@ -77,7 +76,7 @@ def _float32(threads: int) -> GenerationKwargs:
     return {"load_config": json.dumps({"CPU": exact})}
 
 
-def _compiled(threads: int) -> GenerationKwargs:
+def _compiled(threads: int) -> ProviderOptions:
     folder = cache.cache_dir() / "migraphx"  # compiling a shape takes seconds to minutes
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +85,7 @@ def _compiled(threads: int) -> GenerationKwargs:
     return {"migraphx_model_cache_dir": str(folder)}
 
 
-def _whole(threads: int) -> GenerationKwargs:
+def _whole(threads: int) -> ProviderOptions:
     return {"ModelFormat": "MLProgram", "MLComputeUnits": "ALL", "RequireStaticInputShapes": "1"}
 
 
@@ -106,9 +105,9 @@ class Provider:
     flavours: tuple[str, ...]
     plugin: str = ""
     device: str = "GPU"
-    options: Callable[[int], GenerationKwargs] = _none
+    options: Callable[[int], ProviderOptions] = _none
     system: str = ""
-    built_in: GenerationKwargs = field(default_factory=dict)
+    built_in: ProviderOptions = field(default_factory=dict)
     memory: str = ""
 
     @property

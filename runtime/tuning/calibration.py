@@ -1,7 +1,6 @@
-"""Measures what a step costs on this machine and picks the tree that pays most.
+"""Measures the cost of a verification step on this machine and picks the tree size that pays most.
 
 Measurements take under two seconds and are kept in the user's cache, keyed by processor, bundle, provider and threads.
-Knows nothing about how a step works.
 """
 
 from __future__ import annotations
@@ -39,7 +38,9 @@ ENOUGH = 3  # rounds that make a measurement worth keeping
 CONTEXT = 64  # tokens in the cache while measuring,
 CONTEXTS = (64, 512)  # and where the user asks for it
 LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
-GAIN = 0.9  # of plain decoding: trees that grow step by step do better than promised, and the governor bounds the loss
+# Share of plain decoding's speed that a tree must promise: trees that grow step by step do better than promised, and
+# the speculation controller bounds the loss.
+GAIN = 0.9
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,8 @@ class Calibration:
     costs: dict[int, float]
     expected: dict[int, float]  # tokens per step of a tree that is the same at every step, on validation data
     rows: int
-    least: float = (
-        0.0  # chance below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is
-    )
+    # probability below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is
+    least: float = 0.0
 
     def ratio(self, rows: int) -> float:
         """Cost of a step of `rows` rows over a plain step, interpolated between measured rows."""
@@ -68,7 +68,7 @@ class Calibration:
 
     @property
     def reason(self) -> str:
-        """Why this choice."""
+        """Why these rows were chosen, in words."""
         trees = [n for n in self.costs if n > 1]
         if not trees:
             return "the bundle's trees have one row"
@@ -78,46 +78,44 @@ class Calibration:
         )
 
 
-def calibrated(engine: OrtRunner, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
-    """The cached calibration of this machine and bundle, or a fresh one, which is then cached where that is
-    possible.
-    """
-    known = remembered(engine.provider, engine.threads, manifest, cache_dir)
+def calibrated(runner: OrtRunner, manifest: Manifest, cache_dir: str | Path | None = None) -> Calibration:
+    """Returns the cached calibration of this machine and bundle, or measures and caches one."""
+    known = cached_calibration(runner.provider, runner.threads, manifest, cache_dir)
     if known is not None:
         return known
     nodes = _nodes(manifest)
-    costs, complete = measure(engine, nodes)
+    costs, complete = measure(runner, nodes)
     if complete:  # a machine busy with something else must not fix the choice for good
-        _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs)
-    return _judged(costs, 0.0, manifest)
+        _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), costs)
+    return _with_choice(costs, 0.0, manifest)
 
 
-def remembered(
+def cached_calibration(
     provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None = None
 ) -> Calibration | None:
-    """What was measured on this machine before, with this ONNX Runtime; None where nothing was."""
+    """The calibration measured on this machine before, with this ONNX Runtime; None where there is none."""
     known = _read(
         _cache_file(provider, threads, manifest, cache_dir),
         _row_counts(manifest.static.rows if manifest.static else None, len(_nodes(manifest))),
     )
-    return None if known is None else _judged(*known, manifest)
+    return None if known is None else _with_choice(*known, manifest)
 
 
 def _nodes(manifest: Manifest) -> Sequence[Sequence[float]]:
     return manifest.trees.nodes if manifest.trees is not None else LOOKUP
 
 
-def _judged(costs: dict[int, float], least: float, manifest: Manifest) -> Calibration:
+def _with_choice(costs: dict[int, float], least: float, manifest: Manifest) -> Calibration:
     if manifest.trees is None:
         return Calibration(costs, {}, max(costs), least)
-    return replace(choose(costs, manifest.trees.nodes), least=least)
+    return replace(choose_rows(costs, manifest.trees.nodes), least=least)
 
 
 def tune(
-    engine: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
+    runner: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
 ) -> dict[int, Calibration]:
-    """Measures at leisure, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
-    model's reaches); what the first of them says is cached.
+    """Measures thoroughly, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
+    model's reaches); the first one's costs are cached.
 
     Raises ConfigError for a bundle without draft trees or a context the model does not have.
     """
@@ -127,82 +125,80 @@ def tune(
             "a bundle with draft trees to choose from",
             "export an adapter with streams or heads",
         )
-    nodes, found, most = manifest.trees.nodes, {}, _most_context(engine)
+    nodes, found, most = manifest.trees.nodes, {}, _most_context(runner)
     contexts = contexts or sorted({min(context, most) for context in CONTEXTS})
     for context in contexts:
         if not 1 <= context <= most:
             raise ConfigError(
                 f"{context} tokens of context",
-                f"a context of {engine.context_length} with room for drafts",
+                f"a context of {runner.context_length} with room for drafts",
                 "correct it",
             )
-        costs, _ = measure(engine, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
-        found[context] = choose(costs, nodes)
-    _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), found[contexts[0]].costs)
+        costs, _ = measure(runner, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
+        found[context] = choose_rows(costs, nodes)
+    _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), found[contexts[0]].costs)
     return found
 
 
-def keep_least(engine: OrtRunner, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
-    """From now on sessions of this machine and bundle prune rows whose chance is below `least`."""
-    costs = calibrated(engine, manifest, cache_dir).costs
-    _write(_cache_file(engine.provider, engine.threads, manifest, cache_dir), costs, least)
+def keep_least(runner: OrtRunner, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
+    """Saves with the calibration that sessions prune rows whose probability is below `least`."""
+    costs = calibrated(runner, manifest, cache_dir).costs
+    _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), costs, least)
 
 
-def choose(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
-    """The rows that maximise expected tokens per second; 1 (plain) where every tree is far from paying."""
+def choose_rows(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
+    """Picks the rows that maximise expected tokens per second; 1 (plain) where every tree is far from paying."""
     expected = {n: expected_tokens(nodes, n) for n in costs}
     best = max((n for n in costs if n > 1), key=lambda n: expected[n] / costs[n], default=1)
     return Calibration(costs, expected, best if expected[best] / costs[best] >= GAIN / costs[1] else 1)
 
 
 def measure(
-    engine: OrtRunner,
+    runner: OrtRunner,
     nodes: Sequence[Sequence[float]],
     budget: float = BUDGET,
     context: int = CONTEXT,
     rounds: int = ROUNDS,
 ) -> tuple[dict[int, float], bool]:
-    """Seconds of a step for 1 row (plain) and the row counts of `ROWS` the nodes reach; whether all were measured well.
+    """Measures the seconds of a step for 1 row (plain) and the row counts of `ROWS` that the nodes reach; also returns
+    whether all were measured well.
 
     Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does
     not reach are left out: large models measure few.
     """
     started = time.perf_counter()
-    context = max(1, min(context, _most_context(engine)))
-    engine.reset()
-    engine.prefill([1 % engine.vocab_size] * context, draft=False)
-    counts = _row_counts(engine.rows, len(nodes))
-    trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in counts if engine.rows is None}
-    trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + engine.gamma < engine.context_length}
+    context = max(1, min(context, _most_context(runner)))
+    runner.reset()
+    runner.prefill([1 % runner.vocab_size] * context, draft=False)
+    counts = _row_counts(runner.rows, len(nodes))
+    trees = {1: ROOT_ONLY} | {n: DraftTree.from_nodes(nodes, n) for n in counts if runner.rows is None}
+    trees = {n: t for n, t in trees.items() if n == 1 or context + t.depth + runner.gamma < runner.context_length}
     samples: dict[int, list[float]] = {rows: [] for rows in trees}
     for _ in range(rounds + 1):
         for rows, tree in trees.items():
             measured = sum(map(bool, samples.values()))
             if time.perf_counter() - started < budget or measured < min(2, len(trees)):
-                samples[rows].append(_time_step(engine, tree, context))
-    engine.reset()
+                samples[rows].append(_time_step(runner, tree, context))
+    runner.reset()
     # The first call of a shape warms up; where there was no time for a second one, it has to do.
     costs = {rows: statistics.median(seconds[1:] or seconds) for rows, seconds in sorted(samples.items()) if seconds}
-    if engine.rows is not None:  # every step is the same call
+    if runner.rows is not None:  # every step is the same call
         costs |= dict.fromkeys(counts, costs[1])
     return costs, min(map(len, samples.values())) > ENOUGH
 
 
-def _time_step(engine: OrtRunner, tree: DraftTree, context: int) -> float:
-    started, waited = (
-        time.perf_counter(),
-        engine.waited_seconds,
-    )  # the latter in line behind other sessions, which is no part of a step
-    engine.verify(np.arange(len(tree)) % engine.vocab_size, tree, draft=len(tree) > 1)
-    engine.keep((0,))
-    seconds = time.perf_counter() - started - (engine.waited_seconds - waited)
-    engine.rewind(context)
+def _time_step(runner: OrtRunner, tree: DraftTree, context: int) -> float:
+    started, waited = time.perf_counter(), runner.waited_seconds  # queueing for the model is no part of a step
+    runner.verify(np.arange(len(tree)) % runner.vocab_size, tree, draft=len(tree) > 1)
+    runner.commit((0,))
+    seconds = time.perf_counter() - started - (runner.waited_seconds - waited)
+    runner.rewind(context)
     return seconds
 
 
-def _most_context(engine: OrtRunner) -> int:
+def _most_context(runner: OrtRunner) -> int:
     """Tokens in the cache that leave room for the largest tree measured."""
-    return engine.context_length - (engine.rows or max(ROWS)) - engine.gamma - 1
+    return runner.context_length - (runner.rows or max(ROWS)) - runner.gamma - 1
 
 
 def _row_counts(fixed: int | None, available: int) -> list[int]:
@@ -229,7 +225,7 @@ def _write(file: Path, costs: dict[int, float], least: float = 0.0) -> None:
 
 
 def _read(file: Path, rows: Sequence[int]) -> tuple[dict[int, float], float] | None:
-    """Costs and least chance from the cache; None where there are none or they make no sense."""
+    """Costs and `least` from the cache; None where there are none or they make no sense."""
     try:
         raw = Fields(parse_json(file.read_bytes(), file.name), file.name)
         raw.integer("format_version", 1, 1)

@@ -1,6 +1,6 @@
-"""Opens a bundle's graph on the provider asked for, or on the fastest of those that compute it rightly.
+"""Opens a bundle on the provider asked for, or on the fastest of those that compute it right.
 
-Knows what makes a provider fit (`providers`), right (`probe`) and fast (`calibrate`), not how engines step.
+A provider must fit (`hardware.providers`), pass the self-test (`self_test`) and is timed (`calibration`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.runner import OrtRunner
-from streamspec.runtime.engine.static_runner import StaticModel, StaticOrtRunner
 from streamspec.runtime.hardware.cpu import physical_cores
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice, fitting, flavour, named
-from streamspec.runtime.tuning.calibration import Calibration, calibrated, remembered
-from streamspec.runtime.tuning.self_test import check_probe
+from streamspec.runtime.tuning.calibration import Calibration, cached_calibration, calibrated
+from streamspec.runtime.tuning.self_test import check_numerics
 
 AUTO = "auto"
 
 
-def open_engine(
+def open_runner(
     folder: Path,
     manifest: Manifest,
     provider: str = AUTO,
@@ -29,28 +28,27 @@ def open_engine(
     spin: bool = True,
     cache_dir: str | Path | None = None,
 ) -> tuple[OrtRunner, ProviderChoice]:
-    """The graph of the bundle in `folder`, open, its probe passed. `cache_dir`: where measurements are kept.
+    """Opens the bundle in `folder`; it has passed the self-test. `cache_dir`: where measurements are kept.
 
     Raises ConfigError for a name that no provider has; where the provider asked for, or with "auto" the CPU, cannot be
     used or leaves too much to the CPU, ProviderError; where it cannot load the graph or computes wrongly, BundleError.
     """
     check_graphs(folder, manifest)
     if provider != AUTO:
-        engine = open_on(folder, manifest, provider, threads, spin)
-        return engine, ProviderChoice(provider, engine.graph.on_cpu)
+        runner = open_on(folder, manifest, provider, threads, spin)
+        return runner, ProviderChoice(provider, runner.model.on_cpu)
     search = _ProviderSearch(folder, manifest, threads, spin, cache_dir)
-    engine = search.best()
-    return engine, ProviderChoice(engine.provider, engine.graph.on_cpu, tuple(search.passed_over.items()))
+    runner = search.best()
+    return runner, ProviderChoice(runner.provider, runner.model.on_cpu, tuple(search.passed_over.items()))
 
 
 def open_on(
     folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
 ) -> OrtRunner:
-    """The same on this provider and no other."""
-    opened, kind = (LoadedModel, OrtRunner) if manifest.static is None else (StaticModel, StaticOrtRunner)
-    engine = kind(opened(folder / MODEL, manifest, threads, named(provider).name, spin))
-    check_probe(engine, manifest)
-    return engine
+    """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`."""
+    runner = OrtRunner(LoadedModel(folder / MODEL, manifest, threads, named(provider).name, spin))
+    check_numerics(runner, manifest)
+    return runner
 
 
 def speed(calibration: Calibration) -> float:
@@ -59,8 +57,10 @@ def speed(calibration: Calibration) -> float:
 
 
 class _ProviderSearch:
-    """For the fastest provider that is right. One measured before on this machine is opened only where it is the
-    fastest; one that is refused is tried again at every load, since drivers and packages change."""
+    """Finds the fastest provider that computes right.
+
+    One measured before on this machine is opened only where it is the fastest; one that is refused is tried again at
+    every load, since drivers and packages change."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, threads: int | None, spin: bool, cache_dir: str | Path | None
@@ -75,25 +75,25 @@ class _ProviderSearch:
         speeds: dict[str, float] = {}
         held: OrtRunner | None = None  # the fastest of those that had to be opened
         for name in self.fitting:
-            known = remembered(name, self.threads, self.manifest, self.cache_dir)
-            engine = self._tried(name) if known is None else None
-            if engine is not None:
+            known = cached_calibration(name, self.threads, self.manifest, self.cache_dir)
+            runner = self._tried(name) if known is None else None
+            if runner is not None:
                 try:
-                    known = calibrated(engine, self.manifest, self.cache_dir)
-                except StreamspecError as error:  # right for the probe, and then not
+                    known = calibrated(runner, self.manifest, self.cache_dir)
+                except StreamspecError as error:  # passed the self-test, then failed
                     self.passed_over[name] = one_line(error.found, 200)
                     continue
             if known is not None:
                 speeds[name] = speed(known)
-            if engine is not None and (held is None or speeds[name] > speeds[held.provider]):
-                held = engine
+            if runner is not None and (held is None or speeds[name] > speeds[held.provider]):
+                held = runner
         for name in sorted(speeds, key=lambda name: -speeds[name]):
-            engine = held if held is not None and held.provider == name else self._tried(name)
-            if engine is not None:
+            runner = held if held is not None and held.provider == name else self._tried(name)
+            if runner is not None:
                 for other in speeds:
                     if other != name and other not in self.passed_over:
                         self.passed_over[other] = f"{speeds[other]:.0f} tokens/s expected, {name} {speeds[name]:.0f}"
-                return engine
+                return runner
         return self._open(CPU.name)  # says what is wrong
 
     def _tried(self, name: str) -> OrtRunner | None:

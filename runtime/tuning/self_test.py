@@ -1,9 +1,8 @@
-"""Checks at load that a provider computes a bundle rightly: as a prompt, as a draft tree behind it, and in the steps
-after.
+"""Checks at load that a provider computes a bundle right: a prompt, a draft tree after it, and the step after that.
 
-Providers are known that ignore the mask of a tree, its positions, or the tokens before it, and say nothing
-(docs/providers.md). What the bundle's writer recorded says whether a prompt is right; the prompt's own rows then say
-what the tree's must be, so nothing more need be recorded. Knows engines and manifests, not providers.
+Some providers silently ignore the mask of a tree, its positions, or the tokens before it (docs/providers.md). The
+logits recorded in the bundle (`probe` in its manifest) say whether a prompt is right; the prompt's own rows then say
+what the tree's must be, so nothing more need be recorded.
 """
 
 from __future__ import annotations
@@ -28,87 +27,87 @@ SINGLE = 2.0  # a row alone scatters more than several
 DEPTH = 6  # nodes of the tree's paths: with fewer, what is ignored tells too little
 
 
-def check_probe(engine: OrtRunner, manifest: Manifest) -> None:
-    """Raises BundleError where the numbers that `engine` gives for the manifest's probe are wrong; empties its
+def check_numerics(runner: OrtRunner, manifest: Manifest) -> None:
+    """Raises BundleError where the logits that `runner` computes for the recorded prompt are wrong; empties its
     cache.
     """
     probe = manifest.probe
     if probe is None or len(probe.input_ids) < 2:
         return
     ids = list(probe.input_ids)
-    chain = engine.score(ids)
-    _check_prompt(chain, probe.choices, probe.top_logits, engine.provider)
-    _check_tree(engine, manifest, ids, chain)
-    engine.reset()
+    chain = runner.score(ids)
+    _check_prompt(chain, probe.choices, probe.top_logits, runner.provider)
+    _check_tree(runner, manifest, ids, chain)
+    runner.reset()
 
 
 def _check_prompt(logits: np.ndarray, choices: Sequence[int], expected: Sequence[float], provider: str) -> None:
-    """`logits` [n, V] against what was recorded: the choice after every row and its logit, [n] each."""
+    """Compares `logits` [n, V] with what was recorded: the choice after every row and its logit, [n] each."""
     tolerance = TOLERANCE * max(1.0, max(abs(v) for v in expected))
     top = logits[np.arange(len(choices)), list(choices)]
     off = np.abs(top - expected)
     off[~np.isfinite(top)] = np.inf
-    # A choice may flip where two logits nearly tie; then the expected choice is still close behind.
+    # A choice may flip where two logits nearly tie; then the expected choice is a close second.
     worst = float(np.maximum(off, logits.max(axis=1) - top).max())  # NaN where either has one
     if not worst <= tolerance:
         raise _wrong(provider, "a prompt", f"logits {worst:.2g} off", f"at most {tolerance:.2g}")
 
 
-def _check_tree(engine: OrtRunner, manifest: Manifest, ids: list[int], chain: np.ndarray) -> None:
-    """The last tokens of the prompt once more as a branch of a tree, another branch of other tokens beside them.
+def _check_tree(runner: OrtRunner, manifest: Manifest, ids: list[int], chain: np.ndarray) -> None:
+    """Runs the last tokens of the prompt once more as a branch of a tree, with another branch of other tokens.
 
-    `chain` [n, V]: the prompt's logits. The prompt's rows are in the engine's cache.
+    `chain` [n, V]: the prompt's logits. The prompt's rows are in the runner's cache.
     """
-    rows = engine.rows or 2 * DEPTH  # all that a graph of one shape has
+    rows = runner.rows or 2 * DEPTH  # all that a graph of one shape has
     tree, vocab = two_branches(min(DEPTH, len(ids), (rows + 1) // 2)), manifest.model.vocab_size
     right = tree.path(len(tree) - 1)
     past = len(ids) - len(right)
     tokens = [(ids[past + depth] + depth * (node not in right)) % vocab for node, depth in enumerate(tree.depths)]
-    engine.rewind(past)
-    logits = engine.forward(tokens, tree.depths, tree.mask())
+    runner.rewind(past)
+    logits = runner.forward(tokens, tree.depths, tree.mask())
     expected = np.empty_like(logits)
     expected[list(right)] = chain[past:]
     if len(tree) > 1:
         other = list(tree.path(len(tree) - 2))
-        alone = engine.forward([tokens[node] for node in other], range(len(other)), causal_mask(len(other)))
+        alone = runner.forward([tokens[node] for node in other], range(len(other)), causal_mask(len(other)))
         expected[other[1:]] = alone[1:]
     spread, tolerance = float(chain.std()), TREE_TOLERANCE[manifest.precision]
     gapped = [node for node, depth in enumerate(tree.depths) if node != depth] or [
         0
     ]  # the others would be right without mask and positions
-    _compare(logits[gapped], expected[gapped], spread, tolerance, engine.provider, "a draft tree")
-    _check_step(engine, tokens, tree, expected, tolerance)
+    _compare(logits[gapped], expected[gapped], spread, tolerance, runner.provider, "a draft tree")
+    _check_step(runner, tokens, tree, expected, tolerance)
     if len(right) > 1:
-        engine.keep(right[:-1])
-        after = engine.forward(ids[-1:], [0], ROOT_ONLY.mask())
-        _compare(after, chain[-1:], spread, SINGLE * tolerance, engine.provider, "a step behind a draft tree")
+        runner.commit(right[:-1])
+        after = runner.forward(ids[-1:], [0], ROOT_ONLY.mask())
+        _compare(after, chain[-1:], spread, SINGLE * tolerance, runner.provider, "a step after a draft tree")
 
 
 def two_branches(depth: int) -> DraftTree:
-    """Two paths of `depth` nodes that share the root, in turns: every node but the root and its first child is in a
+    """Two paths of `depth` nodes that share the root, alternating: every node but the root and its first child is in a
     gapped slot.
     """
     parents = (0, *(max(0, node - 2) for node in range(1, 2 * depth - 1)))
     return DraftTree(parents, (0, *(int(node == 2) for node in range(1, 2 * depth - 1))))
 
 
-def _check_step(engine: OrtRunner, tokens: list[int], tree: DraftTree, expected: np.ndarray, tolerance: float) -> None:
-    """What the step makes of these logits: the choice after every row, and the node that stands."""
-    room = engine.length + tree.depth + 1 + engine.gamma < engine.context_length
-    step = engine.verify(np.asarray(tokens), tree, draft=engine.gamma > 0 and room)
-    behind = expected.max(axis=1) - expected[np.arange(len(tree)), step.choices]
-    worst, limit = float(behind.max()), tolerance * np.abs(expected).max()
+def _check_step(runner: OrtRunner, tokens: list[int], tree: DraftTree, expected: np.ndarray, tolerance: float) -> None:
+    """Checks what the step makes of these logits: the choice after every row, and the accepted node."""
+    room = runner.length + tree.depth + 1 + runner.gamma < runner.context_length
+    step = runner.verify(np.asarray(tokens), tree, draft=runner.gamma > 0 and room)
+    below = expected.max(axis=1) - expected[np.arange(len(tree)), step.choices]
+    worst, limit = float(below.max()), tolerance * np.abs(expected).max()
     if not worst <= limit:
         raise _wrong(
-            engine.provider,
+            runner.provider,
             "a draft tree",
-            f"choices whose logits are {worst:.2g} behind the largest",
+            f"choices whose logits are {worst:.2g} below the largest",
             f"at most {limit:.2g}",
         )
     node, _ = accept(tree, tokens, step.choices)
     if step.accepted is not None and step.accepted != node:
         raise _wrong(
-            engine.provider,
+            runner.provider,
             "a draft tree",
             f"node {step.accepted} accepted",
             f"node {node}, which its own choices imply",

@@ -120,7 +120,7 @@ def wide_narrow_difference(session: Session, texts: Sequence[Sequence[int]], row
         engine.reset()
         for row, token in enumerate(ids):
             narrow = engine.forward([token], [0], one)[0]
-            engine.keep((0,))
+            engine.commit((0,))
             worst = max(worst, float(np.abs(narrow - wide[row]).max()))
         seen += len(ids)
     return worst

@@ -1,7 +1,7 @@
 """The adapter folder as a contract between training and export (docs/architecture.md): its file names and its
 configuration.
 
-Knows nothing about tensors; `streamspec.adapters.adapter_writer` writes them, `streamspec.export.weights.load_weights`
+`streamspec.adapters.adapter_writer` writes them, `streamspec.export.weights.load_weights`
 reads them.
 """
 
@@ -34,7 +34,7 @@ NOT_NEEDED = (
     "arrow_config",
     "runtime_config",
 )
-REPEATED_GROUP = re.compile(r"\)[*+{]")  # in a regular expression, what can take for ever
+REPEATED_GROUP = re.compile(r"\)[*+{]")  # in a regular expression, a repeated group: may take exponential time
 
 
 def odd_draft_layer(
@@ -46,7 +46,7 @@ def odd_draft_layer(
     if (contrast or two_lists) and active < 2:
         return f"{'a contrast' if contrast else 'two lists'} with {active} active expert", "two at least"
     if parallel and gamma < 2:
-        return f"a last place without a pass of its own, and gamma {gamma}", "gamma 2 at least"
+        return f"a last position without a pass of its own, and gamma {gamma}", "gamma 2 at least"
     return None
 
 
@@ -108,6 +108,14 @@ def read_adapter(path: Path) -> Adapter:
             RESTORE,
         )
     return found
+
+
+def streams_of(adapter: Path) -> dict[str, Any]:
+    """The `streams` section of an adapter's configuration. Raises AdapterError where there is none."""
+    streams = read_adapter(adapter).streams
+    if streams is None or not isinstance(streams.get("scale"), float):
+        raise AdapterError(f"{adapter / STREAM_CONFIG}: no streams", "an adapter with streams", RESTORE)
+    return streams
 
 
 def check_task_lora(folder: Path) -> None:

@@ -2,8 +2,8 @@
 
 A strict reader of protobuf's wire format for the part of ONNX that the exporter writes: known operators alone (no
 loops, no custom domains, no functions, in branches neither), tensors whose bytes are as many as their sizes say, and
-external data in the one file beside the graph, within its length. What it does not know it refuses, so that another
-reader cannot see more than this one. Knows nothing about what a graph computes.
+external data in the one file beside the graph, within its length. It refuses what `onnx_schema` does not list, so that
+another reader cannot see more than this one.
 """
 
 from __future__ import annotations
@@ -12,182 +12,41 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL, Manifest
+from streamspec.bundle.onnx_schema import (
+    ATTRIBUTE_FIELDS,
+    BITS,
+    BYTES,
+    DIMENSION_FIELDS,
+    ENTRY_FIELDS,
+    GRAPH_FIELDS,
+    MODEL_FIELDS,
+    NARROW,
+    NODE_FIELDS,
+    ONE_BY_ONE,
+    OPERATORS,
+    OPSET_FIELDS,
+    OPSETS,
+    SHAPE_FIELDS,
+    TENSOR_FIELDS,
+    TENSOR_TYPE_FIELDS,
+    TYPE_FIELDS,
+    VALUE_FIELDS,
+    VARINT,
+    WIDE,
+    Fields,
+)
 from streamspec.errors import BundleError
 
 MAX_BYTES = 128 << 20  # weights lie beside the graph
 MAX_NODES = 500_000
 MAX_NESTING = 16  # of branches
 MAX_SIZE = 1 << 40  # of a dimension
-OPSETS = {"": range(18, 25), "com.microsoft": range(1, 2)}
-OPERATORS = {
-    "": {
-        "Abs",
-        "Add",
-        "And",
-        "ArgMax",
-        "Cast",
-        "Compress",
-        "Concat",
-        "Constant",
-        "Cos",
-        "CumSum",
-        "DequantizeLinear",
-        "Div",
-        "Equal",
-        "Erf",
-        "Exp",
-        "Expand",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Gemm",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "If",
-        "LayerNormalization",
-        "Less",
-        "LessOrEqual",
-        "Log",
-        "LogSoftmax",
-        "MatMul",
-        "Max",
-        "Min",
-        "Mul",
-        "NonZero",
-        "Not",
-        "Or",
-        "Pad",
-        "QuantizeLinear",
-        "Range",
-        "ReduceLogSumExp",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceSum",
-        "Relu",
-        "Reshape",
-        "ScatterElements",
-        "ScatterND",
-        "Shape",
-        "Sigmoid",
-        "SimplifiedLayerNormalization",
-        "Sin",
-        "Size",
-        "Slice",
-        "Softmax",
-        "Split",
-        "Sqrt",
-        "Squeeze",
-        "Sub",
-        "Tanh",
-        "TensorScatter",
-        "Tile",
-        "TopK",
-        "Transpose",
-        "Trilu",
-        "Unsqueeze",
-        "Where",
-    },
-    "com.microsoft": {
-        "FastGelu",
-        "FusedMatMul",
-        "GatherBlockQuantized",
-        "Gelu",
-        "GroupQueryAttention",
-        "MatMulIntegerToFloat",
-        "MatMulNBits",
-        "QGemm",
-        "QuickGelu",
-        "RotaryEmbedding",
-        "SkipLayerNormalization",
-        "SkipSimplifiedLayerNormalization",
-    },
-}
-BITS = {
-    1: 32,
-    2: 8,
-    3: 8,
-    6: 32,
-    7: 64,
-    9: 8,
-    10: 16,
-    11: 64,
-    16: 16,
-    21: 4,
-    22: 4,
-}  # of a tensor's elements, by TensorProto.DataType
-ONE_BY_ONE = {4: 1, 7: 7}  # fields of a tensor with numbers one by one, and their type
-
-VARINT, WIDE, BYTES, NARROW = 0, 1, 2, 5  # wire types
 Span = tuple[int, int]
 Message = dict[int, list[int | Span]]
 
-# Fields that a message may have, by number: wire type, whether it may come more than once.
-ONCE, MANY = False, True
-MODEL_FIELDS = {
-    1: (VARINT, ONCE),
-    2: (BYTES, ONCE),
-    3: (BYTES, ONCE),
-    4: (BYTES, ONCE),
-    5: (VARINT, ONCE),
-    6: (BYTES, ONCE),
-    7: (BYTES, ONCE),
-    8: (BYTES, MANY),
-    14: (BYTES, MANY),
-}
-OPSET_FIELDS = {1: (BYTES, ONCE), 2: (VARINT, ONCE)}
-GRAPH_FIELDS = {
-    1: (BYTES, MANY),
-    2: (BYTES, ONCE),
-    5: (BYTES, MANY),
-    10: (BYTES, ONCE),
-    11: (BYTES, MANY),
-    12: (BYTES, MANY),
-    13: (BYTES, MANY),
-}
-NODE_FIELDS = {
-    1: (BYTES, MANY),
-    2: (BYTES, MANY),
-    3: (BYTES, ONCE),
-    4: (BYTES, ONCE),
-    5: (BYTES, MANY),
-    6: (BYTES, ONCE),
-    7: (BYTES, ONCE),
-}
-ATTRIBUTE_FIELDS = {
-    1: (BYTES, ONCE),
-    2: (NARROW, ONCE),
-    3: (VARINT, ONCE),
-    4: (BYTES, ONCE),
-    5: (BYTES, ONCE),
-    6: (BYTES, ONCE),
-    7: (NARROW, MANY),
-    8: (VARINT, MANY),
-    9: (BYTES, MANY),
-    13: (BYTES, ONCE),
-    20: (VARINT, ONCE),
-}
-TENSOR_FIELDS = {
-    1: (VARINT, MANY),
-    2: (VARINT, ONCE),
-    4: (NARROW, MANY),
-    7: (VARINT, MANY),
-    8: (BYTES, ONCE),
-    9: (BYTES, ONCE),
-    12: (BYTES, ONCE),
-    13: (BYTES, MANY),
-    14: (VARINT, ONCE),
-}
-ENTRY_FIELDS = {1: (BYTES, ONCE), 2: (BYTES, ONCE)}
-VALUE_FIELDS = {1: (BYTES, ONCE), 2: (BYTES, ONCE), 3: (BYTES, ONCE)}
-TYPE_FIELDS = {1: (BYTES, ONCE), 6: (BYTES, ONCE)}
-TENSOR_TYPE_FIELDS = {1: (VARINT, ONCE), 2: (BYTES, ONCE)}
-SHAPE_FIELDS = {1: (BYTES, MANY)}
-DIMENSION_FIELDS = {1: (VARINT, ONCE), 2: (BYTES, ONCE), 3: (BYTES, ONCE)}
-
 
 class _MalformedGraph(ValueError):
-    """What is wrong, in words."""
+    """A graph that is refused; its text says why."""
 
 
 def check_graphs(folder: Path, manifest: Manifest) -> None:
@@ -303,7 +162,7 @@ class _Reader:
     def external(self, tensor: Message, wanted: int) -> None:
         entries: dict[bytes, bytes] = {}
         for span in _spans(tensor, 13):
-            entry = self.message(span, ENTRY_FIELDS, "a place of external data")
+            entry = self.message(span, ENTRY_FIELDS, "a location of external data")
             key, value = (self.bytes(entry, number) for number in (1, 2))
             if key in entries or key not in (b"location", b"offset", b"length"):
                 raise _MalformedGraph(f"external data with {key[:40]!r}")
@@ -333,7 +192,7 @@ class _Reader:
 
     # ---- protobuf
 
-    def message(self, span: Span, known: dict[int, tuple[int, bool]], what: str) -> Message:
+    def message(self, span: Span, known: Fields, what: str) -> Message:
         """Values of its fields by their number; spans of those that have a length."""
         out: Message = {}
         for number, wire, value in self.fields(*span):

@@ -56,7 +56,7 @@ def describe(path: Path) -> tuple[str, Rows]:
 def _bundle(path: Path) -> Rows:
     from streamspec.bundle.files import verify_files
     from streamspec.draft_tree import DraftTree
-    from streamspec.runtime.engine.memory_estimate import SURE, estimate
+    from streamspec.runtime.engine.memory_estimate import SURE, estimate_memory
 
     manifest = verify_files(path)
     model = manifest.model
@@ -87,7 +87,7 @@ def _bundle(path: Path) -> Rows:
         rows += [("adapter: " + name, _swappable(path, name, manifest)) for name in swappable.names(path)]
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
     rows += [
-        (f"memory, {context:,} tokens of context", f"about {estimate(path, context=context)}")
+        (f"memory, {context:,} tokens of context", f"about {estimate_memory(path, context=context)}")
         for context in sorted({min(SURE, model.context_length), model.context_length})
     ]
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]

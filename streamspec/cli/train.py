@@ -1,20 +1,20 @@
 """`streamspec train`: the flags are the fields of TrainConfig, so are the YAML keys.
 
-A flag wins over the file, the file over the default. Knows nothing about training.
+A flag wins over the file, the file over the default.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import typer
 
-from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
+from streamspec.adapters.training.fields import flag, plain_type
 from streamspec.errors import ConfigError
 
 MAX_YAML = 1 << 20  # bytes
@@ -34,13 +34,13 @@ def command(**flags: Any) -> None:
 
 
 def summary(result: dict[str, Any], config: TrainConfig) -> str:
-    """What came out of the run, for reading."""
+    """The result of the run as text."""
     found = [f"next-token loss {result['val_loss']:.3f}"]
     if "tau" in result:
         right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
         found += [
             f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)",
-            f"right at first guess: {right}",
+            f"first candidate right: {right}",
         ]
     if len(result.get("expert_shares", ())) > 1:
         found += [
@@ -92,15 +92,15 @@ def signature() -> inspect.Signature:
     """One keyword per field of TrainConfig, absent unless given; `--config` and `--json` beside them."""
     hints = get_type_hints(TrainConfig)
     parameters = []
-    for field in fields(TrainConfig):
-        kind = next((a for a in get_args(hints[field.name]) if a is not NoneType), hints[field.name])
-        help_text = field.metadata.get("help", "")
+    for field, group in grouped_fields():
+        kind = plain_type(hints[field.name])
+        help_text = help_of(field, group)
         if field.default not in (MISSING, None):
-            help_text = f"{help_text} [default: {json.dumps(field.default)}]".strip()
-        flag = "--" + field.name.replace("_", "-")
+            help_text = f"{help_text} [default: {json.dumps(field.default)}]"
+        name = flag(field.name)
         if kind is bool:
-            flag += "/--no-" + flag[2:]
-        option = typer.Option(None, flag, help=help_text, show_default=False)
+            name += "/--no-" + name[2:]
+        option = typer.Option(None, name, help=help_text, show_default=False)
         parameters.append(_keyword(field.name, kind | None, option))
     config = typer.Option(None, "--config", help="YAML file with the same options; flags win.", show_default=False)
     parameters.append(_keyword("config", Path | None, config))

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -277,9 +277,9 @@ SUMMED = (
 )
 
 
-def _held(session: Session | None) -> list[int]:
+def _held(session: Session | None) -> Sequence[int]:
     """Tokens in a session's cache."""
-    return [] if session is None else session.engine.tokens  # type: ignore[attr-defined]
+    return [] if session is None else session.engine.tokens
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *arguments: Any) -> None:

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streamspec.adapters import train as train_module
+from streamspec.adapters.drafters import draft_layer
 from streamspec.adapters.train import train
-from streamspec.adapters.training import self_distillation as regenerate
+from streamspec.adapters.training import self_distillation
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
@@ -233,7 +234,7 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(
     kept = {"recipe": "staged", "target_adapter": "base", "answers": tmp_path / "answers.jsonl"}
     train(options(base, data, tmp_path / "streams", **kept))
     lines = (tmp_path / "answers.jsonl").read_text()
-    monkeypatch.setattr(regenerate, "answer_batch", lambda *_: pytest.fail("answered again"))
+    monkeypatch.setattr(self_distillation, "answer_batch", lambda *_: pytest.fail("answered again"))
     train(options(base, data, tmp_path / "heads", method="medusa", **kept))
     assert (tmp_path / "answers.jsonl").read_text() == lines
     with pytest.raises(DataError, match=r"max_new_tokens 12; expected .*max_new_tokens 9"):
@@ -241,47 +242,6 @@ def test_answers_outlive_a_run_and_serve_the_next_drafter(
     (tmp_path / "answers.jsonl").write_text(lines + '{"prompt": [1]}\n')
     with pytest.raises(DataError, match=r"KeyError 'answer'; expected a file of answers"):
         train(options(base, data, tmp_path / "other", **kept))
-
-
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({"method": "jakiro", "recipe": "joint"}, "--method jakiro with --recipe joint; expected --recipe staged"),
-        ({"method": "jakiro", "active": 3}, "3 active of 2 experts; expected 1 to 64"),
-        ({"method": "jakiro", "active": 1}, "contrast"),
-        ({"method": "jakiro", "gamma": 1}, "parallel"),
-        ({"method": "jakiro", "unroll": 0}, "unroll = 0; expected at least 1"),
-        ({"method": "jakiro", "taps": "2,2"}, "taps = '2,2'; expected whole numbers"),
-        ({"method": "jakiro", "taps": "2,02"}, "taps = '2,02'; expected whole numbers"),
-        ({"method": "eagle", "taps": "0,x"}, "taps = '0,x'; expected whole numbers"),
-        ({"method": "eagle", "taps": "9" * 5000}, "taps = '999"),
-        ({"method": "jakiro", "unroll": 2}, "unroll = 2; expected at most 1"),
-        (
-            {"method": "jakiro", "active": 1, "contrast": False, "two_lists": True},
-            "two lists with 1 active expert; expected two at least",
-        ),
-        ({"method": "mtp", "unroll": 1}, "--unroll with --method mtp; expected --method jakiro or eagle"),
-        ({"method": "hydra", "two_lists": True}, "--two-lists with --method hydra; expected --method jakiro"),
-        ({"method": "eagle", "experts": 4}, "--experts with --method eagle; expected --method jakiro"),
-        ({"method": "eagle", "ns": 3}, "--ns with --method eagle; expected --method streaming"),
-        ({"prefix_attention": True}, "--prefix-attention with --method streaming; expected --method jakiro or eagle"),
-        ({"own_heads": True}, "--own-heads with --method streaming; expected --method medusa"),
-        (
-            {"method": "medusa", "recipe": "staged", "warm_start": "x"},
-            "--warm-start with --method medusa --recipe staged; expected --method streaming",
-        ),
-        ({"answers": "x"}, "--answers without --target-adapter"),
-        ({"labels": "soft"}, "labels = soft; expected hard or kl or tv or topk"),
-        ({"alpha_decay": 0}, "alpha_decay = 0.0; expected above 0"),
-        ({"clock": "sun"}, "clock = sun; expected wall or cpu"),
-        ({"answer_temperature": -1}, "answer_temperature = -1.0; expected 0 or more"),
-        ({"answer_top_p": 0}, "answer_top_p = 0.0; expected above 0 and at most 1"),
-        ({"method": "lora", "self_distill": True}, "--self-distill with another recipe"),
-    ],
-)
-def test_options_that_would_do_nothing_are_refused(changes: dict, found: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=found):
-        options(tmp_path, tmp_path, tmp_path, **changes)
 
 
 SCRIPT = """
@@ -339,21 +299,6 @@ def test_killed_run_resumes_and_ends_like_an_uninterrupted_one(
     assert logs[0].keys() == logs[1].keys()
 
 
-@pytest.mark.parametrize(("given", "taps"), [(2, (2,)), ([2, 10, 20], (2, 10, 20)), (" 2, 10", (2, 10))])
-def test_yaml_may_name_the_taps_as_numbers(given: object, taps: tuple[int, ...], tmp_path: Path) -> None:
-    config = options(tmp_path, tmp_path, tmp_path, method="eagle", taps=given)
-    assert config.layer_shape()["taps"] == taps and config.taps == ",".join(map(str, taps))
-
-
-def test_mtp_reads_the_last_state_and_learns_from_its_first_pass_alone(tmp_path: Path) -> None:
-    config = options(tmp_path, tmp_path, tmp_path, method="mtp")
-    assert config.layer_shape()["taps"] == (1,) and config.counted_passes == 1
-    assert config.taught == ("hard", 0) and options(tmp_path, tmp_path, tmp_path, method="hydra").taught == ("kl", 10)
-    assert options(tmp_path, tmp_path, tmp_path, method="eagle", labels="hard", state_weight=0).taught == ("hard", 0)
-    assert options(tmp_path, tmp_path, tmp_path, method="mtp", taps="2").layer_shape()["taps"] == (2,)
-    assert options(tmp_path, tmp_path, tmp_path, method="eagle").counted_passes == 2
-
-
 @pytest.mark.parametrize(
     ("method", "changes", "seen"),
     [
@@ -375,24 +320,8 @@ def test_steps_draw_how_many_passes_they_unroll(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from streamspec.adapters import train as stages
-
     counted: set[int] = set()
-    losses = stages.jakiro_losses
-    monkeypatch.setattr(stages, "jakiro_losses", lambda *given: counted.add(given[-1]) or losses(*given))
+    losses = draft_layer.draft_layer_losses
+    monkeypatch.setattr(draft_layer, "draft_layer_losses", lambda *given: counted.add(given[-1]) or losses(*given))
     train(options(base, data, tmp_path / "out", method=method, target_adapter=task, epochs=3, **changes))
     assert counted == seen
-
-
-def test_drafters_that_learn_alone_learn_in_small_batches(tmp_path: Path) -> None:
-    staged = {"recipe": "staged"}
-    for method, changes, batch in (
-        ("streaming", {}, 8),
-        ("streaming", staged, 2),
-        ("eagle", {}, 2),
-        ("eagle", {"stream_batch_size": 5}, 5),
-        ("medusa", staged, 2),
-    ):
-        assert options(tmp_path, tmp_path, tmp_path, method=method, batch_size=8, **changes).drafter_batch == batch
-    with pytest.raises(ConfigError, match="stream_batch_size = 0; expected at least 1"):
-        options(tmp_path, tmp_path, tmp_path, stream_batch_size=0)

@@ -125,7 +125,7 @@ def test_training_ends_with_what_it_reached(tmp_path: Path, trained: list[TrainC
     )
     streams = {"val_loss": 1.25, "minutes": 40.1, "tau": 3.456, "tau_rows": 16, "per_stream_accuracy": [0.9, 0.812]}
     line = train.summary(streams, trained[0]).split("\n")[0]
-    assert "simulated tau 3.46 (tree of 16 rows)" in line and line.endswith("first guess: 0.90 0.81")
+    assert "simulated tau 3.46 (tree of 16 rows)" in line and line.endswith("first candidate right: 0.90 0.81")
 
 
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path, trained: list[TrainConfig]) -> None:

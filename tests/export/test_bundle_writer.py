@@ -224,7 +224,7 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     source = smooth(model, spec, ModelSource(model, spec), tokens, Int8.simulation)
     for mode in ("merged", "delta"):
         session = write(
-            tmp_path, StepGraph(spec, source, precision("fp32"), source.streams(streams, spec), None, 10, mode)
+            tmp_path, StepGraph(spec, source, precision("fp32"), source.drafter(streams, spec), None, 10, mode)
         )
         report = check_parity(session, expect(model, streams, tokens), "fp32")
         assert max(report[part]["relative"] for part in ("plain", "tree", "streams")) < 1e-4

@@ -196,11 +196,11 @@ def _safetensors() -> list[bytes]:
 
 def run_safetensors(data: bytes, folder: Path) -> object:
     from streamspec.adapters.base_models.resolve import weights_hash
-    from streamspec.export.weights.load_weights import _tensors
+    from streamspec.export.drafters.adapter_section import read_tensors
 
     (folder / "model.safetensors").write_bytes(data)
     with contextlib.suppress(StreamspecError):
-        _tensors(folder / "model.safetensors")
+        read_tensors(folder / "model.safetensors")
     return weights_hash(folder)
 
 
@@ -287,7 +287,8 @@ def run_graph(data: bytes, folder: Path) -> object:
     import onnx
     from google.protobuf.message import DecodeError
 
-    from streamspec.bundle.onnx_check import OPERATORS, check_graph
+    from streamspec.bundle.onnx_check import check_graph
+    from streamspec.bundle.onnx_schema import OPERATORS
 
     (folder / "model.onnx").write_bytes(data)
     check_graph(folder / "model.onnx", 4096)

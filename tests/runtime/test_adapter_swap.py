@@ -206,21 +206,19 @@ def test_a_swap_while_a_prompt_is_encoded_is_noticed(session: Session, monkeypat
 
 def refused(session: Session, adapter: str | Path, error: type[StreamspecError], match: str) -> None:
     """In one line, and the adapter of before goes on."""
-    before, at_work = (
+    before, in_use = (
         session.generate(PROMPT, max_new_tokens=20).token_ids,
         (session.adapter, session.manifest, session.learnt, session.rows),
     )
     with pytest.raises(error, match=match) as caught:
         session.swap(adapter)
-    assert (
-        "\n" not in str(caught.value) and (session.adapter, session.manifest, session.learnt, session.rows) == at_work
-    )
+    assert "\n" not in str(caught.value) and (session.adapter, session.manifest, session.learnt, session.rows) == in_use
     assert session.generate(PROMPT, max_new_tokens=20).token_ids == before
 
 
 @pytest.fixture
 def working(copy: Path) -> Iterator[Session]:
-    """A session of a copied bundle with `plain` at work."""
+    """A session of a copied bundle with `plain` in use."""
     yield load(copy, threads=1, tree=8, adapter="plain")
 
 

@@ -81,7 +81,7 @@ def test_threads_with_sessions_of_their_own_answer_as_one_alone(
     for thread in threads:
         thread.join(60)
     assert found == expected
-    assert len({id(session.another().engine.graph) for _ in range(3)} | {id(session.engine.graph)}) == 1  # type: ignore[attr-defined]
+    assert len({id(session.another().engine.model) for _ in range(3)} | {id(session.engine.model)}) == 1  # type: ignore[attr-defined]
 
 
 def test_loading_from_several_threads_at_once(bundles: Bundles, tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_rows_and_tokens_that_no_model_makes_are_refused(bundles: Bundles, tmp_p
 
     session = open_session(bundles("chat"))
     session.chat("hi", max_new_tokens=3)
-    tokens, rows = session.engine.kept()  # type: ignore[attr-defined]
+    tokens, rows = session.engine.snapshot()  # type: ignore[attr-defined]
     for bad_tokens, bad_rows in (
         (tokens, np.where(rows == rows.max(), np.nan, rows)),
         ([64] * len(tokens), rows),

@@ -16,7 +16,7 @@ from streamspec.cli import app
 from streamspec.cli.doctor import about
 from streamspec.runtime import doctor
 from streamspec.runtime.engine.kv_cache import KeyValueCache
-from streamspec.runtime.hardware import cpu as machine
+from streamspec.runtime.hardware import cpu
 from streamspec.runtime.hardware import huge_pages as pages
 from streamspec.runtime.hardware.providers import PROVIDERS, fitting, flavour
 
@@ -41,10 +41,10 @@ def test_a_bundle_that_is_computed_wrongly_everywhere_fails_with_the_reason(
     bundles: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        KeyValueCache, "keep", lambda self, path, above=None: setattr(self, "length", self.length + len(path))
+        KeyValueCache, "compact", lambda self, path, above=None: setattr(self, "length", self.length + len(path))
     )
     done = run(bundles("fp32"), "--threads", 1)
-    assert done.exit_code == 1 and "cpu: this machine computes a step behind a draft tree" in done.stdout
+    assert done.exit_code == 1 and "cpu: this machine computes a step after a draft tree" in done.stdout
 
 
 def test_without_a_bundle_every_provider_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,19 +67,19 @@ def test_odd_machines_are_unknown_not_failures(monkeypatch: pytest.MonkeyPatch, 
     def nothing(name: str) -> int:
         raise OSError(name)
 
-    for module, name in ((machine, "_CPUINFO"), (machine, "_MEMINFO"), (pages, "SWITCH"), (pages, "MEMORY")):
+    for module, name in ((cpu, "_CPUINFO"), (cpu, "_MEMINFO"), (pages, "SWITCH"), (pages, "MEMORY")):
         monkeypatch.setattr(module, name, tmp_path / "none")
-    monkeypatch.setattr(machine.os, "sysconf", nothing, raising=False)
-    monkeypatch.delattr(machine.os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(machine.platform, "system", lambda: "Plan9")
-    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(cpu.os, "sysconf", nothing, raising=False)
+    monkeypatch.delattr(cpu.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(cpu.platform, "system", lambda: "Plan9")
+    monkeypatch.setattr(cpu.platform, "processor", lambda: "")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "file"))
-    machine.cpu_model.cache_clear()
+    cpu.cpu_model.cache_clear()
     try:
         found = doctor.machine()
     finally:
-        machine.cpu_model.cache_clear()
+        cpu.cpu_model.cache_clear()
     assert found["instruction_sets"] is found["memory_mb"] is found["memory_free_mb"] is None
     assert not found["huge_pages"] and not found["cache_writable"] and found["physical_cores"] >= 1
     said = dict(about(found))

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from streamspec.runtime.hardware import cpu as machine
+from streamspec.runtime.hardware import cpu
 
 Bundles = Callable[[str], Path]
 
@@ -333,8 +333,8 @@ def test_second_threads_of_a_core_do_not_count(tmp_path: Path, monkeypatch: pyte
         f"processor: {i}\nphysical id: {i // 8}\ncore id: {i // 2 % 4}\n" for i in range(16)
     ]  # two processors of four cores, twice each
     (tmp_path / "cpuinfo").write_text("\n".join(blocks))
-    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(machine, "logical_cores", lambda: 16)
-    assert machine.physical_cores() == 8
-    monkeypatch.setattr(machine, "logical_cores", lambda: 3)  # this process may use no more
-    assert machine.physical_cores() == 3
+    monkeypatch.setattr(cpu, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu, "logical_cores", lambda: 16)
+    assert cpu.physical_cores() == 8
+    monkeypatch.setattr(cpu, "logical_cores", lambda: 3)  # this process may use no more
+    assert cpu.physical_cores() == 3

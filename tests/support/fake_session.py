@@ -37,7 +37,7 @@ class FakeEngine:
         self._pending = list(tokens)
         return self._logits([*self.ids, *tokens])[None] + self.wobble
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit(self, path: Sequence[int]) -> None:
         self.ids += [self._pending[i] for i in path]
 
 

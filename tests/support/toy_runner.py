@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
+from typing import Self
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
 from streamspec.runtime.decoding.model_runner import Cancelled, Pruning, StepResult
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
+from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.runner import shared_prefix
 
 Rule = Callable[[Sequence[int]], int]
@@ -40,10 +43,25 @@ def varied(prompt: int, seed: int) -> Rule:
     return scripted(prompt, [period[i % len(period)] for i in range(100)]) if seed % 2 else hashed(4, seed)
 
 
+class ToyModel:
+    """Always loaded."""
+
+    sequences = 1
+
+    def __init__(self) -> None:
+        self.unloader = IdleUnloader(self.unload, self.reload)
+
+    def unload(self) -> None: ...
+
+    def reload(self) -> None: ...
+
+
 class ToyEngine:
-    """Keeps its cache as token ids. Guesses are right with probability `skill`, at a random rank, and of random
-    chances.
+    """Keeps its cache as token ids. Candidates are right with probability `skill`, at a random rank, and of random
+    probabilities.
     """
+
+    cache_layers, cache_dtype = 1, np.dtype(np.float32)
 
     def __init__(
         self,
@@ -58,7 +76,8 @@ class ToyEngine:
         self.rule, self.vocab, self.gamma, self.width, self.context_length = rule, vocab, gamma, width, context
         self.skill, self.random = skill, np.random.default_rng(seed)
         self.graph_seconds = self.waited_seconds = 0.0
-        self.cache: list[int] = []
+        self.model = ToyModel()
+        self.tokens: list[int] = []
         self.calls: list[tuple[int, bool]] = []
         self.on_call: Callable[[], None] = lambda: None
         self._rows: tuple[list[int], DraftTree] = ([], DraftTree((0,), (0,)))
@@ -66,14 +85,31 @@ class ToyEngine:
 
     @property
     def length(self) -> int:
-        return len(self.cache)
+        return len(self.tokens)
 
     def reset(self) -> None:
-        self.cache = []
+        self.tokens = []
+
+    def release(self) -> None:
+        self.reset()
+
+    def fork(self, context: int | None = None) -> Self:
+        new = copy(self)
+        new.tokens, new.calls, new.context_length = [], [], context or self.context_length
+        return new
+
+    def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
+        raise NotImplementedError
+
+    def snapshot(self) -> tuple[list[int], np.ndarray]:
+        return list(self.tokens), np.zeros((1, 2, 1, 1, self.length, 1), np.float32)
+
+    def restore(self, tokens: Sequence[int], rows: np.ndarray) -> None:
+        self.tokens = list(tokens)
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
-        same = shared_prefix(self.cache, prompt[:-1])
-        self.cache, self.sampling, self._wants_logits = self.cache[:same], sampling, logits
+        same = shared_prefix(self.tokens, prompt[:-1])
+        self.tokens, self.sampling, self._wants_logits = self.tokens[:same], sampling, logits
         return same
 
     @contextmanager
@@ -93,15 +129,15 @@ class ToyEngine:
     ) -> StepResult:
         self._begin(len(ids), draft)
         assert self.length + len(ids) + (self.gamma if draft else 0) <= self.context_length
-        self.cache += ids
+        self.tokens += ids
         if progress is not None:
             progress(len(ids))
-        root = self._choose(self.cache, allowed, 0)
+        root = self._choose(self.tokens, allowed, 0)
         return StepResult(
             np.array([root]),
             0 if draft else None,
-            self._draft(self.cache, root) if draft else None,
-            self._logits([self.cache]),
+            self._draft(self.tokens, root) if draft else None,
+            self._logits([self.tokens]),
         )
 
     def verify(
@@ -119,7 +155,7 @@ class ToyEngine:
         self._begin(len(tree), draft)
         assert self.length + tree.depth + 1 + (self.gamma if draft else 0) <= self.context_length
         ids = [int(t) for t in tokens]
-        contexts = [[*self.cache, *(ids[i] for i in tree.path(node))] for node in range(len(tree))]
+        contexts = [[*self.tokens, *(ids[i] for i in tree.path(node))] for node in range(len(tree))]
         choices = np.array([self._choose(c, allowed, row) for row, c in enumerate(contexts)])
         if pruning is not None:
             assert priors is not None and len(priors) == len(tree) and priors[0] == 0 and (priors <= 0).all()
@@ -139,8 +175,8 @@ class ToyEngine:
         )
         return StepResult(choices, node, self._draft(contexts[node], int(choices[node])), self._logits(contexts))
 
-    def keep(self, path: Sequence[int]) -> None:
-        self.cache += [self._rows[0][i] for i in path]
+    def commit(self, path: Sequence[int]) -> None:
+        self.tokens += [self._rows[0][i] for i in path]
 
     def _choose(self, context: Sequence[int], allowed: np.ndarray | None, row: int) -> int:
         token = self.rule(context)
@@ -168,8 +204,8 @@ class ToyEngine:
             out[j] = self.random.permutation(self.vocab)[: self.width]
             if self.random.random() < self.skill and ahead[-1] not in out[j]:
                 out[j, self.random.integers(self.width)] = ahead[-1]
-        chances = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
-        return IndependentProposal(out, np.log(chances))
+        probabilities = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
+        return IndependentProposal(out, np.log(probabilities))
 
 
 class Untimed(SpeculationController):

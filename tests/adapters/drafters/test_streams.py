@@ -12,7 +12,8 @@ from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.base import IGNORE, DraftRows, MainPass
-from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel, fit_start, stream_mask, unit_rms
+from streamspec.adapters.drafters.least_squares import unit_rms
+from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel, fit_start, stream_mask
 from streamspec.adapters.training.losses import draft_losses, lookup_table, pick_rows
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.model_families import FAMILIES

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from streamspec.adapters.training import self_distillation as regenerate_module
+from streamspec.adapters.training import self_distillation
 from streamspec.adapters.training.self_distillation import CompletionFile, drawn, regenerate
 from streamspec.errors import DataError
 from tests.support.tiny_models import tiny_model
@@ -62,9 +62,9 @@ def test_only_prompts_without_an_answer_are_answered(tmp_path: Path, monkeypatch
     path = tmp_path / "answers.jsonl"
     whole = dict(zip(map(tuple, PROMPTS), (answer for _, answer in run(path)), strict=True))
     asked: list[list[int]] = []
-    made = regenerate_module.answer_batch
+    made = self_distillation.answer_batch
     monkeypatch.setattr(
-        regenerate_module,
+        self_distillation,
         "answer_batch",
         lambda model, prompts, *rest: asked.extend(prompts) or made(model, prompts, *rest),
     )
@@ -88,8 +88,8 @@ def test_drawn_tokens_follow_the_temperature_and_the_nucleus() -> None:
     choose = drawn(2.0, 0.9, torch.Generator().manual_seed(0))
     came = choose(logits.expand(count, -1), list(range(count)))
     assert (came[::2] == 0).all()
-    chances = (logits[:4] / 2).softmax(0)  # the last is outside of the nucleus
-    expected = chances * count / 2
+    probabilities = (logits[:4] / 2).softmax(0)  # the last is outside of the nucleus
+    expected = probabilities * count / 2
     seen = torch.bincount(came[1::2], minlength=5)
     assert seen[4] == 0
     assert ((seen[:4] - expected) ** 2 / expected).sum() < 16.27  # chi-square, 3 degrees of freedom, p = 0.001

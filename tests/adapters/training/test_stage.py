@@ -1,4 +1,4 @@
-"""The clock behind the learning rate, and which checkpoints count."""
+"""The clock of the learning rate, and which checkpoints count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamspec.adapters.training.stage import COMPLETE, Clock, last_checkpoint, processor_time
+from streamspec.adapters.training.device import processor_time
+from streamspec.adapters.training.stage import COMPLETE, Clock, last_checkpoint
 
 
 def test_learning_rate_warms_up_and_reaches_zero_with_the_steps() -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from streamspec import model_families as families
-from streamspec.adapters.drafters.draft_layer import DraftLayerConfig, DraftLayerModel
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.draft_layer import DraftLayerSpec
-from streamspec.export.validate.reference import ReferenceDraftLayer
+from streamspec.export.drafters.draft_layer_reference import TrainedDraftLayer
 from tests.support.tiny_exports import FAMILIES, VOCAB, build, tiny_model
 
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
@@ -72,7 +73,7 @@ def spec_of(model: DraftLayerModel, draft_vocab: np.ndarray | None = None) -> Dr
 
 
 def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None = None) -> None:
-    """A prompt, then a tree whose right path stops at its second node: levels behind that node."""
+    """A prompt, then a tree whose right path stops at its second node: levels after that node."""
     built = build(folder, model.model, spec_of(model, draft_vocab))
     candidates, stepper = min(10, VOCAB if draft_vocab is None else len(draft_vocab)), built.stepper()
     with torch.no_grad():
@@ -87,21 +88,21 @@ def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None =
     assert int(out["accepted_node"][0]) == 2
     assert len(out["candidates"]) == len(out["origins"]) == sum(built.streams.levels)
     offered = np.arange(VOCAB) if draft_vocab is None else draft_vocab
-    rows = ReferenceDraftLayer(built.model, built.streams).guesses(np.array(ids[:-1]), after, out)
+    rows = TrainedDraftLayer(built.model, built.streams).drafts(np.array(ids[:-1]), after, out)
     paths, start = np.zeros(1), 0
     for count in built.streams.levels:
-        chances = np.empty((count, candidates))
+        scores = np.empty((count, candidates))
         for row in range(count):
-            guesses, logits, expected = next(rows)
+            proposed, logits, expected = next(rows)
             best = offered[np.argsort(-expected[offered], kind="stable")[:candidates]]
-            np.testing.assert_array_equal(guesses, best)
+            np.testing.assert_array_equal(proposed, best)
             np.testing.assert_allclose(logits, expected[best], atol=2e-3, rtol=1e-3)
-            chances[row] = paths[row] + expected[best] - np.log(np.exp(expected[offered]).sum())
+            scores[row] = paths[row] + expected[best] - np.log(np.exp(expected[offered]).sum())
         start += count
         goes_on = out["origins"][start : start + built.streams.beam]
         if len(goes_on):
-            assert goes_on.tolist() == np.argsort(-chances.ravel(), kind="stable")[: built.streams.beam].tolist()
-            paths = chances.ravel()[goes_on]
+            assert goes_on.tolist() == np.argsort(-scores.ravel(), kind="stable")[: built.streams.beam].tolist()
+            paths = scores.ravel()[goes_on]
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if families.FAMILIES[family].takes_draft_layer])

@@ -87,7 +87,7 @@ PROVIDERS = {
             "Not": "between target and drafter: acceptance",
             "And": "between target and drafter: acceptance",
             "GreaterOrEqual": "between target and drafter: a forced node or root",
-            "TopK": "at the end: the drafter's guesses",
+            "TopK": "at the end: the drafter's candidates",
             "DequantizeLinear": "of constants: folded at load with session.disable_quant_qdq",
         },
     ),

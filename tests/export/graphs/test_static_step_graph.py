@@ -24,7 +24,7 @@ from streamspec.export.quantization.arithmetic import dequantise_blocks, dequant
 from streamspec.export.quantization.precisions import BLOCKS
 from streamspec.export.quantization.static_precisions import STATIC_PRECISIONS, static_precision
 from streamspec.export.weights.load_weights import ModelSource
-from tests.export.graphs.test_step_graph import CLOSE, CONTEXT, DRAFT, TREE, check_against_oracle, off, run_tree
+from tests.export.graphs.test_step_graph import CLOSE, CONTEXT, DRAFT, TREE, check_against_reference, off, run_tree
 from tests.support.tiny_exports import (
     FAMILIES,
     LAYERS,
@@ -44,7 +44,7 @@ QUANTISED = ("int8", "int4")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
-    check_against_oracle(build_static(tmp_path, tiny_model(family, tied)))
+    check_against_reference(build_static(tmp_path, tiny_model(family, tied)))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
     ],
 )
 def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    check_against_oracle(build_static(tmp_path, tiny_model(family, **changes), mode="delta"))
+    check_against_reference(build_static(tmp_path, tiny_model(family, **changes), mode="delta"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dic
 )
 def test_variants_of_streams_agree_with_pytorch(options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model()
-    check_against_oracle(build_static(tmp_path, model, tiny_streams(describe(model), **options)))
+    check_against_reference(build_static(tmp_path, model, tiny_streams(describe(model), **options)))
 
 
 @pytest.mark.parametrize("streams", ["bigram", "trimmed", "heads", "own heads"])

@@ -11,10 +11,13 @@ import torch
 
 from streamspec.draft_tree import MASKED, DraftTree, chain
 from streamspec.errors import BaseModelError
+from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.drafters.table import row_of
 from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.layers.sampling import SCALARS
+from streamspec.export.validate.draft_reference import ParallelReference
 from streamspec.export.validate.parity import sample_tree
 from streamspec.export.validate.reference import ReferenceModel, tree_rows
+from streamspec.step_graph import SAMPLING_INPUTS
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(1)
@@ -32,12 +35,20 @@ def off(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / theirs.std())
 
 
-def check_against_oracle(built: Built) -> None:
+def draft_reference(model: ReferenceModel, streams: DraftSpec | None) -> ParallelReference:
+    assert streams is not None
+    found = row_of(streams).reference(model, streams)
+    assert isinstance(found, ParallelReference)
+    return found
+
+
+def check_against_reference(built: Built) -> None:
     """Prompt rows, tree rows, and streams beside the prompt's last row and beside a node."""
-    oracle = ReferenceModel(built.model, built.streams)
+    reference = ReferenceModel(built.model, built.streams)
+    drafts = draft_reference(reference, built.streams)
     tokens, positions, sees = tree_rows(CONTEXT, DRAFT, TREE)
-    truth = oracle.states(tokens, positions, sees)
-    logits = oracle.logits(truth)
+    truth = reference.states(tokens, positions, sees)
+    logits = reference.logits(truth)
     stepper = built.stepper()
     last = len(CONTEXT) - 1
     prompt = stepper.prefill(CONTEXT, streams=3, forced_node=last)
@@ -47,7 +58,7 @@ def check_against_oracle(built: Built) -> None:
     tree = run_tree(stepper, streams=3, forced_node=node, forced_root=root)
     assert off(tree["logits"], logits[len(CONTEXT) :]) < CLOSE
     for out, row, token in ((prompt, last, int(prompt["choices"][last])), (tree, len(CONTEXT) + node, root)):
-        expected = oracle.draft_logits(truth, positions, sees, row, token).numpy()
+        expected = drafts.logits(truth, positions, sees, row, token).numpy()
         at = np.take_along_axis(expected, out["candidates"], axis=1)
         assert off(out["candidate_logits"], at) < 10 * CLOSE  # candidates lie close together: their spread is small
         np.testing.assert_array_equal(out["candidates"][:, 0], expected.argmax(1))
@@ -56,15 +67,15 @@ def check_against_oracle(built: Built) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_agrees_with_pytorch(family: str, tied: bool, tmp_path: Path) -> None:
-    check_against_oracle(build(tmp_path, tiny_model(family, tied)))
+    check_against_reference(build(tmp_path, tiny_model(family, tied)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_oracle_agrees_with_hugging_face(family: str) -> None:
+def test_reference_agrees_with_hugging_face(family: str) -> None:
     model = tiny_model(family)
     expected = model(torch.as_tensor(CONTEXT)[None]).logits[0].numpy()
-    oracle = ReferenceModel(model)
-    ours = oracle.logits(oracle.states(CONTEXT, np.arange(len(CONTEXT)), np.tri(len(CONTEXT), dtype=bool)))
+    reference = ReferenceModel(model)
+    ours = reference.logits(reference.states(CONTEXT, np.arange(len(CONTEXT)), np.tri(len(CONTEXT), dtype=bool)))
     assert off(ours, expected) < 1e-5
 
 
@@ -106,7 +117,7 @@ SHORT = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] *
     ],
 )
 def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    check_against_oracle(build(tmp_path, tiny_model(family, **changes), mode="delta"))
+    check_against_reference(build(tmp_path, tiny_model(family, **changes), mode="delta"))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +125,7 @@ def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dic
 )
 def test_variants_of_streams_agree_with_pytorch(options: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model()
-    check_against_oracle(build(tmp_path, model, tiny_streams(describe(model), **options)))
+    check_against_reference(build(tmp_path, model, tiny_streams(describe(model), **options)))
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -123,14 +134,15 @@ def test_medusa_heads_agree_with_pytorch(own: bool, trimmed: bool, tmp_path: Pat
     model = tiny_model()
     vocabulary = RNG.permutation(VOCAB)[:30] if trimmed else None
     built = build(tmp_path, model, tiny_heads(describe(model), own=own, draft_vocab=vocabulary))
-    oracle = ReferenceModel(model, built.streams)
+    reference = ReferenceModel(model, built.streams)
+    drafts = draft_reference(reference, built.streams)
     tokens, positions, sees = tree_rows(CONTEXT, DRAFT, TREE)
-    truth = oracle.states(tokens, positions, sees)
+    truth = reference.states(tokens, positions, sees)
     stepper = built.stepper()
     prompt = stepper.prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1)
     tree = run_tree(stepper, streams=3, forced_node=5)
     for out, row in ((prompt, len(CONTEXT) - 1), (tree, len(CONTEXT) + 5)):
-        expected = oracle.draft_logits(truth, positions, sees, row, 0).numpy()
+        expected = drafts.logits(truth, positions, sees, row, 0).numpy()
         if vocabulary is not None:
             expected[:, np.setdiff1d(np.arange(VOCAB), vocabulary)] = -np.inf
         best = np.sort(expected, axis=1)[:, ::-1][:, :10]
@@ -139,7 +151,7 @@ def test_medusa_heads_agree_with_pytorch(own: bool, trimmed: bool, tmp_path: Pat
 
 
 def test_low_rank_products_equal_merged_weights(tmp_path: Path) -> None:
-    check_against_oracle(build(tmp_path, tiny_model("qwen3"), mode="delta"))
+    check_against_reference(build(tmp_path, tiny_model("qwen3"), mode="delta"))
 
 
 def test_trimmed_head_proposes_only_its_tokens(tmp_path: Path) -> None:
@@ -148,10 +160,11 @@ def test_trimmed_head_proposes_only_its_tokens(tmp_path: Path) -> None:
     built = build(tmp_path, model, tiny_streams(describe(model), draft_vocab=vocabulary))
     out = built.stepper().prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1)
     assert out["candidates"].shape == (3, 7)
-    oracle = ReferenceModel(model, built.streams)
+    reference = ReferenceModel(model, built.streams)
+    drafts = draft_reference(reference, built.streams)
     n = len(CONTEXT)
-    truth = oracle.states(CONTEXT, np.arange(n), np.tri(n, dtype=bool))
-    expected = oracle.draft_logits(truth, np.arange(n), np.tri(n, dtype=bool), n - 1, int(out["choices"][-1])).numpy()
+    truth = reference.states(CONTEXT, np.arange(n), np.tri(n, dtype=bool))
+    expected = drafts.logits(truth, np.arange(n), np.tri(n, dtype=bool), n - 1, int(out["choices"][-1])).numpy()
     np.testing.assert_array_equal(out["candidates"], vocabulary[np.argsort(-expected[:, vocabulary], axis=1)])
 
 
@@ -166,17 +179,17 @@ def test_pairs_are_what_each_candidate_adds_to_those_of_the_next_stream(tmp_path
     for root in (int(vocabulary[2]), 44):
         out = stepper.prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1, forced_root=root)
         stepper.length = 0
-        guesses = [[number[int(token)] for token in row] for row in out["candidates"]]
+        ranked = [[number[int(token)] for token in row] for row in out["candidates"]]
         start = before[number[root]] if root in number else np.zeros(4, np.float32)
-        np.testing.assert_allclose(out["pair_logits"][0], np.tile(after[guesses[0]] @ start, (10, 1)), atol=1e-5)
+        np.testing.assert_allclose(out["pair_logits"][0], np.tile(after[ranked[0]] @ start, (10, 1)), atol=1e-5)
         for stream in (1, 2):
-            expected = before[guesses[stream - 1]] @ after[guesses[stream]].T
+            expected = before[ranked[stream - 1]] @ after[ranked[stream]].T
             np.testing.assert_allclose(out["pair_logits"][stream], expected, atol=1e-5)
 
 
 def test_scaled_rotary_embedding_agrees_with_pytorch(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
-    check_against_oracle(build(tmp_path, tiny_model("llama", rope_parameters=rope)))
+    check_against_reference(build(tmp_path, tiny_model("llama", rope_parameters=rope)))
 
 
 def test_acceptance_is_the_deepest_node_whose_whole_path_is_right(tmp_path: Path) -> None:
@@ -257,7 +270,7 @@ def test_compacted_cache_equals_a_cache_without_the_tree(tmp_path: Path) -> None
     assert (np.diff(path) > 1).any()  # the path really is gapped
     kept = tree.cache[..., len(CONTEXT) + path, :].copy()
     tree.cache[..., len(CONTEXT) : len(CONTEXT) + len(path), :] = kept
-    tree.cache[..., len(CONTEXT) + len(path) :, :] = 1e9  # whatever else the tree left behind must not matter
+    tree.cache[..., len(CONTEXT) + len(path) :, :] = 1e9  # whatever else the tree left over must not matter
     tree.length += len(path)
     plain.prefill(DRAFT[path], forced_node=len(path) - 1)
     np.testing.assert_allclose(tree.cache[..., : tree.length, :], plain.cache[..., : plain.length, :], atol=1e-5)
@@ -282,11 +295,7 @@ def test_exported_tree_is_the_default_of_mask_and_parents(tmp_path: Path) -> Non
     assert {v.name for v in built.session.get_overridable_initializers()} == {
         "tree_mask",
         "parents",
-        "uniforms",
-        "seen",
-        "allowed",
-        "free",
-        *SCALARS,
+        *(row.name for row in SAMPLING_INPUTS),
     }
     feed: dict[str, Any] = {
         "input_ids": DRAFT[None],

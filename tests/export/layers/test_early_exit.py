@@ -32,7 +32,7 @@ def pruned(folder: Path, family: str = "llama", tied: bool = True, kind: str = "
 def run(
     built: Built, tree: DraftTree, tokens: np.ndarray, keep: int, priors: np.ndarray, **options: float
 ) -> tuple[dict, np.ndarray]:
-    """(outputs, cache) of a step over the tree behind CONTEXT."""
+    """(outputs, cache) of a step over the tree after CONTEXT."""
     stepper = built.stepper()
     stepper.prefill(CONTEXT, forced_node=len(CONTEXT) - 1)
     out = stepper.step(
@@ -48,15 +48,15 @@ def run(
     return out, stepper.cache
 
 
-def chances(built: Built) -> np.ndarray:
+def path_scores(built: Built) -> np.ndarray:
     """The slow way: scores of the nodes, from the definition."""
-    oracle = ReferenceModel(built.model, built.streams)
-    entry = oracle.states(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
+    reference = ReferenceModel(built.model, built.streams)
+    entry = reference.states(*tree_rows(CONTEXT, DRAFT, TREE)).entry[0].numpy()[len(CONTEXT) :]
     unit = entry / np.sqrt((entry**2).mean(1, keepdims=True))
     spec = built.streams.pruning
-    state = oracle.decoder.finish(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))
+    state = reference.decoder.finish(torch.as_tensor(unit + unit @ spec.down.T @ spec.up.T))
     distinct = sorted(set(DRAFT.tolist()))
-    logits = oracle.decoder.logits(state)[:, distinct].log_softmax(-1).numpy()
+    logits = reference.decoder.logits(state)[:, distinct].log_softmax(-1).numpy()
     out = np.zeros(len(TREE))
     for node in range(1, len(TREE)):
         parent = TREE.parents[node]
@@ -76,15 +76,15 @@ def branch(tree: DraftTree, kept: np.ndarray) -> DraftTree:
 def test_the_likeliest_rows_go_on(family: str, tied: bool, keep: int, tmp_path: Path) -> None:
     built = pruned(tmp_path, family, tied)
     out, _ = run(built, TREE, DRAFT, keep, PRIORS)
-    expected = np.sort(np.argsort(-chances(built), kind="stable")[:keep])
+    expected = np.sort(np.argsort(-path_scores(built), kind="stable")[:keep])
     np.testing.assert_array_equal(np.flatnonzero(out["choices"] >= 0), expected)
     assert len(out["logits"]) == keep
 
 
 @pytest.mark.parametrize("rows", [3, 100])
-def test_rows_below_the_least_score_stay_behind(rows: int, tmp_path: Path) -> None:
+def test_rows_below_the_least_score_go_no_further(rows: int, tmp_path: Path) -> None:
     built = pruned(tmp_path)
-    scores = chances(built)
+    scores = path_scores(built)
     least = float(np.sort(scores)[-6:-4].mean())  # five are above it
     out, _ = run(built, TREE, DRAFT, rows, PRIORS, keep_above=least)
     kept = np.flatnonzero(out["choices"] >= 0)

@@ -14,7 +14,7 @@ from onnx import TensorProto
 from transformers.generation import logits_process as hf
 
 from streamspec.export.layers.sampling import TokenSampler
-from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
+from streamspec.export.ops.builder import Scope, WeightStore, declared, finish, tensor
 
 GRID = 4096  # uniform numbers per distribution: a frequency may be off by 1 / GRID
 SCALE = 0.25  # of every row: logits come without it
@@ -22,14 +22,14 @@ SCALE = 0.25  # of every row: logits come without it
 
 def session(vocab: int, folder: Path) -> Any:
     store = WeightStore(folder / "w.data")
-    g, chooser = Scope(store), TokenSampler(vocab)
-    chooser.add(g, "logits", "scale", "tokens", "mask", out="choices")
+    g, sampler = Scope(store), TokenSampler(vocab)
+    sampler.add(g, "logits", "scale", "tokens", "mask", out="choices")
     inputs = [
         tensor("logits", TensorProto.FLOAT, ["r", vocab]),
         tensor("scale", TensorProto.FLOAT, ["r", 1]),
         tensor("tokens", TensorProto.INT64, ["n"]),
         tensor("mask", TensorProto.FLOAT, ["r", "n"]),
-        *chooser.inputs(),
+        *declared(sampler.inputs),
     ]
     model = finish(g, inputs, [tensor("choices", TensorProto.INT64, ["r"])], "test")
     onnx.save(model, folder / "m.onnx")

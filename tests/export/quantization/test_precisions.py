@@ -164,7 +164,7 @@ def test_larger_blocks_and_what_keeps_8_bits_are_computed_as_they_are_written(bi
 
 
 def test_inputs_that_slept_while_scales_were_chosen_may_wake_up() -> None:
-    """Behind a ReLU a unit can be zero on a page of text and as large as any other on the next."""
+    """After a ReLU a unit can be zero on a page of text and as large as any other on the next."""
     kind = Int8.simulation
     assert kind is not None
     weight = RNG.standard_normal((64, 256)).astype(np.float32)

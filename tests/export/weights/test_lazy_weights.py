@@ -48,8 +48,8 @@ def test_layer_by_layer_is_as_the_whole_in_float32(family: str, lora: dict[str, 
         loaded(tmp_path / "base", adapter, "auto", False),
     )
     expected = whole(torch.as_tensor(TOKENS)[None]).logits[0].numpy()
-    oracle = ReferenceModel(resting)
-    ours = oracle.logits(oracle.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
+    reference = ReferenceModel(resting)
+    ours = reference.logits(reference.states(TOKENS, np.arange(9), np.tri(9, dtype=bool)))
     assert np.abs(ours - expected).max() < 1e-5 * np.abs(expected).max()
     spec, merged = describe(whole), ModelSource(whole, describe(whole))
     parts = ModelSource(resting, describe(resting))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
+from streamspec.export.ops.builder import Scope, WeightStore, declared, finish, tensor
 from streamspec.export.quantization.precisions import PRECISIONS, Rows, Weight
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.weights.lora_inputs import PIECE, LowRank
@@ -35,9 +35,10 @@ class Map:
         product = self.precision.linear(g, "x", rows, Weight("w", OUT, WIDTH, lambda: self.weight), [self.update])
         g.op("Identity", product, out="y")
         inputs = [tensor("x", TensorProto.FLOAT, [1, "n", WIDTH])]
-        for name, (dtype, sizes) in self.update.forms(self.precision.coded).items():
-            inputs.append(tensor(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), list(sizes)))
-            store.add_inline(name, np.zeros([0 if isinstance(size, str) else size for size in sizes], dtype))
+        rows_in = self.update.inputs(self.precision.coded)
+        inputs += declared(rows_in)
+        for row in rows_in:
+            store.add_inline(row.name, row.filled(0, symbol=0))
         onnx.save(finish(g, inputs, [tensor("y", TensorProto.FLOAT, [1, "n", OUT])], "test"), folder / "m.onnx")
         self.session = open_session(folder / "m.onnx", threads)
 

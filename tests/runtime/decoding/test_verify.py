@@ -1,4 +1,4 @@
-"""accept / commit / keep_rows, enumerated over all small trees."""
+"""accept / commit / compaction, enumerated over all small trees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamspec.draft_tree import DraftTree, cartesian, chain
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.verify import SUM_BLOCK, accept, commit, cut, off_borders
-from streamspec.runtime.engine.kv_cache import KeyValueCache, keep_rows
+from streamspec.runtime.engine.kv_cache import KeyValueCache, compaction
 
 
 def small_trees(nodes: int, ranks: int) -> Iterator[DraftTree]:
@@ -61,8 +61,8 @@ def test_commit_stops_at_end_of_text_and_at_the_limit() -> None:
 
 
 def test_the_first_slots_need_no_copy() -> None:
-    assert keep_rows((0,), 5) is None
-    assert keep_rows((0, 1, 2), 5) is None
+    assert compaction((0,), 5) is None
+    assert compaction((0, 1, 2), 5) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,7 +74,7 @@ def test_the_cache_keeps_exactly_the_accepted_rows(data: st.DataObject) -> None:
     cache = KeyValueCache(2, 1, 8, limit=64, dtype=np.dtype(np.float32))
     cache.length = length
     cache.data[:] = np.arange(cache.capacity)[:, None]
-    cache.keep(path)
+    cache.compact(path)
     assert cache.length == length + len(path)
     expected = [*range(length), *(length + node for node in path)]
     for layer in cache.data.reshape(-1, cache.capacity, 8):

@@ -77,8 +77,8 @@ def test_rows_lie_where_they_lie_in_the_machines_memory(caches: tuple[DeviceCach
                 rows = random.standard_normal((*own.shape[:2], 8, own.shape[3])).astype(np.float32)
                 own[:, :, here.length : here.length + 8] = rows
                 np.asarray(device.numpy())[:, :, there.length : there.length + 8] = rows
-        there.keep(path)
-        here.keep(path)
+        there.compact(path)
+        here.compact(path)
     assert there.length == here.length == 840 and here.capacity > 1024
     for (key, value), pair in zip(there.views(), here.views(), strict=True):
         for device, own in zip((key, value), pair, strict=True):

@@ -22,26 +22,26 @@ from streamspec.runtime.engine.idle_unload import IdleUnloader
 Bundles = Callable[[str], Path]
 
 
-class Bed:
+class Model:
     """Counts, and notices where it is disturbed."""
 
     def __init__(self) -> None:
-        self.slept = self.woken = 0
+        self.unloads = self.reloads = 0
         self.fails = False
-        self.asleep = False
-        self.keeper = IdleUnloader(self.sleep, self.wake)
+        self.unloaded = False
+        self.unloader = IdleUnloader(self.unload, self.reload)
 
-    def sleep(self) -> None:
-        assert not self.asleep
+    def unload(self) -> None:
+        assert not self.unloaded
         time.sleep(0.002)
-        self.asleep, self.slept = True, self.slept + 1
+        self.unloaded, self.unloads = True, self.unloads + 1
 
-    def wake(self) -> None:
-        assert self.asleep
+    def reload(self) -> None:
+        assert self.unloaded
         if self.fails:
             raise BundleError("gone")
         time.sleep(0.002)
-        self.asleep, self.woken = False, self.woken + 1
+        self.unloaded, self.reloads = False, self.reloads + 1
 
 
 def eventually(true: Callable[[], bool], seconds: float = 5.0) -> bool:
@@ -51,59 +51,59 @@ def eventually(true: Callable[[], bool], seconds: float = 5.0) -> bool:
     return true()
 
 
-def test_sleep_comes_after_the_last_use_and_not_before() -> None:
-    bed = Bed()
-    bed.keeper.limit(0.15)
-    with bed.keeper.at_work():
+def test_unloading_comes_after_the_last_use_and_not_before() -> None:
+    model = Model()
+    model.unloader.limit(0.15)
+    with model.unloader.in_use():
         time.sleep(0.3)
-        with bed.keeper.at_work():
+        with model.unloader.in_use():
             pass
-        assert not bed.asleep
+        assert not model.unloaded
     ended = time.monotonic()
-    assert eventually(lambda: bed.asleep) and time.monotonic() - ended >= 0.14
-    with bed.keeper.at_work():
-        assert not bed.asleep
-    assert (bed.slept, bed.woken) == (1, 1)
+    assert eventually(lambda: model.unloaded) and time.monotonic() - ended >= 0.14
+    with model.unloader.in_use():
+        assert not model.unloaded
+    assert (model.unloads, model.reloads) == (1, 1)
 
 
-def test_without_a_limit_there_is_no_thread_and_no_sleep() -> None:
-    bed, before = Bed(), threading.active_count()
-    with bed.keeper.at_work():
+def test_without_a_limit_there_is_no_thread_and_no_unloading() -> None:
+    model, before = Model(), threading.active_count()
+    with model.unloader.in_use():
         pass
-    assert threading.active_count() == before and not bed.asleep
-    bed.keeper.unload()
-    bed.keeper.unload()  # asleep already
-    assert bed.slept == 1
+    assert threading.active_count() == before and not model.unloaded
+    model.unloader.unload()
+    model.unloader.unload()  # unloaded already
+    assert model.unloads == 1
 
 
-def test_nobody_at_work_is_put_to_sleep() -> None:
-    bed = Bed()
-    with bed.keeper.at_work(), pytest.raises(ConfigError, match="at work"):
-        bed.keeper.unload()
-    assert not bed.asleep
+def test_what_is_in_use_is_not_unloaded() -> None:
+    model = Model()
+    with model.unloader.in_use(), pytest.raises(ConfigError, match="in use"):
+        model.unloader.unload()
+    assert not model.unloaded
 
 
-def test_one_that_cannot_wake_says_so_to_each_and_may_recover() -> None:
-    bed = Bed()
-    bed.keeper.unload()
-    bed.fails = True
+def test_one_that_cannot_reload_says_so_to_each_and_may_recover() -> None:
+    model = Model()
+    model.unloader.unload()
+    model.fails = True
     for _ in range(2):
-        with pytest.raises(BundleError), bed.keeper.at_work():
-            pytest.fail("at work in bed")
-    bed.fails = False
-    with bed.keeper.at_work():
-        assert not bed.asleep
+        with pytest.raises(BundleError), model.unloader.in_use():
+            pytest.fail("in use while unloaded")
+    model.fails = False
+    with model.unloader.in_use():
+        assert not model.unloaded
 
 
-def test_many_threads_find_it_awake_however_often_it_sleeps() -> None:
-    bed, wrong = Bed(), []
-    bed.keeper.limit(0.001)
+def test_many_threads_find_it_loaded_however_often_it_is_unloaded() -> None:
+    model, wrong = Model(), []
+    model.unloader.limit(0.001)
 
     def work() -> None:
         for i in range(60):
             try:
-                with bed.keeper.at_work():
-                    if bed.asleep:
+                with model.unloader.in_use():
+                    if model.unloaded:
                         wrong.append(i)
                 time.sleep(0.002 * (i % 3))
             except BaseException as error:
@@ -114,47 +114,47 @@ def test_many_threads_find_it_awake_however_often_it_sleeps() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and eventually(lambda: bed.asleep) and bed.slept == bed.woken + 1 > 2
+    assert not wrong and eventually(lambda: model.unloaded) and model.unloads == model.reloads + 1 > 2
     assert eventually(lambda: not [t for t in threading.enumerate() if t.name == "streamspec idle"])
 
 
 def test_what_is_kept_is_not_kept_alive() -> None:
-    bed = Bed()
-    bed.keeper.limit(100.0)
-    there = weakref.ref(bed)
-    keeper = bed.keeper
-    del bed
+    model = Model()
+    model.unloader.limit(100.0)
+    there = weakref.ref(model)
+    unloader = model.unloader
+    del model
     assert there() is None
-    keeper.unload()
+    unloader.unload()
 
 
 def test_work_that_nobody_holds_may_end_while_other_work_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    bed, done = Bed(), threading.Event()
-    stop = bed.keeper._stop
+    model, done = Model(), threading.Event()
+    stop = model.unloader._stop
 
     def collecting() -> None:
         gc.collect()
         stop()
 
     def abandoned() -> Iterator[None]:
-        with bed.keeper.at_work():
+        with model.unloader.in_use():
             yield
 
     work_begun = abandoned()
     next(work_begun)
     cycle: list[object] = [work_begun]
     cycle.append(cycle)  # only the collector ends it
-    monkeypatch.setattr(bed.keeper, "_stop", collecting)
+    monkeypatch.setattr(model.unloader, "_stop", collecting)
     del work_begun, cycle
 
     def work() -> None:
-        with bed.keeper.at_work():
+        with model.unloader.in_use():
             pass
         done.set()
 
     threading.Thread(target=work, daemon=True).start()
     assert done.wait(10)
-    bed.keeper.unload()  # nobody is at work any longer
+    model.unloader.unload()  # not in use any longer
 
 
 # ---- sessions
@@ -165,7 +165,7 @@ def opened(bundle: Path, tmp_path: Path, **options: object) -> Session:
 
 
 @pytest.mark.parametrize("name", ["int8", "static full", "jakiro", "lora"])
-def test_answers_are_the_same_after_sleep(name: str, bundles: Bundles, tmp_path: Path) -> None:
+def test_answers_are_the_same_after_unloading(name: str, bundles: Bundles, tmp_path: Path) -> None:
     session = opened(bundles(name), tmp_path)
     expected = [session.generate(p, max_new_tokens=12).token_ids for p in ("hello", "hello world")]
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_answers_are_the_same_after_sleep(name: str, bundles: Bundles, tmp_path:
     assert session.generate("hello world", max_new_tokens=12).token_ids == expected[1]
 
 
-def test_a_chat_goes_on_after_sleep(bundles: Bundles, tmp_path: Path) -> None:
+def test_a_chat_goes_on_after_unloading(bundles: Bundles, tmp_path: Path) -> None:
     awake, session = opened(bundles("chat"), tmp_path), opened(bundles("chat"), tmp_path, idle=0.05)
     for turn in ("hello", "and now", "again"):
         assert session.chat(turn, max_new_tokens=8).token_ids == awake.chat(turn, max_new_tokens=8).token_ids
@@ -191,7 +191,7 @@ def test_a_chat_goes_on_after_sleep(bundles: Bundles, tmp_path: Path) -> None:
     assert session.chat("more", max_new_tokens=8).token_ids == awake.chat("more", max_new_tokens=8).token_ids
 
 
-def test_all_sessions_of_a_bundle_sleep_and_wake_together(bundles: Bundles, tmp_path: Path) -> None:
+def test_all_sessions_of_a_bundle_unload_and_reload_together(bundles: Bundles, tmp_path: Path) -> None:
     first = opened(bundles("fp32"), tmp_path)
     second = first.another()
     expected = [s.generate("hello", max_new_tokens=9).token_ids for s in (first, second)]
@@ -210,19 +210,19 @@ def test_nothing_of_an_unloaded_graph_stays(bundles: Bundles, tmp_path: Path) ->
     session.generate("hello", max_new_tokens=4)
     session.score([5, 6, 7])
     session.generate("hello", max_new_tokens=4)
-    there = weakref.ref(session.engine.graph.session)  # type: ignore[attr-defined]
+    there = weakref.ref(session.engine.model.session)  # type: ignore[attr-defined]
     session.unload()
     gc.collect()
     assert there() is None
 
 
-def test_nothing_sleeps_while_an_answer_is_read(bundles: Bundles, tmp_path: Path) -> None:
+def test_nothing_is_unloaded_while_an_answer_is_read(bundles: Bundles, tmp_path: Path) -> None:
     session = opened(bundles("fp32"), tmp_path, idle=0.02)
     stream = session.stream("hello", max_new_tokens=20)
     next(stream)
     time.sleep(0.2)
     assert session.loaded
-    with pytest.raises(ConfigError, match="at work"):
+    with pytest.raises(ConfigError, match="in use"):
         session.unload()
     stream.close()
     assert eventually(lambda: not session.loaded)
@@ -260,11 +260,11 @@ def test_a_graph_that_not_all_can_take_hold_of_is_not_kept(
     with monkeypatch.context() as patch, pytest.raises(ResourceError):
         patch.setattr(type(first.engine), "_empty_cache", scarce)
         first.generate("hello")
-    assert not first.loaded and first.engine.graph.session is None  # type: ignore[attr-defined]
+    assert not first.loaded and first.engine.model.session is None  # type: ignore[attr-defined]
     assert [session.generate("hello", max_new_tokens=4).token_ids for session in sessions] == [expected, expected]
 
 
-def test_calls_that_begin_as_it_falls_asleep_are_answered(bundles: Bundles, tmp_path: Path) -> None:
+def test_calls_that_begin_as_it_is_unloaded_are_answered(bundles: Bundles, tmp_path: Path) -> None:
     first = opened(bundles("int8"), tmp_path, idle=0.01)
     sessions = [first, *(first.another() for _ in range(3))]
     expected = first.generate("hello", max_new_tokens=6).token_ids
@@ -297,7 +297,7 @@ def test_closing_the_only_session_leaves_no_timer(bundles: Bundles, tmp_path: Pa
     session.close()
 
 
-def test_closing_what_sleeps_does_not_wake_it(bundles: Bundles, tmp_path: Path) -> None:
+def test_closing_what_is_unloaded_does_not_reload_it(bundles: Bundles, tmp_path: Path) -> None:
     session = opened(bundles("chat"), tmp_path)
     expected = session.chat("hello", max_new_tokens=3).token_ids
     session.unload()
@@ -307,11 +307,11 @@ def test_closing_what_sleeps_does_not_wake_it(bundles: Bundles, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timeout"])
-def test_an_answer_can_be_ended_while_its_bundle_wakes(
+def test_an_answer_can_be_ended_while_its_bundle_reloads(
     how: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = opened(bundles("fp32"), tmp_path)
-    graph = session.engine.graph  # type: ignore[attr-defined]
+    graph = session.engine.model  # type: ignore[attr-defined]
     opening, ended, verify = threading.Event(), threading.Event(), graphs.verify_files
 
     def slow(*arguments: object) -> object:
@@ -326,7 +326,7 @@ def test_an_answer_can_be_ended_while_its_bundle_wakes(
     session.cancel() if how == "cancelled" else time.sleep(0.2)
     ended.set()
     answer = running.result(30)
-    assert (answer.finish_reason, answer.token_ids) == (how, []) and graph.keeper.awake
+    assert (answer.finish_reason, answer.token_ids) == (how, []) and graph.unloader.loaded
     assert session.generate("hello", max_new_tokens=3).finish_reason == "length"
 
 

@@ -20,8 +20,9 @@ from streamspec.runtime import load
 from streamspec.runtime.engine import kv_cache as kv
 from streamspec.runtime.engine import memory_estimate as memory
 from streamspec.runtime.engine.kv_cache import KeyValueCache
-from streamspec.runtime.engine.memory_estimate import check_memory, estimate, prompt_rows
-from streamspec.runtime.hardware import cpu as machine
+from streamspec.runtime.engine.memory_estimate import check_memory, prompt_rows
+from streamspec.runtime.hardware import cpu
+from streamspec.runtime.memory import estimate
 from tests.support.manifests import manifest
 
 Bundles = Callable[[str], Path]
@@ -61,7 +62,7 @@ def test_senseless_questions_are_refused(options: dict[str, object]) -> None:
 
 
 def test_what_does_not_fit_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "available", lambda: 500 * memory.MB)
+    monkeypatch.setattr(cpu, "available", lambda: 500 * memory.MB)
     with pytest.raises(
         ResourceError,
         match=(
@@ -74,7 +75,7 @@ def test_what_does_not_fit_is_refused_in_numbers(monkeypatch: pytest.MonkeyPatch
     check_memory(described(), limit=2 * WEIGHTS)  # the user knows better
     with pytest.raises(ResourceError, match="as allowed"):
         check_memory(described(), limit=WEIGHTS)
-    monkeypatch.setattr(machine, "available", lambda: None)
+    monkeypatch.setattr(cpu, "available", lambda: None)
     check_memory(described())
     for senseless in (0, -1, 1.5, True):
         with pytest.raises(ConfigError):
@@ -120,16 +121,16 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, files: d
         file = tmp_path / "fs" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(machine, "_GROUP_ROOT", tmp_path / "fs")
-    monkeypatch.setattr(machine, "memory", lambda: (1000, 900))
+    monkeypatch.setattr(cpu, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(cpu, "_GROUP_ROOT", tmp_path / "fs")
+    monkeypatch.setattr(cpu, "memory", lambda: (1000, 900))
 
 
 def test_limits_of_containers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {"app/memory.max": "500\n", "app/memory.current": "200", "app/memory.stat": "anon 100\ninactive_file 50\n"}
     files |= {"app/inner/memory.max": "max\n", "app/inner/memory.current": "1", "app/inner/memory.stat": ""}
     groups(tmp_path, monkeypatch, "0::/app/inner\n", files)
-    assert machine.available() == 350
+    assert cpu.available() == 350
 
 
 def test_limits_of_older_groups_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def test_limits_of_older_groups_count(tmp_path: Path, monkeypatch: pytest.Monkey
         "memory/app/memory.stat": "total_inactive_file 20\n",
     }
     groups(tmp_path, monkeypatch, "4:cpuset:/app\n3:memory:/app\n0::/\nno line of a group\n", files)
-    assert machine.available() == 120
+    assert cpu.available() == 120
 
 
 @pytest.mark.parametrize("lines", ["", "0::/../..\n", "0::/gone\n"])
@@ -147,12 +148,12 @@ def test_where_no_limit_is_found_the_system_decides(
     lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups(tmp_path, monkeypatch, lines, {"app/memory.max": "5", "app/memory.current": "0", "app/memory.stat": ""})
-    assert machine.available() == 900
-    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "nothing")
-    monkeypatch.setattr(machine, "memory", lambda: (1000, None))
-    assert machine.available() == 1000
-    monkeypatch.setattr(machine, "memory", lambda: (None, None))
-    assert machine.available() is None
+    assert cpu.available() == 900
+    monkeypatch.setattr(cpu, "_GROUPS", tmp_path / "nothing")
+    monkeypatch.setattr(cpu, "memory", lambda: (1000, None))
+    assert cpu.available() == 1000
+    monkeypatch.setattr(cpu, "memory", lambda: (None, None))
+    assert cpu.available() is None
 
 
 # ---- keys and values

@@ -1,4 +1,4 @@
-"""Whose turn it is: in order, one at a time, and nobody waits who was cancelled."""
+"""The fair lock: in order, one at a time, and who is cancelled does not wait."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from streamspec.runtime.engine.scheduler import FairLock
 NEVER = threading.Event()
 
 
-def waiting(turns: FairLock, count: int) -> None:
-    """Returns once `count` stand in line, the one with the turn included."""
-    while len(turns._line) < count:
+def waiting(lock: FairLock, count: int) -> None:
+    """Returns once `count` are in the queue, the holder included."""
+    while len(lock._queue) < count:
         time.sleep(0.001)
 
 
-def test_turns_come_in_the_order_of_asking_and_one_at_a_time() -> None:
-    turns, order, inside, overlaps = FairLock(), list[int](), list[int](), list[int]()
+def test_the_lock_is_given_in_the_order_of_asking_and_one_at_a_time() -> None:
+    lock, order, inside, overlaps = FairLock(), list[int](), list[int](), list[int]()
 
     def work(name: int) -> None:
-        with turns.turn(NEVER):
+        with lock.acquire(NEVER):
             inside.append(name)
             overlaps.append(len(inside))
             order.append(name)
@@ -32,23 +32,23 @@ def test_turns_come_in_the_order_of_asking_and_one_at_a_time() -> None:
             inside.remove(name)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    with turns.turn(NEVER):
+    with lock.acquire(NEVER):
         for i, thread in enumerate(threads):
             thread.start()
-            waiting(turns, i + 2)
+            waiting(lock, i + 2)
     for thread in threads:
         thread.join()
     assert order == list(range(8)) and set(overlaps) == {1}
 
 
 def test_two_that_ask_again_and_again_alternate() -> None:
-    turns, order = FairLock(), list[str]()
+    lock, order = FairLock(), list[str]()
     gate = threading.Barrier(2)
 
     def work(name: str) -> None:
         gate.wait()
         for _ in range(200):
-            with turns.turn(NEVER):
+            with lock.acquire(NEVER):
                 order.append(name)
                 time.sleep(0.0002)
 
@@ -57,46 +57,46 @@ def test_two_that_ask_again_and_again_alternate() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    end = min(max(i for i, name in enumerate(order) if name == who) for who in "ab")  # behind it one asks alone
+    end = min(max(i for i, name in enumerate(order) if name == who) for who in "ab")  # after it one asks alone
     both = order[20:end]
     repeats = sum(x == y for x, y in itertools.pairwise(both))
     assert len(both) > 100 and repeats < 0.1 * len(both)
 
 
-def test_who_is_cancelled_in_line_leaves_it_at_once_and_the_others_go_on() -> None:
-    turns, cancelled, left = FairLock(), threading.Event(), list[float]()
+def test_who_is_cancelled_in_the_queue_leaves_it_at_once_and_the_others_go_on() -> None:
+    lock, cancelled, left = FairLock(), threading.Event(), list[float]()
 
     def impatient() -> None:
-        with pytest.raises(Cancelled), turns.turn(cancelled):
-            raise AssertionError("had a turn")
+        with pytest.raises(Cancelled), lock.acquire(cancelled):
+            raise AssertionError("held the lock")
         left.append(time.perf_counter())
 
     thread = threading.Thread(target=impatient)
-    with turns.turn(NEVER):
+    with lock.acquire(NEVER):
         thread.start()
-        waiting(turns, 2)
+        waiting(lock, 2)
         cancelled.set()
-        turns.wake()
+        lock.recheck()
         thread.join(2)
-        assert left, "still in line"
-    with turns.turn(NEVER):
+        assert left, "still in the queue"
+    with lock.acquire(NEVER):
         pass
-    with pytest.raises(Cancelled), turns.turn(cancelled):  # its turn at once, and cancelled all the same
-        raise AssertionError("had a turn")
+    with pytest.raises(Cancelled), lock.acquire(cancelled):  # free at once, and cancelled all the same
+        raise AssertionError("held the lock")
 
 
 def test_a_turn_that_fails_is_given_on() -> None:
-    turns = FairLock()
-    with pytest.raises(ZeroDivisionError), turns.turn(NEVER):
+    lock = FairLock()
+    with pytest.raises(ZeroDivisionError), lock.acquire(NEVER):
         raise ZeroDivisionError
-    with turns.turn(NEVER):
+    with lock.acquire(NEVER):
         pass
 
 
 def test_sequences_are_counted() -> None:
-    turns = FairLock()
-    with turns.sequence():
-        assert not turns.shared
-        with turns.sequence():
-            assert turns.shared
-        assert not turns.shared
+    lock = FairLock()
+    with lock.request():
+        assert not lock.shared
+        with lock.request():
+            assert lock.shared
+        assert not lock.shared

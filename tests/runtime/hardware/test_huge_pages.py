@@ -84,7 +84,7 @@ from pathlib import Path
 from streamspec.runtime.hardware.huge_pages import trim
 resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 pieces = [bytes(10_000) for _ in range(8000)]
-last = bytes(10_000)  # lies behind them
+last = bytes(10_000)  # lies after them
 del pieces
 before = resident()
 trim()

@@ -18,14 +18,14 @@ from streamspec.runtime import Pruning, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.tuning import calibration as calibrate
-from streamspec.runtime.tuning.calibration import Calibration, choose
+from streamspec.runtime.tuning.calibration import Calibration, choose_rows
 
 Bundles = Callable[[str], Path]
 NODES = [(0, 0, 1.0), (0, 0, 0.8), (1, 0, 0.6), (2, 0, 0.4)]
 
 
 def test_the_tree_with_the_most_tokens_per_second_wins() -> None:
-    chosen = choose({1: 1.0, 2: 1.1, 4: 1.4}, NODES)
+    chosen = choose_rows({1: 1.0, 2: 1.1, 4: 1.4}, NODES)
     assert chosen.rows == 4 and chosen.expected[4] == pytest.approx(2.8)
     assert chosen.ratio(3) == pytest.approx(1.25)
 
@@ -40,10 +40,10 @@ def test_a_disturbed_measurement_does_not_lift_those_of_more_rows() -> None:
 
 
 def test_plain_decoding_wins_where_trees_cost_too_much() -> None:
-    assert choose({1: 1.0, 2: 2.1, 4: 3.2}, NODES).rows == 1
-    assert choose({1: 1.0, 2: 1.8 / 0.85, 4: 9.0}, NODES).rows == 1
-    assert choose({1: 1.0}, NODES).rows == 1
-    assert "2.8 tokens per step expected at 3.0x" in choose({1: 1.0, 2: 2.9, 4: 3.0}, NODES).reason
+    assert choose_rows({1: 1.0, 2: 2.1, 4: 3.2}, NODES).rows == 1
+    assert choose_rows({1: 1.0, 2: 1.8 / 0.85, 4: 9.0}, NODES).rows == 1
+    assert choose_rows({1: 1.0}, NODES).rows == 1
+    assert "2.8 tokens per step expected at 3.0x" in choose_rows({1: 1.0, 2: 2.9, 4: 3.0}, NODES).reason
 
 
 def test_measurements_are_cached_and_damaged_ones_ignored(
@@ -132,7 +132,7 @@ def test_a_tight_budget_measures_plain_and_the_most_telling_tree(bundles: Bundle
     assert set(costs) == {1, 4} and min(costs.values()) > 0 and not complete
 
 
-def test_time_in_line_behind_other_sessions_is_no_cost_of_a_step() -> None:
+def test_queueing_after_other_sessions_is_no_cost_of_a_step() -> None:
     class Waits:
         vocab_size, waited_seconds = 4, 0.0
 
@@ -140,7 +140,7 @@ def test_time_in_line_behind_other_sessions_is_no_cost_of_a_step() -> None:
             time.sleep(0.2)
             self.waited_seconds += 0.2
 
-        def keep(self, path: object) -> None: ...
+        def commit(self, path: object) -> None: ...
 
         def rewind(self, length: int) -> None: ...
 

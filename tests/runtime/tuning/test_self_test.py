@@ -18,9 +18,10 @@ from streamspec.draft_tree import MASKED
 from streamspec.errors import BundleError
 from streamspec.export import export_bundle
 from streamspec.runtime import load
+from streamspec.runtime.engine import dynamic_call
 from streamspec.runtime.engine.kv_cache import KeyValueCache
 from streamspec.runtime.engine.runner import OrtRunner
-from streamspec.runtime.tuning.self_test import _check_prompt, check_probe, two_branches
+from streamspec.runtime.tuning.self_test import _check_prompt, check_numerics, two_branches
 from tests.support.tiny_exports import save_base, tiny_model
 
 Bundles = Callable[[str], Path]
@@ -45,21 +46,21 @@ def without_mask(graph: onnx.GraphProto) -> Nodes:
 
 
 def without_positions(graph: onnx.GraphProto) -> Nodes:
-    """Rows stand one behind the other."""
+    """Rows follow one another."""
     redirect(graph, "position_ids", "bent")
     axis = helper.make_node("Constant", [], ["axis"], value_ints=[0])
-    return [*rows_in_slots(), axis, helper.make_node("Unsqueeze", ["places", "axis"], ["bent"])]
+    return [*rows_in_slots(), axis, helper.make_node("Unsqueeze", ["positions", "axis"], ["bent"])]
 
 
 def rows_in_slots() -> Nodes:
-    """`places` int64 [n]: the slots of the rows."""
+    """`positions` int64 [n]: the slots of the rows."""
     whole = onnx.TensorProto.INT64
     return [
         scalar("none", 0, whole),
         scalar("one", 1, whole),
         helper.make_node("Size", ["input_ids"], ["rows"]),
         helper.make_node("Range", ["none", "rows", "one"], ["slots"]),
-        helper.make_node("Add", ["slots", "past_length"], ["places"]),
+        helper.make_node("Add", ["slots", "past_length"], ["positions"]),
     ]
 
 
@@ -94,7 +95,7 @@ def bent(bundle: Path, folder: Path, how: Callable[[onnx.GraphProto], Nodes]) ->
 
 
 def in_order(nodes: Nodes) -> Nodes:
-    """Every node behind those it reads from."""
+    """Every node after those it reads from."""
     made = {name for node in nodes for name in node.output if name}
     out: Nodes = []
     while nodes:
@@ -120,17 +121,17 @@ def test_accepted_rows_that_do_not_reach_the_cache_are_found(bundles: Bundles, m
     def lost(self: KeyValueCache, path: Any, above: Any = None) -> None:
         self.length += len(path)  # as if the graph had written elsewhere
 
-    monkeypatch.setattr(KeyValueCache, "keep", lost)
-    with pytest.raises(BundleError, match="computes a step behind a draft tree"):
+    monkeypatch.setattr(KeyValueCache, "compact", lost)
+    with pytest.raises(BundleError, match="computes a step after a draft tree"):
         load(bundles("fp32"), threads=1, tree="plain")
 
 
 def test_choices_that_are_not_the_largest_are_found(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def off(self: OrtRunner, choices: np.ndarray) -> np.ndarray:
-        return (choices + 1) % self.vocab_size
+    def off(choices: np.ndarray, vocab_size: int) -> np.ndarray:
+        return (choices + 1) % vocab_size
 
-    monkeypatch.setattr(OrtRunner, "_checked", off)
-    with pytest.raises(BundleError, match="behind the largest"):
+    monkeypatch.setattr(dynamic_call, "checked_tokens", off)
+    with pytest.raises(BundleError, match="below the largest"):
         load(bundles("fp32"), threads=1, tree="plain")
 
 
@@ -162,7 +163,7 @@ def test_a_window_that_counts_slots_is_refused(tmp_path: Path) -> None:
 
     def slots(graph: onnx.GraphProto) -> Nodes:
         flat = next(node.output[0] for node in graph.node if node.op_type == "Squeeze" and "position_ids" in node.input)
-        redirect(graph, flat, "places", only="/bias.6/")
+        redirect(graph, flat, "positions", only="/bias.6/")
         return rows_in_slots()
 
     base = save_base(tmp_path / "base", tiny_model("mistral"))
@@ -188,7 +189,7 @@ def test_the_probe_keeps_to_the_rows_of_a_graph_of_one_shape(bundles: Bundles, m
     assert isinstance(session.engine, OrtRunner) and session.manifest.probe
     session.engine.rows = 8
     seen.clear()
-    check_probe(session.engine, session.manifest)
+    check_numerics(session.engine, session.manifest)
     assert seen == [len(session.manifest.probe.input_ids), 7, 4, 1]
 
 

@@ -1,0 +1,109 @@
+"""Everything checked before the first gradient: the output folder, the adapters a run starts from, room for answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamspec.adapters.adapter_writer import check_same_base
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.run import RUN_STATE, UNTOUCHED, WORK, say, task_lora
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.data import Formatter, TokenRow
+from streamspec.atomic import sha256_file
+from streamspec.bundle.adapter_folder import (
+    PROVENANCE,
+    STREAM_CONFIG,
+    STREAM_WEIGHTS,
+    TASK_WEIGHTS,
+    read_adapter,
+    streams_of,
+)
+from streamspec.data import Example
+from streamspec.errors import AdapterError, ConfigError, DataError
+from streamspec.prompt.prompt_format import PromptFormat
+
+
+def contents(config: TrainConfig, base: Base) -> dict[str, str]:
+    """Hashes of the files a run reads, by option, since files may change under the same path."""
+    files = {
+        "data": config.data,
+        "val": config.val,
+        "warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS,
+    }
+    if config.target_adapter is not None and task_lora(config) is not None:
+        files["target_adapter"] = config.target_adapter / TASK_WEIGHTS
+    return {"base": base.sha256} | {name: sha256_file(file) for name, file in files.items() if file is not None}
+
+
+def check_out(config: TrainConfig) -> None:
+    """Refuses a folder that holds something already, unless it is an unfinished run to resume."""
+    out = config.out
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise AdapterError(f"{out} is a file", "a new folder", "choose another --out")
+    if (out / PROVENANCE).exists():
+        raise AdapterError(
+            f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out"
+        )
+    if not any(out.iterdir()):
+        return
+    if not (out / WORK / RUN_STATE).exists():
+        raise AdapterError(f"{out} is neither empty nor an unfinished run", "a new folder", "choose another --out")
+    if not config.resume:
+        raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
+
+
+def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
+    """Refuses a target adapter or a warm start that does not fit this base and these options."""
+    if config.target_adapter is not None and str(config.target_adapter) != UNTOUCHED:
+        check_same_base(config.target_adapter, base, "--target-adapter", TASK_WEIGHTS)
+        check_format(config, config.target_adapter)
+    elif config.target_adapter is not None and (config.target_adapter / TASK_WEIGHTS).exists():
+        raise ConfigError(
+            f"--target-adapter {UNTOUCHED}, and an adapter in a folder of that name",
+            "the untouched base or that adapter",
+            "give the folder's whole path, or rename it",
+        )
+    if config.warm_start is not None:
+        check_same_base(config.warm_start, base, "--warm-start", STREAM_WEIGHTS)
+        config.drafter.check_warm_start(config.resolved | {"ns": ns}, streams_of(config.warm_start))
+
+
+def check_format(config: TrainConfig, target: Path) -> None:
+    """Refuses a prompt format other than the one `target` was trained with; a plain PEFT folder names none."""
+    if not (target / STREAM_CONFIG).exists():
+        return
+    own, given = read_adapter(target).prompt_format, PromptFormat(config.format, config.separator)
+    if (own.kind, own.kind == "raw" and own.separator) != (given.kind, given.kind == "raw" and given.separator):
+        flags = f"--format {own.kind}" + f" --separator {own.separator!r}" * (own.kind == "raw")
+        raise ConfigError(
+            f"--format {given.kind} --separator {given.separator!r}", f"the prompt format of {target}", f"give {flags}"
+        )
+
+
+def check_answers(
+    config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]
+) -> None:
+    """Refuses data of which no prompt leaves room for an answer: drafters are measured, and mostly trained, on the
+    target's own answers.
+    """
+    for name, some in (("data", examples), ("validation data", val_examples)):
+        if not any(fits(formatter.opening_ids(e), config) for e in some):
+            raise DataError(
+                f"no prompt of the {name} leaves room for {config.max_new_tokens} tokens within {config.max_length}",
+                "prompts of fewer tokens than --max-length less --max-new-tokens",
+                "raise --max-length or lower --max-new-tokens",
+            )
+
+
+def fits(prompt: list[int], config: TrainConfig) -> bool:
+    return len(prompt) + config.max_new_tokens <= config.max_length
+
+
+def within(rows: list[TokenRow], longest: int) -> list[TokenRow]:
+    """Rows of at most `longest` tokens with something to learn; prints how many were dropped."""
+    short = [r for r in rows if len(r.input_ids) <= longest]
+    if len(short) < len(rows):
+        say(f"{len(rows) - len(short)} of {len(rows)} rows are longer than {longest} tokens and were left out")
+    return [r for r in short if any(r.loss_mask[1:])]

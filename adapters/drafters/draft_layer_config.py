@@ -1,0 +1,82 @@
+"""The shape of a draft layer, as training options and bases allow it. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamspec.adapters.training.fields import require
+from streamspec.bundle.adapter_folder import odd_draft_layer
+from streamspec.errors import BaseModelError, ConfigError
+from streamspec.model_families import FAMILIES
+
+
+@dataclass
+class DraftLayerConfig:
+    """Shape of the draft layer.
+
+    `contrast`: the last position is drafted from the difference of the two best experts, else from their mixture;
+    `parallel`: without a pass of its own. `two_lists`: each active expert proposes its own candidates. `taps`: layers
+    of the target above each of the states that the layer reads. `prefix_attention`: only the first pass attends;
+    `own_heads`: the others have weights of their own.
+    """
+
+    gamma: int
+    experts: int = 2
+    active: int = 2
+    contrast: bool = True
+    parallel: bool = True
+    two_lists: bool = False
+    taps: tuple[int, ...] = (2,)
+    prefix_attention: bool = False
+    own_heads: bool = False
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> DraftLayerConfig:
+        """The shape that `options` (`TrainConfig.resolved`) describe."""
+        same = ("gamma", "experts", "active", "contrast", "parallel", "two_lists", "prefix_attention", "own_heads")
+        return cls(**{name: options[name] for name in same}, taps=tuple(map(int, options["taps"].split(","))))
+
+    @property
+    def passes(self) -> int:
+        """Passes of the layer for one draft."""
+        return self.gamma - self.parallel
+
+    def check(self, layers: int) -> None:
+        """Raises ConfigError where a base of so many layers cannot have it."""
+        if not all(1 <= tap <= layers for tap in self.taps):
+            raise ConfigError(
+                f"taps = {','.join(map(str, self.taps))}", f"1..{layers}, the layers of this base", "change --taps"
+            )
+
+
+def check_draft_layer(options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for options (`TrainConfig.resolved`) of a draft layer that cannot be."""
+    shape = DraftLayerConfig.of(options)
+    if odd := odd_draft_layer(
+        shape.gamma, shape.experts, shape.active, shape.contrast, shape.parallel, shape.two_lists
+    ):
+        raise ConfigError(*odd, "change --experts, --active, --gamma, --contrast, --parallel or --two-lists")
+    unroll = options["unroll"]
+    require(
+        unroll is None or unroll <= shape.passes, "unroll", unroll, f"at most {shape.passes}, the passes of this layer"
+    )
+
+
+def check_draft_layer_base(options: Mapping[str, Any], family: str, layers: int) -> None:
+    """Raises BaseModelError for a family whose last layer cannot be a draft layer, ConfigError for taps beyond the
+    base's `layers`.
+    """
+    if not FAMILIES[family].takes_draft_layer:
+        raise BaseModelError(
+            f"--method {options['method']} on the family `{family}`",
+            ", ".join(name for name, one in FAMILIES.items() if one.takes_draft_layer),
+            "choose another --base or --method",
+        )
+    DraftLayerConfig.of(options).check(layers)
+
+
+def counted_passes(options: Mapping[str, Any]) -> int:
+    """Most passes of the draft layer that a training step counts, from `TrainConfig.resolved`."""
+    return options["unroll"] or DraftLayerConfig.of(options).passes

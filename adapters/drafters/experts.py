@@ -1,0 +1,85 @@
+"""The experts of a draft layer: several gated MLPs instead of one, mixed or contrasted by a router (Jakiro)."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start from the same channels
+
+
+class Branches(NamedTuple):
+    """Outputs for rows, or for unrolled rows [B, P, passes, ..].
+
+    `mixture` [.., H]: the state that all depths but the last are drafted from; number j of unrolled rows is depth j.
+    `last` [.., H]: the state of the last position's own branch, if there is one; of unrolled rows [B, P, H], after the
+    last pass, for the same depth or, if parallel, the next. `shares` [.., N]: the experts' weights in the mixture, 0
+    where they are not active. `overlap` [.., 1]: squared cosine of the two best experts' outputs. `apart`
+    [.., K (H + 1)], with two lists: of each active expert the state that it alone gives and its weight, side by side.
+    """
+
+    mixture: Tensor
+    last: Tensor | None
+    shares: Tensor
+    overlap: Tensor
+    apart: Tensor | None = None
+
+
+class Experts(nn.Module):
+    """Gated MLPs instead of one. Each has 1/K of its channels; K of N are active for a row."""
+
+    def __init__(self, mlp: nn.Module, experts: int, active: int, apart: bool = False) -> None:
+        super().__init__()
+        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.active, self.apart, self.activation = active, apart, mlp.act_fn
+        hidden = gate.weight.shape[1]
+        self.gate = nn.Parameter(_split_channels(gate.weight, experts, active))
+        self.up = nn.Parameter(_split_channels(up.weight, experts, active))
+        self.down = nn.Parameter(active * _split_channels(down.weight.T, experts, active))
+        self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
+
+    def forward(self, z: Tensor) -> Branches:
+        """Outputs of the experts for rows z [.., H], not yet added to the residual; `last` is their contrast."""
+        inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum(
+            "...h,eih->...ei", z, self.up
+        )
+        outputs = torch.einsum("...ei,eih->...eh", inner, self.down)
+        experts = len(self.gate)
+        if self.router is None:
+            return Branches(outputs[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
+        routed = nn.functional.linear(z, self.router).float()
+        weight, which = routed[..., :experts].softmax(-1).topk(self.active, dim=-1)
+        weight = weight / weight.sum(-1, keepdim=True)
+        chosen = outputs.gather(-2, which[..., None].expand(*which.shape, outputs.shape[-1]))
+        shares = torch.zeros_like(routed[..., :experts]).scatter(-1, which, weight)
+        weight = weight[..., None].to(outputs.dtype)
+        mixture = (weight * chosen).sum(-2)
+        if self.active == 1:
+            return Branches(mixture, None, shares, torch.zeros_like(z[..., :1]))
+        apart = torch.cat([chosen, weight], dim=-1).flatten(-2) if self.apart else None
+        first, second = chosen[..., 0, :], chosen[..., 1, :]
+        contrast = routed[..., experts:].softmax(-1).sort(dim=-1, descending=True).values.to(outputs.dtype)
+        overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
+        return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap, apart)
+
+
+def _split_channels(weight: Tensor, experts: int, active: int) -> Tensor:
+    """[experts, channels / active, H] of a weight [channels, H]: expert i gets every K-th channel from i mod K on."""
+    weight = weight.detach().float()
+    channels = len(weight) // active * active
+    parts = torch.stack([weight[i % active : channels : active] for i in range(experts)])
+    return parts if experts == active else parts + EXPERT_NOISE * parts.std() * torch.randn_like(parts)
+
+
+class LaterPass(nn.Module):
+    """Weights of a pass after the first, where each has its own (Hydra)."""
+
+    def __init__(self, mlp: nn.Module, norm: nn.Module, experts: int, active: int, apart: bool) -> None:
+        super().__init__()
+        self.experts, self.norm_mid = Experts(mlp, experts, active, apart), copy.deepcopy(norm)
+        width = norm.weight.shape[0]
+        self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(width))

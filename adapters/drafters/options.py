@@ -1,0 +1,111 @@
+"""Options of each drafter, beside the drafters and free of torch. `streamspec.adapters.training.config.TrainConfig` is
+composed from these groups; a group's docstring is its heading in the reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from streamspec.adapters.training.fields import option
+from streamspec.bundle.manifest import POSITIONS
+from streamspec.errors import ConfigError
+
+
+def parsed_taps(value: Any) -> str:
+    """Numbers with commas, from text or, as YAML has them, a number or a list. Raises ConfigError."""
+    parts = [str(part).strip() for part in (value if isinstance(value, list) else str(value).split(","))]
+    taps = [int(part) for part in parts if part.isdecimal() and len(part) < 5]
+    if len(taps) < len(parts) or 0 in taps or len(set(taps)) < len(taps):
+        raise ConfigError(f"taps = {value!r}", "whole numbers from 1 on with commas, each once", "change --taps")
+    return ",".join(map(str, taps))
+
+
+@dataclass
+class TrainedAloneOptions:
+    """Drafter stages"""
+
+    stream_batch_size: int | None = option(
+        None,
+        "texts per step of a drafter's stages; default: 2 where the drafter learns alone (staged), else batch_size",
+        minimum=1,
+    )
+
+
+@dataclass
+class StreamingOptions:
+    """Streams"""
+
+    ns: int | None = option(
+        None,
+        "number of last layers that streams run through (MSA layers); default: a third of the layers",
+        minimum=1,
+        says="at least 1 and at most the number of layers",
+    )
+    positions: str = option("shifted", 'stream j sits at position t + j ("shifted") or t ("same")', choices=POSITIONS)
+    root_token: bool = option(True, "streams also see the embedding of the token that follows row t")
+    fit_start: bool = option(
+        True, "streams start as the least-squares fit of the hidden states they predict, not at random"
+    )
+    stream_embedding: float = option(
+        0.5,
+        "initial rms of the stream embeddings, in units of the hidden state's rms, where they start at random",
+        above=0,
+    )
+
+
+@dataclass
+class MedusaOptions:
+    """Medusa heads"""
+
+    own_heads: bool = option(False, "each head has a vocabulary matrix of its own; otherwise all share the LM head")
+    heads_share: float = option(0.25, "joint: share of max_minutes in which the heads learn alone", above=0, below=1)
+
+
+@dataclass
+class DraftLayerOptions:
+    """Draft layers"""
+
+    taps: str | None = option(
+        None,
+        "layers above the hidden states that the draft layer reads; of several, with commas, all at once; "
+        "default: 2, of mtp 1",
+        parse=parsed_taps,
+    )
+    state_weight: float | None = option(
+        None, "weight of the loss on hidden states beside that on tokens; default: 10, of mtp 0", minimum=0
+    )
+
+
+@dataclass
+class UnrolledOptions:
+    """Draft layers trained on their own states"""
+
+    prefix_attention: bool = option(False, "only the first pass attends, the later ones are heads on its states")
+    unroll: int | None = option(
+        None,
+        "passes of the layer that training counts, of which the first reads the target's states; default: all",
+        minimum=1,
+    )
+    random_unroll: bool = option(
+        True, "each step draws how many of these passes it unrolls, n with a probability proportional to 1/n"
+    )
+
+
+@dataclass
+class JakiroOptions:
+    """Jakiro's experts"""
+
+    experts: int = option(2, "experts of the draft layer")
+    active: int = option(2, "experts used for a row")
+    contrast: bool = option(
+        True, "the last position is drafted from the contrast of the two best experts, not from their mixture"
+    )
+    parallel: bool = option(True, "the last position is drafted without a pass of its own")
+    two_lists: bool = option(False, "each active expert proposes its own candidates (the MoE tree)")
+    last_weight: float = option(
+        0.5, "weight of the last position's own branch in the loss (0.5: the paper's)", minimum=0
+    )
+    expert_weight: float = option(
+        0.0, "weight of a loss that penalises experts for agreeing or for being used unevenly", minimum=0
+    )

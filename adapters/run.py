@@ -1,0 +1,94 @@
+"""One training run: its options, base, data and state, shared by every stage."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.data import Collator, Formatter, TokenRow
+from streamspec.adapters.training.device import clock_of, has_bf16
+from streamspec.adapters.training.run_state import RunState
+from streamspec.atomic import sha256_file
+from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
+from streamspec.data import Example
+
+WORK = "run"  # folder of an unfinished run, inside --out
+RUN_STATE = "journal.json"  # in WORK: its options, finished parts and minutes
+UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
+
+
+@dataclass
+class Run:
+    """A run as all stages see it."""
+
+    config: TrainConfig
+    base: Base
+    tokenizer: Any
+    formatter: Formatter
+    examples: list[Example]
+    rows: list[TokenRow]
+    val_examples: list[Example]
+    val_rows: list[TokenRow]
+    ns: int  # MSA layers
+    state: RunState  # finished parts, saved after each
+
+    @property
+    def work(self) -> Path:
+        """Checkpoints, regenerated answers and finished stages of a run that is not over."""
+        return self.config.out / WORK
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if has_bf16() else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def fit_start(self, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
+        """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]), and logs its time and the
+        share of variance it leaves unexplained.
+        """
+        config, now = self.config, clock_of(self.config)
+        began, collate = now(), Collator(self.device)
+        batches = (collate(self.rows[i : i + config.batch_size]) for i in range(0, len(self.rows), config.batch_size))
+        left = fit((b["input_ids"], b["attention_mask"]) for b in batches)
+        self.state.finish("start", (now() - began) / 60, {"unexplained": round(left, 4)})
+
+
+def answers_made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
+    """Base, target and sampling that regenerated answers depend on, besides their prompts."""
+    target = "trained in this run"
+    if config.target_adapter is not None:
+        task = task_lora(config)
+        target = (
+            UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
+        )
+    made = {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
+    drawn = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
+    return made | drawn if config.answer_temperature else made
+
+
+def task_lora(config: TrainConfig) -> Path | None:
+    """Folder of the given task LoRA; None for the untouched base."""
+    return None if str(config.target_adapter) == UNTOUCHED else config.target_adapter
+
+
+def preview(run: Run) -> str:
+    """One rendered training row, the completion in brackets."""
+    row = run.rows[0]
+    start = row.loss_mask.index(True)
+    prompt, answer = (run.tokenizer.decode(ids) for ids in (row.input_ids[:start], row.input_ids[start:]))
+    return f"{prompt}[[{answer}]]"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,142 @@
+"""The stages of a run: the task LoRA, the target's own answers, the drafter, and the measurement at the end.
+
+A stage that is finished is not repeated when the run is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from streamspec.acceptance_stats import node_order, per_stream_accuracy, simulated_tau
+from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
+from streamspec.adapters.checks import fits
+from streamspec.adapters.drafters.base import DraftingModel, FitStep, TargetModel
+from streamspec.adapters.models import with_task_lora
+from streamspec.adapters.run import Run, answers_made_by
+from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
+from streamspec.adapters.training.data import TokenRow, joined
+from streamspec.adapters.training.device import clock_of
+from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
+from streamspec.adapters.training.losses import lookup_table, next_token_loss, pick_rows
+from streamspec.adapters.training.self_distillation import CompletionFile, regenerate
+from streamspec.adapters.training.stage import Stage, run_stage
+from streamspec.atomic import write_text
+from streamspec.data import Example
+from streamspec.draft_tree import DraftTree
+
+REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
+
+
+def task_stage(run: Run, out: Path, minutes: float | None) -> PreTrainedModel:
+    """Trains the task LoRA on references and writes it to `out` in PEFT's format."""
+    peft, model = with_task_lora(run)
+    plain = TargetModel(model)
+
+    def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
+        return {"total": next_token_loss(plain, main, batch)}
+
+    stage = Stage("task", plain, loss, run.rows, run.config.lr, run.config.batch_size, minutes)
+    log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
+    write_task_lora(peft, run.base, out)
+    run.state.finish("task", used, log)
+    return model
+
+
+def fit_drafter(
+    run: Run,
+    name: str,
+    drafter: DraftingModel,
+    rows: list[TokenRow],
+    vocabulary: Tensor | None,
+    lr: float,
+    minutes: float | None,
+) -> None:
+    """Trains a drafter on `rows`; beside a frozen target the main pass needs no gradient and no next-token loss."""
+    config = run.config
+    lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
+    weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
+    done = run.work / f"{name}.safetensors"
+
+    main_pass = (
+        HiddenStateCache(drafter) if config.epochs > 1 and HiddenStateCache.serves(drafter) else drafter.main_pass
+    )
+
+    def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        with torch.set_grad_enabled(not drafter.frozen):
+            main = main_pass(batch["input_ids"], batch["attention_mask"])
+        picked = pick_rows(batch, config.gamma, config.stream_rows)
+        return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, config))
+
+    if run.state.finished(name):
+        load_stage(done, drafter)
+        return
+    log, used = run_stage(
+        Stage(name, drafter, loss, rows, lr, config.drafter_batch, minutes), config, run.work / f"checkpoints-{name}"
+    )
+    save_stage(done, drafter)
+    run.state.finish(name, used, log)
+
+
+def own_answers(
+    run: Run, model: PreTrainedModel, examples: list[Example], count: int, name: str, minutes: float | None
+) -> list[TokenRow]:
+    """Rows whose completions the model wrote itself; of `text` rows it continues the beginning."""
+    config, part = run.config, f"regenerated_{name}"
+    prompts = [p for e in examples if fits(p := run.formatter.opening_ids(e), config)]
+    prompts = prompts[:: max(1, len(prompts) // count)][:count]
+    kept = CompletionFile(config.answers or run.work / f"answers-{name}.jsonl", answers_made_by(config, run.base))
+    used = run.work / f"answered-{name}.json"
+    if run.state.finished(part):  # cut by time, perhaps: go on with the same answers
+        prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
+    now = clock_of(config)
+    began, attention, training = now(), model.config._attn_implementation, model.training
+    if model._supports_sdpa:  # not where scores have a soft cap
+        model.set_attn_implementation("sdpa")
+    model.eval()
+    answered = regenerate(
+        model,
+        prompts,
+        run.tokenizer.eos_token_id,
+        kept,
+        max_new_tokens=config.max_new_tokens,
+        batch_size=config.regenerate_batch,
+        sampled=(config.answer_temperature, config.answer_top_p, config.seed) if config.answer_temperature else None,
+        minutes=None if run.state.finished(part) else minutes,
+        now=now,
+        label=f"regenerating ({name})",
+    )
+    model.train(training)
+    model.set_attn_implementation(attention)
+    if not run.state.finished(part):
+        tokens, seconds = sum(len(answer) for _, answer in answered), now() - began
+        log = {"completions": len(answered), "tokens": tokens, "seconds": round(seconds, 1)}
+        reached = {tuple(prompt) for prompt, _ in answered}
+        write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
+        run.state.finish(part, seconds / 60, log)
+    return [joined(prompt, answer) for prompt, answer in answered]
+
+
+def finish_drafter(
+    run: Run, drafter: DraftingModel, model: PreTrainedModel, vocabulary: Tensor | None
+) -> dict[str, Any]:
+    """Measures drafts on the target's own validation answers and writes the adapter"""
+    drafter.eval()
+    loss = validation_loss(drafter, run.val_rows)
+    with drafter.drafter_lora(False):
+        rows = own_answers(run, model, run.val_examples, run.config.val_rows, "val", None)
+    ranks = record_ranks(drafter, rows, vocabulary)
+    tree = DraftTree.from_nodes(node_order(ranks, drafter.gamma), REPORTED_ROWS)
+    metrics = {
+        "tau": round(simulated_tau(ranks, tree), 3),
+        "tau_rows": REPORTED_ROWS,
+        "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
+        "val_loss": round(loss, 4),
+    }
+    return finish_drafting(run, drafter, vocabulary, ranks, metrics | drafter.statistics(rows, vocabulary))

@@ -1,0 +1,62 @@
+"""Draws docs/images/speed.svg: tokens per second, plain against speculative, of the shipped adapters.
+
+    python benchmarks/speed_figure.py [--out docs/images/speed.svg]
+
+The figures are those of the tables in docs/lab/benchmarks/speed.md; SVG by hand, so that it needs no package.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+# task, plain tokens/s, speculative tokens/s, speed-up (median over the repetitions)
+RESULTS = [
+    ("E2E: facts to sentence", 114, 335, 2.81),
+    ("WikiSQL: question to query", 119, 296, 2.49),
+    ("DialogSum: summaries", 104, 162, 1.60),
+    ("Spec-Bench: chat (one thread)", 65, 98, 1.51),
+]
+WIDTH, LEFT, SCALE, ROW = 760, 250, 1.22, 58  # pixels; SCALE: pixels per token/s
+TEXT, MUTED, PLAIN, DRAFTED = "#1f2933", "#52606d", "#9aa5b1", "#0b7a75"
+
+
+def figure() -> str:
+    height = 74 + ROW * len(RESULTS) + 34
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="14" role="img">',
+        "<title>Tokens per second, plain and speculative decoding</title>",
+        f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#ffffff" stroke="#d5dbe1"/>',
+        f'<text x="24" y="34" font-size="16" font-weight="600" fill="{TEXT}">Tokens per second, same output</text>',
+        f'<rect x="{LEFT + 120}" y="22" width="14" height="14" fill="{PLAIN}"/>',
+        f'<text x="{LEFT + 140}" y="34" fill="{MUTED}">plain</text>',
+        f'<rect x="{LEFT + 200}" y="22" width="14" height="14" fill="{DRAFTED}"/>',
+        f'<text x="{LEFT + 220}" y="34" fill="{MUTED}">speculative</text>',
+    ]
+    for index, (task, plain, drafted, speed_up) in enumerate(RESULTS):
+        top = 62 + ROW * index
+        lines += [
+            f'<text x="{LEFT - 14}" y="{top + 25}" text-anchor="end" fill="{TEXT}">{task}</text>',
+            f'<rect x="{LEFT}" y="{top}" width="{plain * SCALE:.0f}" height="18" rx="2" fill="{PLAIN}"/>',
+            f'<text x="{LEFT + plain * SCALE + 8:.0f}" y="{top + 14}" fill="{MUTED}">{plain}</text>',
+            f'<rect x="{LEFT}" y="{top + 21}" width="{drafted * SCALE:.0f}" height="18" rx="2" fill="{DRAFTED}"/>',
+            f'<text x="{LEFT + drafted * SCALE + 8:.0f}" y="{top + 35}" fill="{TEXT}">{drafted}'
+            f'<tspan font-weight="600" dx="10">{speed_up:.1f} x</tspan></text>',
+        ]
+    lines += [
+        f'<text x="24" y="{height - 20}" font-size="12" fill="{MUTED}">SmolLM2-135M-Instruct, int8, two Zen 4 cores. '
+        "Medians of interleaved runs; x: decode time, median of the ratios.</text>",
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("docs/images/speed.svg"))
+    parser.parse_args().out.write_text(figure(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""MkDocs hooks: write the generated parts of the reference into its pages while the site is built.
+
+A page names a generated part in an HTML comment: `<!-- generated: cli train -->`. The names are the keys of `PARTS`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # documents this checkout, whatever is installed
+MARK = "<!-- generated: "
+
+
+def cli(command: str) -> str:
+    """Render the options of one command as a table, from the command line's own definitions."""
+    import typer
+
+    from streamspec.cli import app
+
+    group = typer.main.get_command(app)
+    found = group.commands[command]  # type: ignore[attr-defined]
+    context = found.make_context(command, ["--help"], resilient_parsing=True)
+    records = [record for option in found.params if (record := option.get_help_record(context))]
+    return table("option", "meaning", [(f"`{left}`", text) for left, text in records])
+
+
+def train_options() -> str:
+    """Render every field of TrainConfig, by the renderer of the configuration itself where there is one."""
+    import dataclasses
+
+    from streamspec.adapters.training import config
+
+    if hasattr(config, "reference"):
+        return str(config.reference())
+    rows = []
+    for field in dataclasses.fields(config.TrainConfig):
+        default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+        rows.append((f"`{field.name}`", f"`{field.type}`", default, field.metadata.get("help", "")))
+    return table("option", "type", "default", "meaning", rows)
+
+
+def step_graph() -> str:
+    """Render the inputs and outputs of the step graphs from the table that exporter and runtime read."""
+    from streamspec import step_graph
+
+    return str(step_graph.markdown())
+
+
+def source(path: str) -> str:
+    """Show a file of this repository as it is."""
+    return f"```python\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```"
+
+
+def table(*columns_and_rows: Any) -> str:
+    """A Markdown table; the last argument holds the rows."""
+    *columns, rows = columns_and_rows
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = [
+        [re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or "&#124;", str(cell)) for cell in line] for line in lines
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+PARTS: dict[str, Callable[..., str]] = {
+    "cli": cli,
+    "train-options": train_options,
+    "step-graph": step_graph,
+    "source": source,
+}
+
+
+def fill(text: str) -> str:
+    """Put the generated part after each line that names one."""
+    lines = []
+    for line in text.split("\n"):
+        lines.append(line)
+        if line.startswith(MARK):
+            name, *arguments = line.removeprefix(MARK).removesuffix("-->").split()
+            lines += ["", PARTS[name](*arguments), ""]
+    return "\n".join(lines)
+
+
+def on_startup(**_: Any) -> None:
+    """Copy the four folders' sources into one package tree, from which the API page is read without imports."""
+    package = ROOT / "build" / "docs" / "streamspec"
+    shutil.rmtree(package, ignore_errors=True)
+    for source in ("streamspec", "adapters", "export", "runtime"):
+        for file in (ROOT / source).rglob("*.py"):
+            target = package / file.relative_to(ROOT / "streamspec" if source == "streamspec" else ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return fill(markdown) if MARK in markdown else markdown

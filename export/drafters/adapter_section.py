@@ -1,0 +1,104 @@
+"""Reads and checks the drafter of an adapter folder: its section of the configuration, its tensors, its draft tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from streamspec.acceptance_stats import MISSED, Acceptance, node_order
+from streamspec.bundle.adapter_folder import ACCEPTANCE, RESTORE, STREAM_WEIGHTS, Adapter
+from streamspec.errors import AdapterError
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.ops.builder import Array
+
+Shapes = dict[str, tuple[int, ...]]  # by a tensor's name in the adapter
+
+
+@dataclass(frozen=True)
+class AdapterSection:
+    """One adapter's section for the base `spec`. `proposable`: draft tokens, the vocabulary where none are chosen."""
+
+    adapter: Adapter
+    config: Mapping[str, Any]
+    spec: DecoderSpec
+    gamma: int = 0
+    proposable: int = 0
+
+    def whole(self, name: str, low: int, high: int, within: Any = None) -> int:
+        """A whole number of the section, or of the part `within` of it. Raises AdapterError."""
+        config = self.config if within is None else within
+        value = config.get(name) if isinstance(config, Mapping) else None
+        if type(value) is not int or not low <= value <= high:
+            raise self.refused(f"streams.{name} is {value!r}", f"a whole number {low}..{high}")
+        return value
+
+    def positive(self, name: str, value: Any) -> float:
+        """`value`, called `name` in the error. Raises AdapterError."""
+        if not isinstance(value, (int, float)) or not 0 < value < 1e6:
+            raise self.refused(f"streams.{name} is {value!r}", "a positive number")
+        return value
+
+    def refused(self, found: str, expected: str) -> AdapterError:
+        """The error for something wrong in this section."""
+        return AdapterError(f"{self.adapter.path}: {found}", expected, RESTORE)
+
+    def check(self, tensors: dict[str, Array], expected: Shapes) -> None:
+        """Raises AdapterError that names all missing, misshapen, unknown tensors and those that are not finite."""
+        missing = [name for name in expected if name not in tensors]
+        wrong = [
+            f"{name} {tensors[name].shape}, not {shape}"
+            for name, shape in expected.items()
+            if name in tensors and tensors[name].shape != shape
+        ]
+        broken = [name for name in expected if name in tensors and not np.isfinite(tensors[name]).all()]
+        unknown = sorted(set(tensors) - set(expected))
+        faults = [
+            f"{title}: {_some(names)}"
+            for title, names in (
+                ("missing", missing),
+                ("of the wrong shape", wrong),
+                ("not finite", broken),
+                ("unknown", unknown),
+            )
+            if names
+        ]
+        if faults:
+            raise AdapterError(
+                f"{self.adapter.path / STREAM_WEIGHTS}: {'; '.join(faults)}",
+                "the tensors its configuration names",
+                RESTORE,
+            )
+
+
+def _some(names: list[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+def read_tensors(file: Path) -> dict[str, Array]:
+    """Raises AdapterError for what is no safetensors file."""
+    try:
+        return dict(load_file(file))
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise AdapterError(f"{file}: {error}", "a safetensors file", RESTORE) from None
+
+
+def read_nodes(adapter: Adapter, gamma: int, candidates: int) -> tuple[tuple[int, int, float], ...]:
+    """Draft tree nodes by falling probability, from the ranks recorded on validation data; ranks below `candidates`
+    only.
+    """
+    recorded = Acceptance.load(adapter.path / ACCEPTANCE)
+    if recorded.gamma != gamma:
+        raise AdapterError(
+            f"{adapter.path}: acceptance.json has gamma {recorded.gamma}", f"{gamma} as in the configuration", RESTORE
+        )
+    offered = [
+        [[rank if rank < candidates else MISSED for rank in row] for row in completion] for completion in recorded.ranks
+    ]
+    return tuple(node_order(offered, gamma))

@@ -1,0 +1,320 @@
+"""Jakiro's draft layer as nodes (arXiv 2502.06282; with one expert EAGLE's): all its passes inside one call of a step.
+
+Every main row also becomes a row of the draft layer: its states at the tapped layers and the token the target chose
+after it. Only its K/V is made, and lies in the cache like that of one more layer. After the accepted node the layer
+then drafts:
+
+    level 1         the accepted node's own row                             C candidates after the root
+    level 2 ..      the `BEAM` likeliest candidates of the level before,    C candidates after each
+                    each with its parent's finished state
+    the last        if parallel no pass: its own branch of the              C candidates after each
+                    parents' rows
+
+With prefix attention the first level alone attends; with own heads every pass has weights of its own
+(docs/architecture.md). Row for row the equations of `adapters/drafters/draft_layer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from streamspec.export.drafters.base import Accepted, DraftPass, MainRows
+from streamspec.export.drafters.draft_layer import DraftLayerSource, DraftLayerSpec
+from streamspec.export.layers.attention import attend, by_head
+from streamspec.export.layers.decoder import Decoder, Residual
+from streamspec.export.ops.builder import Array, Scope
+from streamspec.export.quantization.precisions import Rows, Weight
+from streamspec.step_graph import CACHE_KINDS
+
+
+@dataclass
+class _Level:
+    """Rows of the draft layer that draft for the same depth."""
+
+    # finished [1, m, H], where it is asked for: of the mixture, in the last pass of the branch for the last depth
+    state: str
+    last: str = ""  # [1, m, H], where that branch drafts one depth further: what the parent's row gives to it
+    apart: tuple[str, str] | None = (
+        None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
+    )
+    sees: str = ""  # [m, own]: which of the layer's own rows so far, additive
+    path: str = ""  # log probability [m] of the candidates that the rows follow
+    logits: str = ""  # [m, D], of experts apart log probabilities
+    values: str = ""  # of the best [m, C]
+    tokens: str = ""  # int64 [m, C]
+    numbers: str = ""  # int64 [m, C] among the D
+
+
+class _Experts(NamedTuple):
+    """Updates of rows by experts, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K]
+    their weights.
+    """
+
+    mixture: str = ""
+    contrast: str = ""
+    apart: Sequence[str] = ()
+    shares: str = ""
+
+
+@dataclass
+class _Chosen:
+    """The likeliest candidates of a level. `picked` int64 [beam]: row x C + rank, `parents` [beam]: their rows, `path`
+    [beam]: log probability.
+    """
+
+    picked: str
+    parents: str
+    tokens: str
+    path: str
+
+
+class DraftLayerPass(DraftPass):
+    """The draft layer as a branch, and its rows' K/V in the main graph."""
+
+    spec: DraftLayerSpec
+
+    def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int) -> None:
+        self.layer = decoder.spec.layers
+        own = Decoder(decoder.spec, DraftLayerSource(decoder.source, spec, self.layer), decoder.precision)
+        super().__init__(own, spec, candidates)
+        self.inputs = ""  # x [1, n, H] of the main rows
+        self.present = ("", "")
+
+    # ---- in the main graph
+
+    def main_rows(self, g: Scope, main: MainRows) -> list[tuple[str, ...]]:
+        units = [self.decoder.unit_rms(g, entry) for entry in main.entries]
+        state = self._map(g, g.op("Concat", *units, axis=-1), main.rows, "from_entry")
+        self.inputs = self._input(g, main.following, state, main.rows)
+        _, *sides = self._queries_keys_values(g, self._norm(g, self.inputs), main.rows, main.positions)
+        key, value = (
+            main.attention.append(side, self.layer, kind) for side, kind in zip(sides, CACHE_KINDS, strict=True)
+        )
+        self.present = key, value
+        return [self.present]
+
+    # ---- in the branch
+
+    def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
+        past = accepted.past_mask(g)
+        own: list[tuple[str, str]] = []
+        beam = self.spec.beam
+        origins, levels, rows = [g.ints(-1)], [], Rows(g.ints(beam))
+        with g.named("level.1"):
+            x = g.op("Gather", self.inputs, accepted.node, axis=1)
+            where = g.op("Gather", accepted.positions, accepted.node, axis=0)
+            levels.append(self._level(g, x, 0, where, accepted, past, own, None))
+            self._propose_level(g, levels[-1])
+        for number in range(1, self.spec.passes):
+            with g.named(f"level.{number + 1}"):
+                before, chosen = levels[-1], self._likeliest(g, levels[-1])
+                part = self._part(number)
+                state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, f"{part}from_state")
+                x = self._input(g, chosen.tokens, state, rows, part)
+                at = g.op("Add", where, g.ints(number))
+                sees = g.op("Gather", before.sees, chosen.parents, axis=0) if before.sees else ""
+                levels.append(self._level(g, x, number, at, accepted, past, own, sees))
+                self._propose_level(g, levels[-1], chosen.path)
+                origins.append(chosen.picked)
+        if self.spec.parallel:
+            with g.named("last"):
+                chosen = self._likeliest(g, levels[-1])
+                known = self._map(g, self._embedded(g, chosen.tokens), rows, "last_token")
+                state = g.op("Add", g.op("Gather", levels[-1].last, chosen.parents, axis=1), known)
+                levels.append(_Level(self._finish(g, state)))
+                self._propose_level(g, levels[-1], chosen.path)
+                origins.append(chosen.picked)
+        return [
+            g.op("Concat", *names, axis=0)
+            for names in ([x.tokens for x in levels], [x.values for x in levels], origins)
+        ]
+
+    def _likeliest(self, g: Scope, level: _Level) -> _Chosen:
+        logs = level.logits if level.apart else g.op("LogSoftmax", level.logits, axis=-1)
+        probabilities = g.op("GatherElements", logs, level.numbers, axis=-1)
+        if level.path:
+            probabilities = g.op("Add", probabilities, g.op("Unsqueeze", level.path, g.ints(1)))
+        path, picked = g.ops(
+            "TopK", g.op("Reshape", probabilities, g.ints(-1)), g.ints(self.spec.beam), out=(None, None), axis=0
+        )
+        tokens = g.op("Gather", g.op("Reshape", level.tokens, g.ints(-1)), picked, axis=0)
+        return _Chosen(picked, g.op("Div", picked, g.ints(self.candidates)), tokens, path)
+
+    def _level(
+        self,
+        g: Scope,
+        x: str,
+        number: int,
+        at: str,
+        accepted: Accepted,
+        past: str,
+        own: list[tuple[str, str]],
+        sees: str | None,
+    ) -> _Level:
+        """Runs pass `number` of the layer, the last one with the branch of the last depth. The first pass's row lies in
+        the cache already (`sees` None); all others add to `own`."""
+        spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
+        rows, residual = Rows(g.ints(count)), Residual(x)
+        if sees is None or not spec.prefix_attention:
+            residual.update, sees = self._attention(g, x, rows, count, at, accepted, past, own, sees)
+        layer = self.layer + (number if spec.own_heads else 0)
+        normed, residual = self.decoder.norm(
+            g, residual, self.decoder.spec.weight_name(layer, "post_attention_layernorm")
+        )
+        contrast, parallel = last and spec.contrast, last and spec.parallel
+        branch = contrast or parallel
+        drafts = parallel or not branch  # the depth after the rows is not the branch's
+        apart = spec.two_lists and drafts
+        mixture = not last or (drafts and not apart) or (branch and not contrast)
+        said = self._experts(g, normed, rows, count, self._part(number), mixture, contrast, apart)
+        level = _Level("", sees=sees or "")
+        if mixture:
+            level.state = self._finish(g, g.op("Add", residual.stream, said.mixture))
+        if apart:
+            lists = g.op("Concat", *(g.op("Add", residual.stream, one) for one in said.apart), axis=1)
+            level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", said.shares, perm=[2, 1, 0]))
+        if branch:
+            state = self._map(g, g.op("Add", residual.stream, said.contrast or said.mixture), rows, "last_state")
+            if parallel:
+                level.last = state
+            else:
+                level.state = self._finish(g, state)
+        return level
+
+    def _part(self, number: int) -> str:
+        """The prefix of the names of the weights of pass `number`."""
+        return f"heads.{number - 1}." if self.spec.own_heads and number else ""
+
+    def _attention(
+        self,
+        g: Scope,
+        x: str,
+        rows: Rows,
+        count: int,
+        at: str,
+        accepted: Accepted,
+        past: str,
+        own: list[tuple[str, str]],
+        sees: str | None,
+    ) -> tuple[str, str | None]:
+        """The update by attention, and which of the layer's own rows each row has seen."""
+        q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, g.op("Expand", at, g.ints(count)))
+        mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
+        if sees is not None:
+            own.append((k, v))
+            masked = np.where(np.eye(count, dtype=bool), 0, -np.inf).astype(np.float32).clip(-1e30)
+            alone = g.store.constant(masked, np.float32)
+            sees = g.op("Concat", sees, alone, axis=1) if sees else alone
+            mask = g.op("Concat", mask, sees, axis=1)
+        spec = self.decoder.spec
+        parts = accepted.seen(g, self.present)
+        if own:
+            key, value = (
+                g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True)
+            )
+            parts.append((by_head(g, spec, key), by_head(g, spec, value)))
+        mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
+        return self.decoder.linear(g, mixed, rows, self.layer, self.decoder.spec.family.out), sees
+
+    def _propose_level(self, g: Scope, level: _Level, path: str = "") -> None:
+        """The best candidates of the level, which follows candidates of the log probabilities `path` [m]."""
+        states, shares = level.apart or (level.state, "")
+        flat = g.op("Squeeze", states, g.ints(0))
+        level.logits, level.path = self.head(g, flat, Rows(g.op("Shape", flat, start=0, end=1))), path
+        if shares:
+            lists = g.op(
+                "Reshape",
+                g.op("LogSoftmax", level.logits, axis=-1),
+                g.op("Concat", g.op("Shape", shares, end=2), g.ints(-1), axis=0),
+            )
+            level.logits = g.op("ReduceLogSumExp", g.op("Add", lists, shares), g.ints(0), keepdims=0)
+        level.tokens, level.values, level.numbers = self.best(g, level.logits)
+
+    # ---- parts of the layer
+
+    def _input(self, g: Scope, tokens: str, state: str, rows: Rows, part: str = "") -> str:
+        """`part`: prefix of the names of the pass's weights."""
+        bias = self._constant(g, f"{part}bias", self.spec.tensors[f"{part}bias"])
+        return g.op("Add", g.op("Add", self._map(g, self._embedded(g, tokens), rows, f"{part}from_token"), bias), state)
+
+    def _embedded(self, g: Scope, tokens: str) -> str:
+        return self.decoder.unit_rms(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
+
+    def _map(self, g: Scope, x: str, rows: Rows, name: str) -> str:
+        return self.decoder.precision.linear(g, x, rows, self._weight(name, self.spec.tensors[name]))
+
+    def _norm(self, g: Scope, x: str) -> str:
+        return self.decoder.enter(g, Residual(x), self.layer)[0]
+
+    def _finish(self, g: Scope, x: str) -> str:
+        weight = self._constant(g, "norm_out", self.spec.tensors["norm_out.weight"])
+        return g.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=self.decoder.spec.eps, stash_type=1)
+
+    def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
+        return self.decoder.queries_keys_values(
+            g, x, rows, self.layer, self.decoder.rotary(g, positions), self.decoder.linear
+        )
+
+    def _experts(
+        self, g: Scope, z: str, rows: Rows, count: int, part: str, mixture: bool, contrast: bool, apart: bool
+    ) -> _Experts:
+        """All experts run: they are one product."""
+        tensors, decoder, active = self.spec.tensors, self.decoder, self.spec.active
+        experts, inner, hidden = tensors[f"{part}experts.gate"].shape
+        stacked = np.concatenate([tensors[f"{part}experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
+        half = experts * inner
+        both = decoder.precision.linear(g, z, rows, self._weight(f"{part}gate_up", stacked))
+        gate, up = g.ops("Split", both, g.ints(half, half), out=(None, None), axis=-1)
+        product = g.op("Mul", decoder.activate(g, gate), up)
+        down = self._weight(f"{part}down", tensors[f"{part}experts.down"].transpose(2, 0, 1).reshape(hidden, half))
+        if experts == 1:
+            return _Experts(mixture=decoder.precision.linear(g, product, rows, down))
+        router = self._constant(g, f"{part}router", np.ascontiguousarray(tensors[f"{part}experts.router"].T))
+        scores, sides = g.ops("Split", g.op("MatMul", z, router), g.ints(experts, 2), out=(None, None), axis=-1)
+        probabilities, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(active), out=(None, None), axis=-1)
+        shares = g.op("Div", probabilities, g.op("ReduceSum", probabilities, g.ints(-1), keepdims=1))
+        nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
+        spread = self._constant(
+            g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32)
+        )  # an expert's weight to its channels
+        weights = []  # of the experts [1, m, N]
+        if mixture:
+            weights.append(g.op("ScatterElements", nothing, best, shares, axis=-1))
+        if contrast:
+            high, _ = g.ops(
+                "TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1
+            )
+            signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
+            two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
+            weights.append(g.op("ScatterElements", nothing, two, signed, axis=-1))
+        for which in range(active if apart else 0):
+            one = g.op("Slice", best, g.ints(which), g.ints(which + 1), g.ints(2))
+            weights.append(
+                g.op(
+                    "ScatterElements",
+                    nothing,
+                    one,
+                    g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one)),
+                    axis=-1,
+                )
+            )
+        sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
+        said = decoder.precision.linear(
+            g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
+        )
+        parts = iter(
+            g.ops("Split", said, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1) if sums[1:] else [said]
+        )
+        return _Experts(next(parts) if mixture else "", next(parts) if contrast else "", list(parts), shares)
+
+    def _weight(self, name: str, array: Array) -> Weight:
+        return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))
+
+    @staticmethod
+    def _constant(g: Scope, name: str, array: Array) -> str:
+        label = f"jakiro.{name}"
+        return label if label in g.store else g.store.add(label, array.astype(np.float32))

@@ -1,0 +1,110 @@
+"""The draft layer as it was trained (`adapters/drafters/draft_layer.py`), to compare the graph with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from streamspec.adapters.drafters.base import DraftRows
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.export.drafters.draft_layer import DraftLayerSpec
+from streamspec.export.ops.builder import Array
+from streamspec.export.validate.draft_reference import (
+    Compared,
+    DraftedTree,
+    DraftReference,
+    ExpectedDrafts,
+    TreePass,
+)
+from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
+from streamspec.export.validate.reference import ReferenceModel
+from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES, ORIGINS
+
+
+class DraftLayerReference(DraftReference):
+    """The layer beside the whole model, which it keeps: what it is asked depends on the graph's own candidates."""
+
+    def __init__(self, model: ReferenceModel, spec: DraftLayerSpec) -> None:
+        self.layer = TrainedDraftLayer(model.model, spec)
+
+    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        return _LayerDrafts(self.layer)
+
+
+@dataclass(frozen=True)
+class _LayerDrafts(ExpectedDrafts):
+    layer: TrainedDraftLayer
+
+    def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
+        tree, tokens, context = case.tree, case.drafted, case.context
+        fresh = GraphRunner(session, len(context) + len(tokens))
+        fresh.prefill(context, next_ids=np.append(context[1:], tokens[0]))
+        for node, root in case.samples():
+            path = list(tree.path(node))
+            following = np.full(len(tree), -1)
+            following[path] = [*tokens[path[1:]], root]
+            out = fresh.step(
+                tokens,
+                np.asarray(tree.depths),
+                tree.mask(),
+                parents=np.asarray(tree.parents),
+                streams=1,
+                forced_node=node,
+                forced_root=root,
+                next_ids=following,
+            )
+            yield from self.layer.drafts(np.concatenate([context, tokens[path]]), root, out)
+
+
+class TrainedDraftLayer:
+    """The layer beside one text."""
+
+    def __init__(self, model: Any, spec: DraftLayerSpec) -> None:
+        experts = len(spec.tensors["experts.gate"])
+        self.spec = spec
+        parts = {
+            name: getattr(spec, name)
+            for name in ("active", "contrast", "parallel", "two_lists", "taps", "prefix_attention", "own_heads")
+        }
+        self.model = DraftLayerModel(model, DraftLayerConfig(spec.gamma, experts, **parts)).eval()
+        with torch.no_grad():
+            for name, parameter in self.model.drafter_tensors().items():
+                parameter.copy_(torch.as_tensor(spec.tensors[name]))
+
+    @torch.no_grad()
+    def drafts(self, text: Array, root: int, out: dict[str, Array]) -> Iterator[Compared]:
+        """Yields every draft row in `out`, the graph's outputs after the last token of `text` [T], whose next is
+        `root`: candidates [C], their logits [C], and the layer's own logits [V] after the same candidates, minus
+        infinity where nothing may be proposed; of both the largest is 0."""
+        vocabulary = None if self.spec.draft_vocab is None else torch.as_tensor(self.spec.draft_vocab)
+        tokens = torch.as_tensor(text)[None]
+        main = self.model.main_pass(tokens, torch.ones_like(tokens))
+        main.tokens = torch.cat([main.tokens[:, :1], tokens[:, 1:]], dim=1)
+        main.tokens[0, 0] = root  # the layer takes row t's next token from slot t + 1, the last row's from slot 0
+        paths: list[list[int]] = []  # of each row of the level before: the candidates it follows
+        start, candidates = 0, out[CANDIDATES].shape[1]
+        for depth, count in enumerate(self.spec.levels):
+            before, paths = paths, []
+            for row in range(count):
+                origin = int(out[ORIGINS][start + row])
+                token = (
+                    int(out[CANDIDATES][start - len(before) + origin // candidates, origin % candidates])
+                    if depth
+                    else 0
+                )
+                paths.append([*before[origin // candidates], token] if depth else [])
+                following = torch.tensor([[[*paths[-1], *[0] * (self.spec.gamma - len(paths[-1]))]]])
+                picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
+                state = self.model.draft_pass(main, picked)[0, :, depth]
+                logits = torch.full((self.model.decoder.embedding.num_embeddings,), -torch.inf)
+                logits[slice(None) if vocabulary is None else vocabulary] = self.model.guess(
+                    state, torch.tensor([depth]), vocabulary
+                )[0].float()
+                ours = out[CANDIDATE_LOGITS][start + row]
+                yield out[CANDIDATES][start + row], ours - ours.max(), (logits - logits.max()).numpy()
+            start += count

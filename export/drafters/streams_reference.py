@@ -1,0 +1,81 @@
+"""Deferred speculative streams in PyTorch, to compare the graph with: `adapters/drafters/streams.py` beside one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from streamspec.export.drafters.streams import StreamSpec
+from streamspec.export.layers.decoder_spec import DecoderSpec, describe
+from streamspec.export.ops.builder import Array
+from streamspec.export.validate.draft_reference import ParallelReference
+from streamspec.export.validate.reference import ReferenceOutput
+from streamspec.export.weights.lazy_weights import Float32Decoder
+
+
+class StreamReference(ParallelReference):
+    """Streams that see the main rows which their row sees."""
+
+    spec: StreamSpec
+
+    @torch.no_grad()
+    def logits(self, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+        spec, model, decoder = self.spec, self.model, self.model.decoder
+        shift = torch.as_tensor(spec.embeddings)
+        shares = torch.ones(spec.gamma, 2) if spec.shares is None else torch.as_tensor(spec.shares)
+        if spec.root_map is not None:
+            embedded = decoder.embed(torch.tensor([root]))
+            unit = embedded * torch.rsqrt(embedded.pow(2).mean(-1, keepdim=True) + 1e-12)
+            shift = shift + shares[:, 1:] * (unit @ torch.as_tensor(spec.root_map).T)
+        hidden = shares[:, :1] * main.entry[:, row : row + 1] + spec.scale * shift[None]
+        steps = torch.arange(1, spec.gamma + 1) if spec.shifted else torch.zeros(spec.gamma, dtype=torch.long)
+        where = int(positions[row]) + steps
+        rotary = decoder.rotary_embeddings(hidden, where[None])
+        seen = torch.cat(
+            [torch.as_tensor(sees)[row].expand(spec.gamma, -1), torch.ones(spec.gamma, spec.gamma).tril().bool()], 1
+        )
+        columns = torch.cat([torch.as_tensor(positions), where])
+        shape = describe(model.model)
+        for layer in range(model.first, model.layers):
+            mask = model.mask(seen, where, columns, decoder.window(layer))
+            with _stream_weights(decoder, layer, spec, shape):
+                hidden = decoder.call_layer(layer, hidden, mask, where[None], rotary, _Append(main, layer))
+        logits: Tensor = decoder.logits(decoder.finish(hidden))[0]
+        return logits
+
+
+@dataclass
+class _Append:
+    """A cache holding the main rows' K/V of one layer, to which stream rows append theirs."""
+
+    main: ReferenceOutput
+    layer: int
+
+    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return torch.cat([self.main.keys[self.layer], key], 2), torch.cat([self.main.values[self.layer], value], 2)
+
+
+class _stream_weights:
+    """While entered, a layer's weights carry the streams' LoRA."""
+
+    def __init__(self, decoder: Float32Decoder, layer: int, spec: StreamSpec, shape: DecoderSpec) -> None:
+        self.updates = []
+        for module, (a, b) in [(module, pair) for (i, module), pair in spec.lora.items() if i == layer]:
+            order, found = shape.row_order(module), decoder.layer(layer).get_submodule(module)
+            update = torch.as_tensor((b if order is None else b[np.argsort(order)]) @ a)
+            self.updates.append((found.weight, update.T if isinstance(found, Conv1D) else update))
+        self.kept: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self.kept = [weight.data for weight, _ in self.updates]
+        for weight, update in self.updates:
+            weight.data = weight.data + update
+
+    def __exit__(self, *_: object) -> None:
+        for (weight, _), old in zip(self.updates, self.kept, strict=True):
+            weight.data = old

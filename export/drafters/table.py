@@ -1,0 +1,108 @@
+"""The one table of drafters: how each is read, written as nodes, computed in PyTorch, and where it fits.
+
+A further drafter is a file beside this one and a row here. Its `DraftSpec` says what the manifest is told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streamspec.acceptance_stats import MAX_GAMMA
+from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, Adapter
+from streamspec.bundle.manifest import DRAFT_LAYERS
+from streamspec.export.drafters import draft_layer, medusa, streams
+from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
+from streamspec.export.drafters.base import DraftPass, DraftSpec
+from streamspec.export.drafters.draft_layer_pass import DraftLayerPass
+from streamspec.export.drafters.draft_layer_reference import DraftLayerReference
+from streamspec.export.drafters.streams_reference import StreamReference
+from streamspec.export.layers.decoder import Decoder
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.ops.builder import Array
+from streamspec.export.validate.draft_reference import DraftReference
+from streamspec.export.validate.reference import ReferenceModel
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """One kind of drafter. `title`: in error messages. `read` takes the section, the adapter's tensors, which are as
+    `shapes` says, and the fields that all specs share; `nodes` the decoder, the spec, the number of candidates and how
+    a LoRA of the drafter's own is carried. `static`: fits a static graph; `whole_model`: is compared beside the base
+    in float32, not at rest."""
+
+    title: str
+    spec: type[DraftSpec]
+    shapes: Callable[[AdapterSection], Shapes]
+    read: Callable[[AdapterSection, dict[str, Array], dict[str, Any]], DraftSpec]
+    nodes: Callable[[Decoder, Any, int, str], DraftPass]
+    reference: Callable[[ReferenceModel, Any], DraftReference]
+    static: bool = False
+    whole_model: bool = False
+
+
+_DRAFT_LAYER = Drafter(
+    title="a draft layer",
+    spec=draft_layer.DraftLayerSpec,
+    shapes=draft_layer.shapes,
+    read=draft_layer.read,
+    nodes=lambda decoder, spec, candidates, _: DraftLayerPass(decoder, spec, candidates),
+    reference=DraftLayerReference,
+    whole_model=True,
+)
+DRAFTERS = {
+    "streaming": Drafter(
+        title="streams",
+        spec=streams.StreamSpec,
+        shapes=streams.shapes,
+        read=streams.read,
+        nodes=streams.StreamPass,
+        reference=StreamReference,
+        static=True,
+    ),
+    "medusa": Drafter(
+        title="Medusa heads",
+        spec=medusa.MedusaSpec,
+        shapes=medusa.shapes,
+        read=medusa.read,
+        nodes=lambda decoder, spec, candidates, _: medusa.MedusaPass(decoder, spec, candidates),
+        reference=medusa.MedusaReference,
+        static=True,
+    ),
+    **dict.fromkeys(DRAFT_LAYERS, _DRAFT_LAYER),
+}  # by an adapter's method
+
+
+def row_of(spec: DraftSpec) -> Drafter:
+    """The row of a drafter that was read."""
+    return next(row for row in DRAFTERS.values() if row.spec is type(spec))
+
+
+def read_drafter(adapter: Adapter, spec: DecoderSpec) -> DraftSpec:
+    """The drafter's tensors, checked against its configuration. All wrong or missing tensors are named in one error."""
+    row, config = DRAFTERS[adapter.method], adapter.streams or {}
+    section = AdapterSection(adapter, config, spec)
+    gamma = section.whole("gamma", 1, MAX_GAMMA)
+    tensors = read_tensors(adapter.path / STREAM_WEIGHTS)
+    pair = section.whole("bigram", 1, 4096) if config.get("bigram") else 0
+    shapes: Shapes = {}
+    proposable = spec.vocab
+    if config.get("draft_vocab"):
+        proposable = section.whole("draft_vocab", 1, spec.vocab)
+        shapes["draft_vocab"] = (proposable,)
+    if pair:
+        shapes |= dict.fromkeys(("bigram_in", "bigram_out"), (proposable, pair))
+    section = AdapterSection(adapter, config, spec, gamma, proposable)
+    section.check(tensors, shapes | row.shapes(section))
+    vocabulary = tensors.get("draft_vocab")
+    if vocabulary is not None and not (vocabulary.min() >= 0 and vocabulary.max() < spec.vocab):
+        raise section.refused(f"draft_vocab names tokens outside 0..{spec.vocab - 1}", "token ids of the base")
+    shared = {
+        "gamma": gamma,
+        "draft_vocab": None if vocabulary is None else vocabulary.astype(np.int64),
+        "bigram": (tensors["bigram_in"], tensors["bigram_out"]) if pair else None,
+    }
+    return row.read(section, tensors, shared)

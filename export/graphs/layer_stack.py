@@ -1,0 +1,70 @@
+"""Runs the rows of a call through all layers of a decoder; the dynamic and the static step graph share it.
+
+A graph's own part are the hooks: how rows attend over the cache, and what happens where rows enter a layer or leave it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.layers.decoder import Decoder, Residual, Tables
+from streamspec.export.ops.builder import Scope
+from streamspec.export.quantization.precisions import Rows
+from streamspec.step_graph import INPUT_IDS
+
+
+@dataclass
+class LayerRows:
+    """Rows of a call on their way through the layers. `normed`: what attention reads; `mixed`: what it gave."""
+
+    normed: str
+    residual: Residual
+    rotary: Tables
+    mixed: str = ""
+
+
+class LayerStack(ABC):
+    """Layers of `decoder` in the scope `g`; collects the cache outputs and what `drafter` taps."""
+
+    def __init__(self, g: Scope, decoder: Decoder, drafter: DraftSpec | None) -> None:
+        self.g, self.decoder, self.spec = g, decoder, decoder.spec
+        layers = decoder.spec.layers
+        self.first = drafter.first_layer(layers) if drafter else -1  # of the drafter
+        self.tapped = drafter.tapped(layers) if drafter else ()
+        self.presents: list[tuple[str, ...]] = []  # of each layer: the K/V that drafters read
+        self.entries: dict[int, str] = {}  # by layer: [1, n, H] at its input, of those that the drafter taps
+
+    def run(self, positions: str) -> str:
+        """The finished states [rows, H] of the call's rows at int64 `positions` [n]."""
+        g, decoder = self.g, self.decoder
+        start = decoder.begin(g, INPUT_IDS, positions)
+        state = LayerRows("", start, decoder.rotary(g, positions))
+        for layer in range(self.spec.layers):
+            with g.named(f"layers.{layer}"):
+                state.normed, state.residual = decoder.enter(g, state.residual, layer)
+                self.entering(layer, state)
+                if layer in self.tapped:
+                    self.entries[layer] = state.residual.stream
+                state.mixed = self.attention(layer, state)
+                self.leaving(layer, state)
+                state.residual = decoder.leave(
+                    g, state.mixed, state.normed, state.residual, self.rows(), layer, decoder.linear
+                )
+        with g.named("head"):
+            return g.op("Squeeze", decoder.finish(g, state.residual), g.ints(0))
+
+    @abstractmethod
+    def rows(self) -> Rows:
+        """The rows that go on."""
+
+    @abstractmethod
+    def attention(self, layer: int, state: LayerRows) -> str:
+        """[1, rows, Hq*D] over the cache and the call's rows; adds the layer to `presents`."""
+
+    def entering(self, layer: int, state: LayerRows) -> None:  # noqa: B027
+        """Called before attention; may leave rows out."""
+
+    def leaving(self, layer: int, state: LayerRows) -> None:  # noqa: B027
+        """Called after attention; may leave rows out."""

@@ -1,0 +1,106 @@
+"""Compares a drafter's candidates with PyTorch: a reference computes beforehand what to expect beside some nodes of a
+tree, and pairs it with what the graph then gives there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from streamspec.draft_tree import DraftTree
+from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.ops.builder import Array
+from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
+from streamspec.export.validate.reference import ReferenceModel, ReferenceOutput
+from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
+
+NODES = 4  # of a tree, beside which drafts are compared
+
+Compared = tuple[Array, Array, Array]  # of a row: candidates [C], the graph's logits [C], the reference's [V]
+
+
+@dataclass(frozen=True)
+class DraftedTree:
+    """A tree of `drafted` tokens after `context`."""
+
+    context: Array
+    drafted: Array
+    tree: DraftTree
+
+    def samples(self) -> Iterator[tuple[int, int]]:
+        """Some nodes, and a token after each."""
+        for node in np.linspace(0, len(self.tree) - 1, NODES, dtype=int):
+            yield int(node), int(self.drafted[-1 - node])
+
+
+@dataclass(frozen=True)
+class TreePass:
+    """The reference's pass over context and tree."""
+
+    output: ReferenceOutput
+    positions: Array
+    sees: Array
+
+
+class ExpectedDrafts(ABC):
+    """The drafts to expect beside some nodes of a tree."""
+
+    @abstractmethod
+    def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
+        """Every row that the graph drafts beside those nodes; `steps` has run the context."""
+
+
+class DraftReference(ABC):
+    """A drafter in PyTorch, beside the whole model."""
+
+    @abstractmethod
+    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        """The drafts to compare a graph with; the model is kept only where the graph's own drafts are asked about."""
+
+
+class ParallelReference(DraftReference):
+    """A drafter whose logits depend on the accepted node alone."""
+
+    def __init__(self, model: ReferenceModel, spec: DraftSpec) -> None:
+        self.model, self.spec = model, spec
+
+    @abstractmethod
+    def logits(self, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+        """[gamma, V] beside `row`, whose next token is `root`; without a bigram's share."""
+
+    def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        drafts = []
+        for node, root in case.samples():
+            row = len(case.context) + node
+            logits = self.logits(main.output, main.positions, main.sees, row, root).numpy()
+            drafts.append((node, root, logits))
+        return _ParallelDrafts(self.spec, drafts)
+
+
+@dataclass(frozen=True)
+class _ParallelDrafts(ExpectedDrafts):
+    """`drafts`: node, the token after it and the logits [gamma, V] there."""
+
+    spec: DraftSpec
+    drafts: list[tuple[int, int, Array]]
+
+    def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
+        tree, chosen = case.tree, self.spec.draft_vocab
+        for node, root, logits in self.drafts:
+            out = steps.step(
+                case.drafted,
+                np.asarray(tree.depths),
+                tree.mask(),
+                parents=np.asarray(tree.parents),
+                streams=self.spec.gamma,
+                forced_node=node,
+                forced_root=root,
+            )
+            if chosen is not None:
+                logits = np.where(np.isin(np.arange(logits.shape[1]), chosen), logits, -np.inf)
+            yield from zip(out[CANDIDATES], out[CANDIDATE_LOGITS], logits, strict=True)

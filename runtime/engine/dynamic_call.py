@@ -1,0 +1,173 @@
+"""Calls of a dynamic step graph: any number of rows, the KV cache written in place and compacted after each step.
+
+One ONNX Runtime session serves prompt chunks and draft trees. The cache is bound as past and present at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from streamspec import step_graph as sg
+from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, TreeProposal
+from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.engine.executor import GraphExecutor
+from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState, checked_tokens
+from streamspec.runtime.engine.io_binding import IoBinding
+from streamspec.runtime.engine.kv_cache import Cache
+
+NO_LIMIT = np.array([-np.inf], np.float32)
+
+
+class DynamicCall:
+    """See `streamspec.runtime.engine.graph_call.GraphCall`."""
+
+    max_rows: int | None = None
+
+    def __init__(
+        self,
+        executor: GraphExecutor,
+        cache: Cache,
+        choice: SamplingState,
+        drafter: DrafterShape,
+        adapter: Mapping[str, Any],
+    ) -> None:
+        """`adapter`: OrtValues by name of an input, bound to every call."""
+        self._executor, self._cache, self._adapter = executor, cache, adapter
+        self._choice, self._drafter = choice, drafter
+        self._vocab = executor.model.manifest.model.vocab_size
+        self._survivors: np.ndarray | None = None  # rows of the last call that passed the early exit; None for all
+        self._logits_bound = False
+        self._binding = self._bind()
+        self._scoring: IoBinding | None = None
+
+    def begin(self) -> None:
+        if self._choice.logits != self._logits_bound:  # an output that is bound once stays so
+            self._binding, self._logits_bound = self._bind(), self._choice.logits
+        for name, value in self._choice.sampling.scalars().items():
+            self._binding.input(name, value)
+
+    def follow_cache(self) -> None:
+        self._scoring = None  # it would keep the old one alive
+        self._binding.follow(self._cache)
+
+    def run(
+        self,
+        rows: CallRows,
+        draft: bool,
+        forced_node: int = -1,
+        allowed: np.ndarray | None = None,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
+        shrink: bool = False,
+    ) -> StepResult:
+        self._reserve(len(rows.tokens))
+        binding, count = self._binding, len(rows.logit_rows)
+        if self._logits_bound or self._drafter.exit_layer is None:
+            pruning = None
+        self._bind_rows(binding, rows, draft, forced_node, pruning)
+        if pruning is not None:
+            binding.input(sg.PRIORS, np.zeros(count, np.float32) if priors is None else priors)
+        self._bind_choice(binding, rows.positions[rows.logit_rows], allowed)
+        scaled = self._bind_logits(binding, count) if self._logits_bound else None
+        choices = binding.output(sg.CHOICES, (count,))
+        drafted = self._bind_drafts(binding, draft) if self._drafter.gamma else None
+        self._survivors = None
+        self._executor.run(binding.io, shrink)
+        chosen = checked_tokens(choices, self._vocab)
+        if pruning is not None:
+            self._survivors = np.flatnonzero(chosen >= 0)
+        logits = None if scaled is None else scaled[0] * scaled[1]
+        if not draft or drafted is None:
+            return StepResult(chosen, logits=logits)
+        accepted, candidates, scores, pairs, origins = drafted
+        proposal = (
+            TreeProposal(candidates.copy(), scores.copy(), origins, self._drafter.levels)
+            if origins is not None
+            else IndependentProposal(candidates.copy(), scores.copy(), None if pairs is None else pairs.copy())
+        )
+        return StepResult(chosen, int(accepted[0]), proposal, logits)
+
+    def logits(self, rows: CallRows) -> np.ndarray:
+        n = len(rows.tokens)
+        self._survivors = None
+        out = np.empty((n, self._vocab), np.float32)
+        self._reserve(n)
+        if self._scoring is None:
+            self._scoring = self._bind()
+        binding = self._scoring
+        binding.follow(self._cache)
+        self._bind_rows(binding, rows, draft=False, forced_node=0 if self._drafter.gamma else -1)
+        binding.output(sg.RAW_LOGITS, out)
+        scale = binding.output(sg.LOGIT_SCALE, (n, 1))
+        self._executor.run(binding.io)
+        return np.multiply(out, scale, out=out)
+
+    def commit(self, path: Sequence[int]) -> None:
+        above = None
+        if self._survivors is not None and self._drafter.exit_layer is not None:
+            above = self._drafter.exit_layer, np.searchsorted(self._survivors, path).tolist()
+        self._cache.compact(path, above)
+
+    def _bind(self) -> IoBinding:
+        model = self._executor.model
+        return IoBinding(model.ort, model.session, self._cache, self._adapter, model.in_place)
+
+    def _reserve(self, rows: int) -> None:
+        """Makes room in the cache for `rows` rows and the drafter's, and binds the cache where it moved."""
+        if self._cache.reserve(rows + self._drafter.gamma):
+            self._scoring = None  # it would keep the old one alive
+        self._binding.follow(self._cache)
+
+    def _bind_rows(
+        self, binding: IoBinding, rows: CallRows, draft: bool, forced_node: int, pruning: Pruning | None = None
+    ) -> None:
+        n, gamma = len(rows.tokens), self._drafter.gamma
+        most, above = n, NO_LIMIT
+        if pruning is not None:
+            most = min(n, pruning.rows or n)
+            above = np.array([np.log(max(pruning.least, 1e-30))], np.float32)
+        binding.input(sg.INPUT_IDS, rows.tokens[None])
+        binding.input(sg.POSITION_IDS, rows.positions[None])
+        binding.input(sg.TREE_MASK, rows.mask)
+        binding.input(sg.PARENTS, rows.parents)
+        binding.input(sg.PAST_LENGTH, np.array([self._cache.length]))
+        binding.input(sg.LOGIT_ROWS, rows.logit_rows)
+        binding.input(sg.NEXT_IDS, np.full(n, -1) if rows.next_ids is None else rows.next_ids)
+        binding.input(sg.KEEP_ROWS, np.array([most]))
+        binding.input(sg.KEEP_ABOVE, above)
+        if gamma:
+            binding.input(sg.STREAM_IDS, np.arange(gamma if draft else 0))
+            binding.input(sg.FORCED_NODE, np.array([forced_node]))
+            binding.input(sg.FORCED_ROOT, np.array([-1]))
+
+    def _bind_choice(self, binding: IoBinding, positions: np.ndarray, allowed: np.ndarray | None) -> None:
+        """Binds what choosing a token after `positions` needs, out of those `allowed`."""
+        binding.input(sg.FREE, np.array([allowed is None]))
+        if allowed is not None:
+            binding.input(sg.ALLOWED, allowed)
+        sampling = self._choice.sampling
+        if sampling.random:
+            binding.input(sg.UNIFORMS, self._choice.uniforms(positions))
+        if sampling.repetition_penalty != 1:
+            binding.input(sg.SEEN, self._choice.seen)
+
+    def _bind_logits(self, binding: IoBinding, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Buffers of raw logits [rows, vocabulary] and their scale [rows, 1]."""
+        return binding.output(sg.RAW_LOGITS, (rows, self._vocab)), binding.output(sg.LOGIT_SCALE, (rows, 1))
+
+    def _bind_drafts(
+        self, binding: IoBinding, draft: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Buffers of the accepted node, candidates, their logits, their pairs' and their origins."""
+        drafter = self._drafter
+        shape = ((sum(drafter.levels) or drafter.gamma) if draft else 0, drafter.candidates)
+        return (
+            binding.output(sg.ACCEPTED_NODE, (1,)),
+            binding.output(sg.CANDIDATES, shape),
+            binding.output(sg.CANDIDATE_LOGITS, shape),
+            binding.output(sg.PAIR_LOGITS, (*shape, shape[1])) if drafter.bigram else None,
+            binding.output(sg.ORIGINS, shape[:1]) if drafter.levels else None,
+        )

@@ -1,0 +1,127 @@
+"""Defines `GraphCall`, which binds one sequence's calls to a step graph, and what its two kinds share.
+
+`dynamic_call` is for graphs that take any number of rows, `static_call` for those of one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from streamspec.bundle.manifest import Manifest
+from streamspec.draft_tree import DraftTree
+from streamspec.errors import BundleError
+from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+
+
+class CallRows(NamedTuple):
+    """The rows of one call: a chunk of a prompt, or a draft tree.
+
+    `tokens`, `positions` int64 [n]; `mask` float32 [n, n]: 0 where row i sees row j; `parents` int64: of each node;
+    `logit_rows` int64 [r]: rows after which a token is chosen. `next_ids` int64 [n], of a prompt: the token after each
+    row, -1 the one chosen. `tree`: the draft tree, None for a prompt.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    mask: np.ndarray
+    parents: np.ndarray
+    logit_rows: np.ndarray
+    next_ids: np.ndarray | None = None
+    tree: DraftTree | None = None
+
+
+class GraphCall(Protocol):
+    """Binds the inputs, outputs and KV cache of one sequence to a step graph, and runs it."""
+
+    @property
+    def max_rows(self) -> int | None:
+        """Rows of every call where the graph's shape is fixed; None for any number."""
+
+    def begin(self) -> None:
+        """Takes up the options of the generation that begins (`SamplingState`)."""
+
+    def follow_cache(self) -> None:
+        """Binds the cache again, whose contents were replaced."""
+
+    def run(
+        self,
+        rows: CallRows,
+        draft: bool,
+        forced_node: int = -1,
+        allowed: np.ndarray | None = None,
+        pruning: Pruning | None = None,
+        priors: np.ndarray | None = None,
+        shrink: bool = False,
+    ) -> StepResult:
+        """Runs the rows, and the drafter where `draft`, after row `forced_node`, or after the accepted one (-1).
+
+        `allowed`, `pruning`, `priors`: see `ModelRunner.verify`. `shrink`: see `GraphExecutor.run`.
+        """
+
+    def logits(self, rows: CallRows) -> np.ndarray:
+        """Runs the rows; returns the logits float32 [n, vocabulary] of each."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Appends rows `path` of the last call to the committed ones of the cache."""
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    """The shapes of what a drafter returns. `levels`: rows of each level of a draft layer, () for streams and heads.
+    `exit_layer`: the first layer that pruned rows do not enter."""
+
+    gamma: int = 0
+    candidates: int = 0
+    levels: tuple[int, ...] = ()
+    bigram: bool = False
+    exit_layer: int | None = None
+
+    @classmethod
+    def of_manifest(cls, manifest: Manifest) -> DrafterShape:
+        drafter = manifest.streams
+        if drafter is None:
+            return cls()
+        exit_layer = manifest.model.layers - drafter.ns if drafter.pruning else None
+        return cls(drafter.gamma, drafter.candidates, tuple(drafter.levels), drafter.bigram, exit_layer)
+
+
+class SamplingState:
+    """How the tokens of a generation are chosen. `seen` bool [vocabulary]: tokens of the text so far, kept only where
+    they are penalised. `logits`: whether every call returns its logits."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.sampling, self.logits = GREEDY, False
+        self.seen = np.zeros(vocab_size, np.bool_)
+
+    def begin(self, sampling: Sampling, tokens: Sequence[int], logits: bool) -> None:
+        """Begins a generation after `tokens`."""
+        self.sampling, self.logits = sampling, logits
+        self.seen[:] = False
+        self.seen[tokens] = True
+
+    def saw(self, tokens: np.ndarray) -> None:
+        """Adds committed tokens."""
+        if self.sampling.repetition_penalty != 1:
+            self.seen[tokens] = True
+
+    def uniforms(self, positions: np.ndarray) -> np.ndarray:
+        """float32 [r]: what the token after each of `positions` int64 [r] is drawn with."""
+        drawn = {p: self.sampling.uniform(p + 1) for p in set(positions.tolist())}
+        return np.array([drawn[p] for p in positions.tolist()], np.float32)
+
+
+def checked_tokens(choices: np.ndarray, vocab_size: int) -> np.ndarray:
+    """A copy of choices that are tokens; those of rows other than the first, the root, may be -1: they were pruned.
+
+    Raises BundleError for anything else.
+    """
+    if not choices[0] >= 0 or choices.min() < -1 or choices.max() >= vocab_size:
+        raise BundleError(
+            f"a graph that chose {choices.tolist()}", f"tokens 0..{vocab_size - 1}", "export the bundle again"
+        )
+    return choices.copy()

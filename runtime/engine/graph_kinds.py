@@ -1,0 +1,71 @@
+"""Chooses, by the kind of a bundle, how its graph is called and where its KV cache lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from streamspec import step_graph as sg
+from streamspec.errors import ProviderError
+from streamspec.runtime.engine.device_cache import DeviceCache
+from streamspec.runtime.engine.dynamic_call import DynamicCall
+from streamspec.runtime.engine.executor import GraphExecutor
+from streamspec.runtime.engine.graph_call import DrafterShape, GraphCall, SamplingState
+from streamspec.runtime.engine.kv_cache import Cache, KeyValueCache
+from streamspec.runtime.engine.loaded_model import LoadedModel
+from streamspec.runtime.engine.static_call import StaticCall
+from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, STATIC, flavour, named
+
+
+def host_cache(model: LoadedModel, rows: int) -> Cache:
+    """A cache of at most `rows` rows in the machine's memory."""
+    return KeyValueCache(*_shape(model), rows, model.cache_dtype)
+
+
+def device_cache(model: LoadedModel, rows: int) -> Cache:
+    """A cache in the memory of the provider's device, where it has any. Raises ProviderError without room for it."""
+    provider = named(model.provider)
+    if not provider.memory:
+        return host_cache(model, rows)
+    compactor = model.open_compactor()
+    try:
+        return DeviceCache(model.ort, compactor, provider.memory, *_shape(model), rows)
+    except Exception as error:  # no memory, or a graph that moves something else
+        raise ProviderError(
+            f"provider {provider.name} cannot hold the cache: {error}",
+            "room for it on the device",
+            "choose provider cpu",
+        ) from None
+
+
+def static_cache(model: LoadedModel, rows: int) -> Cache:
+    """A cache of as many rows as the graph's shape has, all of them at once."""
+    slots = model.manifest.model.context_length
+    return KeyValueCache(*_shape(model), slots, model.cache_dtype, first=slots)
+
+
+class GraphKind(NamedTuple):
+    call: Callable[[GraphExecutor, Cache, SamplingState, DrafterShape, Mapping[str, Any]], GraphCall]
+    cache: Callable[[LoadedModel, int], Cache]
+
+
+GRAPH_KINDS = {
+    DYNAMIC: GraphKind(DynamicCall, host_cache),
+    DEVICE: GraphKind(DynamicCall, device_cache),
+    STATIC: GraphKind(StaticCall, static_cache),
+}
+
+
+def graph_kind(model: LoadedModel) -> GraphKind:
+    return GRAPH_KINDS[flavour(model.manifest)]
+
+
+def cached_layers(model: LoadedModel) -> int:
+    """Layers that keep keys and values: the decoder's, and a draft layer's own."""
+    return sg.GraphFeatures.of_manifest(model.manifest).cache_layers
+
+
+def _shape(model: LoadedModel) -> tuple[int, int, int]:
+    """Layers, key heads, width of a head."""
+    shape = model.manifest.model
+    return cached_layers(model), shape.kv_heads, shape.head_dim

@@ -1,0 +1,400 @@
+"""The one table of a bundle's graph interface: every input and output of `model.onnx`, `compact.onnx`, `choose.onnx`.
+
+Exporter, runtime, checks and the reference page read names, dtypes, dimensions and defaults here. Order, names and
+dimension symbols are bytes of a bundle: changing one changes the format.
+
+Dimensions: n rows of a call, r rows with logits (s in their outputs), m draft rows (0 or gamma), L tokens in the cache,
+S its slots, V vocabulary, C candidates of a row, H hidden size, Hkv key heads, D their width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DYNAMIC, STATIC, COMPACTION, SAMPLING = "dynamic", "static", "compaction", "sampling"  # kinds of graphs
+KINDS = (DYNAMIC, STATIC, COMPACTION, SAMPLING)
+
+INPUT_IDS, POSITION_IDS, TREE_MASK, PAST_LENGTH = "input_ids", "position_ids", "tree_mask", "past_length"
+LOGIT_ROWS = "logit_rows"
+# Sampling
+TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION_PENALTY = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
+UNIFORMS, SEEN, FREE, ALLOWED = "uniforms", "seen", "free", "allowed"
+# Early exit
+KEEP_ROWS, KEEP_ABOVE, PRIORS = "keep_rows", "keep_above", "priors"
+# Drafting
+PARENTS, STREAM_IDS, FORCED_NODE, FORCED_ROOT = "parents", "stream_ids", "forced_node", "forced_root"
+NEXT_IDS = "next_ids"
+CHOICES, RAW_LOGITS, LOGIT_SCALE = "choices", "raw_logits", "logit_scale"
+ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "candidate_logits"
+PAIR_LOGITS, ORIGINS = "pair_logits", "origins"
+# KV cache, by layer and kind
+PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"
+KEY, VALUE = CACHE_KINDS = "key", "value"
+# Compaction
+ROWS, START, ROWS_ABOVE, START_ABOVE = "rows", "start", "rows_above", "start_above"
+# Inputs of a swappable graph that an adapter fills, and the parts of an adapter that a LoRA belongs to
+TASK_LORA, STREAM_LORA = "task", "streams"
+STREAM_BEGIN, STREAM_SHIFT, STREAM_EMBEDDINGS = "streams.begin", "streams.shift", "streams.embeddings"
+STREAM_SHARES = "streams.shares.0", "streams.shares.1"
+STREAM_ROOT_MAP, BIGRAM_IN, BIGRAM_OUT = "streams.root_map", "streams.bigram.in", "streams.bigram.out"
+EXIT_DOWN, EXIT_UP = "prune.down", "prune.up"
+DRAFT_VOCAB, DRAFT_HEAD = "streams.draft_vocab", "streams.head"
+DRAFT_HEAD_FLOAT, DRAFT_HEAD_INT8 = f"{DRAFT_HEAD}.transposed", f"{DRAFT_HEAD}.int8"
+DRAFT_HEAD_SCALE, DRAFT_HEAD_BIAS = f"{DRAFT_HEAD}.scale", f"{DRAFT_HEAD}.bias"
+# A LoRA in a swappable graph: `map` is the linear map's name and the part, as in `...q_proj.task`
+LORA_A, LORA_A_SCALE, LORA_B = "{map}.A", "{map}.A.scale", "{map}.B"
+LORA_RANKS, LORA_RANK = "{map}.ranks", "{map}.rank"  # ranks of maps fused to one; a dimension's symbol
+
+
+def past(layer: int, kind: str) -> str:
+    """Name of the cache input of a layer; `kind`: of `CACHE_KINDS`."""
+    return PAST.format(layer=layer, kind=kind)
+
+
+def present(layer: int, kind: str) -> str:
+    """Name of the cache output of a layer."""
+    return PRESENT.format(layer=layer, kind=kind)
+
+
+def new_rows(layer: int, kind: str) -> str:
+    """Name of a static graph's output with the K or V of a call's rows."""
+    return NEW_ROWS.format(layer=layer, kind=kind)
+
+
+def cache_names(template: str, layers: int) -> list[str]:
+    """The names from `template` (`PAST`, `PRESENT`, `NEW_ROWS`) of so many layers, in the graph's order."""
+    return [template.format(layer=layer, kind=kind) for layer in range(layers) for kind in CACHE_KINDS]
+
+
+def is_cache(name: str) -> bool:
+    """Whether an input or output of this name is part of the KV cache."""
+    return name.startswith(tuple(template.partition("{")[0] for template in (PAST, PRESENT, NEW_ROWS)))
+
+
+@dataclass(frozen=True)
+class GraphFeatures:
+    """What an interface depends on. `drafter`: any; `root`: candidates depend on the token after the accepted node;
+    `exit_layer`: the first layer that pruned rows do not enter; `rows`, `slots`: of a static graph, else 0. Of a
+    swappable graph also what adapters may bring: `root_map`, `draft_vocab` and its `float_head` (else int8),
+    `head_bias`."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    hidden: int = 0
+    gamma: int = 0
+    candidates: int = 0
+    drafter: bool = False
+    root: bool = False
+    draft_layer: bool = False
+    bigram: bool = False
+    exit_layer: int | None = None
+    swappable: bool = False
+    root_map: bool = False
+    draft_vocab: bool = False
+    float_head: bool = False
+    head_bias: bool = False
+    rows: int = 0
+    slots: int = 0
+
+    @property
+    def early_exit(self) -> bool:
+        return self.exit_layer is not None
+
+    @property
+    def coded_head(self) -> bool:
+        """Whether a swappable adapter's rows of the LM head are int8."""
+        return self.draft_vocab and not self.float_head
+
+    @property
+    def cache_layers(self) -> int:
+        """Layers of the KV cache: the decoder's and a draft layer's own."""
+        return self.layers + self.draft_layer
+
+    @classmethod
+    def of_manifest(cls, manifest: Any) -> GraphFeatures:
+        """The features of a bundle's graph, from its `bundle.manifest.Manifest`."""
+        model, drafter, fixed, capacity = manifest.model, manifest.streams, manifest.static, manifest.swappable
+        plain = cls(model.layers, model.kv_heads, model.head_dim, model.vocab_size, model.hidden_size)
+        if fixed is not None:
+            plain = replace(plain, rows=fixed.rows, slots=fixed.slots)
+        if capacity is not None:
+            own_head = capacity.draft_vocab and manifest.precision == "fp32"
+            plain = replace(plain, swappable=True, draft_vocab=capacity.draft_vocab, float_head=own_head)
+            drafter = capacity if capacity.ns else None
+        if drafter is None:
+            return plain
+        ns = drafter.ns if capacity is None else drafter.ns[0]
+        return replace(
+            plain,
+            drafter=True,
+            gamma=getattr(drafter, "gamma", 0),
+            candidates=drafter.candidates,
+            root=drafter.root_token or drafter.bigram,
+            root_map=drafter.root_token,
+            bigram=drafter.bigram,
+            draft_layer=bool(getattr(drafter, "levels", ())),
+            exit_layer=model.layers - ns if drafter.pruning else None,
+        )
+
+    def sizes(self, kind: str) -> dict[str, int]:
+        """The dimension symbols that are numbers in a graph of this kind; all others stay symbols."""
+        known = {"V": self.vocab, "H": self.hidden, "Hkv": self.kv_heads, "D": self.head_dim, "C": self.candidates}
+        if not self.draft_vocab:
+            known["draft_tokens"] = self.vocab
+        if kind == STATIC:
+            known |= dict.fromkeys("nrs", self.rows) | {"S": self.slots, "m": self.gamma}
+        return known
+
+
+@dataclass(frozen=True)
+class GraphTensor:
+    """One input or output. `dims`: numbers and symbols; `needs`: the feature of `GraphFeatures` without which it is
+    absent. `default`: value of its overridable initializer; `default_alone`: the same of a swappable graph, which runs
+    one row without drafts unless told otherwise. A name with `{layer}` stands for one tensor a layer and kind."""
+
+    name: str
+    dtype: str
+    dims: tuple[int | str, ...]
+    doc: str
+    needs: str = ""
+    default: float | None = None
+    default_alone: float | None = None
+
+    def resolved(self, sizes: Mapping[str, int | str]) -> GraphTensor:
+        """The same with the symbols that `sizes` knows replaced."""
+        return replace(self, dims=tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in self.dims))
+
+    def filled(self, value: float, symbol: int = 1) -> NDArray[Any]:
+        """`value` in this dtype and shape, symbolic dimensions taken as `symbol`, but no draft rows."""
+        shape = [(0 if dim == "m" else symbol) if isinstance(dim, str) else dim for dim in self.dims]
+        return np.full(shape, value, self.dtype)
+
+
+_INT, _FLOAT, _BOOL, _INT8 = "int64", "float32", "bool", "int8"
+_CACHE = (1, "Hkv", "S", "D")
+_ROWS_IN = (
+    GraphTensor(INPUT_IDS, _INT, (1, "n"), "token of each row: a node of the draft tree, or a prompt chunk's token"),
+    GraphTensor(POSITION_IDS, _INT, (1, "n"), "position of each row; in a tree L + depth. Static, unused rows: L"),
+    GraphTensor(
+        TREE_MASK,
+        _FLOAT,
+        ("n", "n"),
+        "0 where row i sees row j (itself or an ancestor), -1e4 elsewhere; defaults to the exported tree. "
+        "Causal for prompts, `[[0]]` for plain steps. Static: unused rows see nothing, so none is accepted",
+        default_alone=0,
+    ),
+    GraphTensor(PAST_LENGTH, _INT, (1,), "L, tokens in the cache"),
+)
+_LOGIT_ROWS = GraphTensor(LOGIT_ROWS, _INT, ("r",), "rows that get logits: all of a tree, the last of a prompt")
+SAMPLING_INPUTS = (
+    GraphTensor(TEMPERATURE, _FLOAT, (1,), "divides the logits; 0 is greedy", default=0),
+    GraphTensor(TOP_K, _INT, (1,), "keeps the k likeliest tokens; 0 keeps all", default=0),
+    GraphTensor(TOP_P, _FLOAT, (1,), "keeps the likeliest tokens whose probabilities sum to p; 1 keeps all", default=1),
+    GraphTensor(MIN_P, _FLOAT, (1,), "drops tokens below this share of the likeliest one's probability", default=0),
+    GraphTensor(REPETITION_PENALTY, _FLOAT, (1,), "penalty on tokens of the text so far; 1 is none", default=1),
+    GraphTensor(UNIFORMS, _FLOAT, ("r",), "in [0, 1): draws the token of each row, from seed and position", default=0),
+    GraphTensor(
+        SEEN, _BOOL, ("V",), "tokens of the text so far, for the penalty; a row's ancestors are added", default=0
+    ),
+    GraphTensor(FREE, _BOOL, (1,), "true: no grammar, `allowed` is not read", default=1),
+    GraphTensor(ALLOWED, _BOOL, ("a", "v"), "[r, V]: tokens each row may choose, at least one a row", default=1),
+)
+EXIT_INPUTS = (
+    GraphTensor(KEEP_ROWS, _INT, (1,), "most rows that pass the early exit", "early_exit", default=(1 << 31) - 1),
+    GraphTensor(KEEP_ABOVE, _FLOAT, (1,), "lowest score of a row that passes it", "early_exit", default=-np.inf),
+    GraphTensor(PRIORS, _FLOAT, ("n",), "the drafter's log probability of each node's path", "early_exit", default=0),
+)
+_PARENTS = GraphTensor(
+    PARENTS,
+    _INT,
+    ("r",),
+    "each node's parent, numbered within `logit_rows` (the root's is 0); defaults to the exported tree",
+    "drafter",
+    default_alone=0,
+)
+_STREAM_IDS = GraphTensor(
+    STREAM_IDS, _INT, ("m",), "0..gamma-1, or empty: nothing is drafted", "drafter", default_alone=0
+)
+_FORCED = (
+    GraphTensor(
+        FORCED_NODE,
+        _INT,
+        (1,),
+        "-1: the accepted node is found; else this row (the last of a prompt)",
+        "drafter",
+        default_alone=-1,
+    ),
+    GraphTensor(
+        FORCED_ROOT,
+        _INT,
+        (1,),
+        "-1: the root is the accepted node's choice; else this token",
+        "root",
+        default_alone=-1,
+    ),
+)
+_NEXT_IDS = GraphTensor(NEXT_IDS, _INT, ("n",), "token after each row (prompts), -1: the one chosen", "draft_layer")
+_CACHE_IN = GraphTensor(PAST, _FLOAT, _CACHE, "the cache, bound to the memory of `present`; a static graph only reads")
+_LOGITS_OUT = (
+    GraphTensor(CHOICES, _INT, ("r",), "the target's token after each row; -1 where the row was pruned"),
+    GraphTensor(RAW_LOGITS, _FLOAT, ("s", "V"), "times `logit_scale` the logits (static graphs: the logits)"),
+)
+_SCALE_OUT = GraphTensor(LOGIT_SCALE, _FLOAT, ("s", 1), "factor of each row of `raw_logits`, above 0")
+DRAFTS_OUT = (
+    GraphTensor(
+        ACCEPTED_NODE,
+        _INT,
+        (1,),
+        "-1 where nothing was drafted, else the deepest node that and whose ancestors equal their parent's choice",
+        "drafter",
+    ),
+    GraphTensor(CANDIDATES, _INT, ("m", "C"), "likeliest draft tokens of each draft row, best first", "drafter"),
+    GraphTensor(
+        CANDIDATE_LOGITS, _FLOAT, ("m", "C"), "their logits; only differences in a row mean anything", "drafter"
+    ),
+    GraphTensor(
+        PAIR_LOGITS,
+        _FLOAT,
+        ("m", "C", "C"),
+        "what candidate u of the row before (row 0: the root) adds to the logit of candidate v",
+        "bigram",
+    ),
+    GraphTensor(
+        ORIGINS,
+        _INT,
+        ("rows",),
+        "the candidate each draft row follows, as row x C + rank within the level before; -1 for the first",
+        "draft_layer",
+    ),
+)
+_CACHE_OUT = GraphTensor(PRESENT, _FLOAT, _CACHE, "the cache with this call's rows written at L..L+n-1")
+_NEW_OUT = GraphTensor(NEW_ROWS, _FLOAT, (1, "Hkv", "n", "D"), "K or V of this call's rows, for the caller to keep")
+_COMPACTION_IN = (
+    GraphTensor(ROWS, _INT, ("k",), "ascending slots to copy"),
+    GraphTensor(START, _INT, (1,), "slot that the first of them is copied to"),
+    GraphTensor(ROWS_ABOVE, _INT, ("k_above",), "the same in the layers above the early exit", "early_exit"),
+    GraphTensor(START_ABOVE, _INT, (1,), "the same in the layers above the early exit", "early_exit"),
+)
+# kind -> its inputs and outputs, in the graph's order
+INTERFACES: dict[str, tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]] = {
+    DYNAMIC: (
+        (*_ROWS_IN, _LOGIT_ROWS, *SAMPLING_INPUTS, *EXIT_INPUTS, _PARENTS, _STREAM_IDS, *_FORCED, _NEXT_IDS, _CACHE_IN),
+        (*_LOGITS_OUT, _SCALE_OUT, *DRAFTS_OUT, _CACHE_OUT),
+    ),
+    STATIC: ((*_ROWS_IN, _PARENTS, *_FORCED, _CACHE_IN), (*_LOGITS_OUT, *DRAFTS_OUT, _NEW_OUT)),
+    COMPACTION: ((*_COMPACTION_IN, _CACHE_IN), (_CACHE_OUT,)),
+    SAMPLING: (
+        (
+            GraphTensor(RAW_LOGITS, _FLOAT, ("r", "V"), "logits of the step graph"),
+            GraphTensor(INPUT_IDS, _INT, (1, "n"), "as in the step graph"),
+            GraphTensor(TREE_MASK, _FLOAT, ("r", "n"), "as in the step graph, rows with logits alone"),
+            *SAMPLING_INPUTS,
+        ),
+        (_LOGITS_OUT[0],),
+    ),
+}
+# What an adapter of streams fills in a swappable graph; empty or neutral without one
+ADAPTER_INPUTS = (
+    GraphTensor(STREAM_BEGIN, _INT, (1,), "which of the bundle's numbers of stream layers", "drafter"),
+    GraphTensor(STREAM_SHIFT, _INT, (1,), "1: stream j is at t + 1 + j, 0: at t", "drafter"),
+    GraphTensor(STREAM_EMBEDDINGS, _FLOAT, (1, "gamma", "H"), "embedding of each stream, scaled", "drafter"),
+    GraphTensor(STREAM_SHARES[0], _FLOAT, (1, "gamma", 1), "share of the state in each stream", "drafter"),
+    GraphTensor(STREAM_SHARES[1], _FLOAT, (1, "gamma", 1), "share of the root's embedding in each stream", "drafter"),
+    GraphTensor(STREAM_ROOT_MAP, _FLOAT, ("root", "H"), "map of the root's embedding", "root_map"),
+    GraphTensor(BIGRAM_IN, _FLOAT, ("draft_tokens", "bigram"), "bigram factors of the token before", "bigram"),
+    GraphTensor(BIGRAM_OUT, _FLOAT, ("draft_tokens", "bigram"), "bigram factors of the token itself", "bigram"),
+    GraphTensor(EXIT_DOWN, _FLOAT, ("H", "prune"), "down map of the early exit", "early_exit"),
+    GraphTensor(EXIT_UP, _FLOAT, ("prune", "H"), "up map of the early exit", "early_exit"),
+    GraphTensor(DRAFT_VOCAB, _INT, ("draft_tokens",), "ids of the proposable tokens", "draft_vocab"),
+    GraphTensor(
+        DRAFT_HEAD_FLOAT, _FLOAT, ("H", "draft_tokens"), "their rows of the LM head (fp32 bundles)", "float_head"
+    ),
+    GraphTensor(DRAFT_HEAD_INT8, _INT8, ("H", "draft_tokens"), "their rows of the LM head", "coded_head"),
+    GraphTensor(DRAFT_HEAD_SCALE, _FLOAT, ("draft_tokens",), "scales of these", "coded_head"),
+    GraphTensor(DRAFT_HEAD_BIAS, _FLOAT, ("draft_tokens",), "their biases", "head_bias"),
+)
+
+
+def inputs(kind: str, features: GraphFeatures, adapter: Sequence[GraphTensor] = ()) -> list[GraphTensor]:
+    """The inputs of a graph of this kind, in its order; `adapter`: those of a swappable graph, before the cache."""
+    rows = _expanded(INTERFACES[kind][0], kind, features)
+    ahead = sum(not is_cache(row.name) for row in rows)
+    return [*rows[:ahead], *adapter, *rows[ahead:]]
+
+
+def outputs(kind: str, features: GraphFeatures) -> list[GraphTensor]:
+    """The outputs of a graph of this kind, in its order."""
+    return _expanded(INTERFACES[kind][1], kind, features)
+
+
+def adapter_inputs(features: GraphFeatures) -> list[GraphTensor]:
+    """The inputs that an adapter's streams fill in a swappable graph, in its order; its LoRA is apart."""
+    return _expanded(ADAPTER_INPUTS, DYNAMIC, features)
+
+
+def lora_name(template: str, label: str) -> str:
+    """A tensor of a LoRA, `template` of `LORA_A` and the like, for the linear map and part `label`."""
+    return template.replace("{map}", label)
+
+
+def _expanded(rows: Iterable[GraphTensor], kind: str, features: GraphFeatures) -> list[GraphTensor]:
+    sizes = features.sizes(kind)
+    out: list[GraphTensor] = []
+    cache: list[GraphTensor] = []
+    for row in rows:
+        if row.needs and not getattr(features, row.needs):
+            continue
+        (cache if "{" in row.name else out).append(row.resolved(sizes))
+    return out + [
+        replace(row, name=row.name.format(layer=layer, kind=part))
+        for row in cache
+        for layer in range(features.cache_layers)
+        for part in CACHE_KINDS
+    ]
+
+
+# ---- reference page
+
+_TITLES = {
+    DYNAMIC: "The step graph, `model.onnx`",
+    STATIC: "The step graph of a static bundle, `model.onnx`",
+    COMPACTION: "Compaction of a device's KV cache, `compact.onnx`",
+    SAMPLING: "Sampling beside a static graph, `choose.onnx`",
+}
+_NEEDS = {
+    "drafter": "a drafter",
+    "root": "drafts that depend on their root token",
+    "root_map": "streams with a root map",
+    "draft_layer": "a draft layer",
+    "bigram": "a bigram",
+    "early_exit": "an early exit",
+    "draft_vocab": "a draft vocabulary",
+    "float_head": "a draft vocabulary, fp32",
+    "coded_head": "a draft vocabulary, not fp32",
+    "head_bias": "a draft vocabulary, an LM head with a bias",
+}
+
+
+def markdown() -> str:
+    """The reference tables: inputs and outputs of every kind of graph, and what adapters fill."""
+    parts: list[str] = []
+    for kind, (taken, given) in INTERFACES.items():
+        parts += [f"## {_TITLES[kind]}", _table("input", taken), _table("output", given)]
+    parts += ["## Inputs of a swappable step graph that an adapter fills", _table("input", ADAPTER_INPUTS)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(title: str, rows: Iterable[GraphTensor]) -> str:
+    lines = [f"| {title} | type | default | present with | meaning |", "|---|---|---|---|---|"]
+    for row in rows:
+        form = f"{row.dtype} [{', '.join(map(str, row.dims))}]"
+        default = "" if row.default is None else f"{row.default:g}"
+        lines.append(f"| `{row.name}` | {form} | {default} | {_NEEDS.get(row.needs, '')} | {row.doc} |")
+    return "\n".join(lines)

@@ -1,0 +1,187 @@
+"""Static bundles through whole sessions: padded calls, rows appended to the cache, sampling beside the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamspec.draft_tree import DraftTree, chain
+from streamspec.errors import ContextOverflow, ProviderError
+from streamspec.runtime import Sampling, Session, load
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.static_call import StaticCall
+from streamspec.runtime.hardware.providers import PROVIDERS, STATIC, find
+from streamspec.runtime.tuning import calibration as calibrate
+from tests.runtime.engine.test_runner import PROMPTS
+
+Bundles = Callable[[str], Path]
+SOME = PROMPTS[::2]
+HOT = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=5)
+
+
+def open_session(folder: Path, tree: int | str = 8, **options: Any) -> Session:
+    return load(folder, threads=1, tree=tree, cache_dir=folder.parent / "cache", **options)
+
+
+def engine_of(session: Session) -> OrtRunner:
+    assert isinstance(session.engine, OrtRunner) and isinstance(session.engine._call, StaticCall)
+    return session.engine
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("bundle", ["fp32", "int8", "int4", "full"])
+def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
+    session = open_session(bundles(f"static {bundle}"))
+    steps = tokens = 0
+    for rows in (2, 5, 32):  # the graph takes 8
+        session.rows = rows
+        for prompt in SOME:
+            plain = session.generate(prompt, max_new_tokens=40, speculate=False, sampling=sampling)
+            spec = session.generate(prompt, max_new_tokens=40, sampling=sampling)
+            assert (spec.token_ids, spec.text, spec.finish_reason) == (plain.token_ids, plain.text, plain.finish_reason)
+            steps, tokens = steps + spec.stats.steps, tokens + spec.stats.step_tokens
+    assert tokens > steps
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("bundle", ["fp32", "full", "lora"])
+def test_both_flavours_write_the_same(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
+    static, dynamic = open_session(bundles(f"static {bundle}")), open_session(bundles(bundle))
+    for prompt in SOME:
+        written = [session.generate(prompt, max_new_tokens=60, sampling=sampling) for session in (static, dynamic)]
+        assert written[0].token_ids == written[1].token_ids
+
+
+def test_every_step_costs_the_same_and_is_measured_once(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+    timed = calibrate._time_step
+
+    def watched(engine: OrtRunner, tree: DraftTree, context: int) -> float:
+        asked.append(len(tree))
+        return timed(engine, tree, context)
+
+    monkeypatch.setattr(calibrate, "_time_step", watched)
+    session = load(bundles("static fp32"), threads=1, cache_dir=tmp_path)
+    assert set(asked) == {1} and session.rows == 8 and session.calibration
+    assert session.calibration.curve.tolist() == [1.0] * 8
+    asked.clear()
+    assert load(bundles("static fp32"), threads=1, cache_dir=tmp_path).rows == 8 and not asked  # remembered
+    stats = session.generate("hello", max_new_tokens=8).stats
+    assert stats.call_rows == 8 and "every call computes 8 rows, plain ones too" in str(stats)
+
+
+def test_text_runs_up_to_the_last_token_of_the_context(bundles: Bundles) -> None:
+    session, dynamic = open_session(bundles("static fp32")), open_session(bundles("fp32"))
+    for room in (1, 2, 5, 12):
+        prompt = ([7, 9, 11, 30] * 32)[: 128 - room]
+        plain = session.generate(prompt, max_new_tokens=50, speculate=False)
+        spec = session.generate(prompt, max_new_tokens=50)
+        assert spec.token_ids == plain.token_ids == dynamic.generate(prompt, max_new_tokens=50).token_ids
+    with pytest.raises(ContextOverflow):
+        session.generate([7] * 128)
+
+
+def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> None:
+    session = open_session(bundles("static fp32"))
+    engine = engine_of(session)
+    prompt = session.encode("hello")
+    answer = session.generate(prompt, max_new_tokens=40)
+    length = engine.length
+    appended = engine.cache.data[..., :length, :].copy()
+    session.score((prompt + answer.token_ids)[:length])
+    assert answer.stats.steps and np.abs(appended - engine.cache.data[..., :length, :]).max() < 1e-4
+
+
+def test_only_the_accepted_path_enters_the_cache(bundles: Bundles) -> None:
+    engine = engine_of(open_session(bundles("static fp32")))
+    engine.reset()
+    engine.prefill([5, 6, 7], draft=False)
+    engine.verify(np.array([9, 10, 11, 12]), DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+    engine.commit((0, 2, 3))
+    appended = engine.cache.data[..., :6, :].copy()
+    engine.score([5, 6, 7, 9, 11, 12])
+    assert engine.length == 6 and np.abs(appended - engine.cache.data[..., :6, :]).max() < 1e-4
+
+
+def test_score_gives_what_plain_decoding_chose(bundles: Bundles) -> None:
+    session = open_session(bundles("static fp32"))
+    prompt = session.encode("hello")
+    answer = session.generate(prompt, max_new_tokens=20, speculate=False).token_ids
+    logits = session.score(prompt + answer, start=len(prompt) - 1)
+    assert logits.shape == (len(answer) + 1, 64) and logits.argmax(axis=1)[:-1].tolist() == answer
+    assert np.abs(logits - open_session(bundles("fp32")).score(prompt + answer, start=len(prompt) - 1)).max() < 1e-3
+    assert session.score([5] * 128).shape == (128, 64)
+
+
+def test_padding_is_never_accepted_and_changes_nothing(bundles: Bundles) -> None:
+    engine = engine_of(open_session(bundles("static fp32")))
+    results = []
+    for rows in (2, 8):  # the first two rows are the same
+        engine.reset()
+        engine.prefill([5, 6, 7], draft=False)
+        tokens = np.array([9, 10, 0, 0, 0, 0, 0, 0])[:rows]
+        result = engine.verify(tokens, chain(rows - 1), draft=True)
+        assert result.accepted is not None and result.accepted < rows
+        results.append((result.choices[:2].tolist(), engine.forward(tokens, range(rows), chain(rows - 1).mask())[:2]))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(open_session(bundles("static fp32")))
+    call: Any = engine._call
+    engine.reset(HOT)
+    greedy = int(engine.prefill([5, 6, 7], draft=False).choices[0])
+    for drawn in (None, 40):  # as the graph chose, and otherwise
+        engine.reset(HOT)
+        monkeypatch.setattr(
+            call,
+            "_sample",
+            lambda rows, allowed, drawn=drawn: np.where(drawn is None, call._greedy[rows.logit_rows], drawn),
+        )
+        engine.prefill([5, 6, 7], draft=False)
+        result = engine.verify(np.array([greedy]), ROOT_ONLY, draft=True)
+        assert (result.guesses is None) == (drawn is not None)
+
+
+def test_a_plain_bundle_drafts_from_its_text(bundles: Bundles) -> None:
+    session = load(bundles("static lora"), threads=1, cache_dir=bundles("static lora").parent / "cache")
+    assert session.speculation.startswith("on")
+    steps = 0
+    for prompt in [*PROMPTS, "abcabcabcabc"]:
+        answer = session.generate(prompt, max_new_tokens=60)
+        assert answer.token_ids == session.generate(prompt, max_new_tokens=60, speculate=False).token_ids
+        steps += answer.stats.steps
+    assert steps > 0
+
+
+def test_openvino_wants_fixed_shapes(bundles: Bundles) -> None:
+    with pytest.raises(ProviderError, match="runs static bundles only|not installed"):
+        load(bundles("fp32"), provider="openvino")
+
+
+@pytest.fixture
+def openvino(bundles: Bundles) -> Callable[[str], Session]:
+    """Opens static bundles on OpenVINO, all of the graph or nothing."""
+    if why := find(PROVIDERS["openvino"], STATIC).why_not:
+        pytest.skip(f"openvino: {why}")
+    return lambda name: open_session(bundles(name), provider="openvino")
+
+
+@pytest.mark.parametrize("bundle", ["fp32", "int8", "int4", "full", "lora"])
+def test_openvino_takes_the_whole_graph_and_speculates_exactly(
+    bundle: str, openvino: Callable[[str], Session], bundles: Bundles
+) -> None:
+    session, cpu = openvino(f"static {bundle}"), open_session(bundles(f"static {bundle}"))
+    for prompt in SOME:
+        plain = session.generate(prompt, max_new_tokens=40, speculate=False)
+        assert session.generate(prompt, max_new_tokens=40).token_ids == plain.token_ids
+        if bundle in ("fp32", "full", "lora"):
+            assert cpu.generate(prompt, max_new_tokens=40).token_ids == plain.token_ids
