@@ -63,7 +63,7 @@ NAMES = {
 
 
 class PlainGraph:
-    """Texts [b, s] behind caches of [b, Hkv, past, D]; all rows of a call travel as one group [1, b * s, H]."""
+    """Texts [b, s] after caches of [b, Hkv, past, D]; all rows of a call travel as one group [1, b * s, H]."""
 
     def __init__(self, spec: DecoderSpec, source: Source, precision: Precision) -> None:
         self.spec, self.decoder, self.precision = spec, Decoder(spec, source, precision), precision

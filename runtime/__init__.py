@@ -36,13 +36,11 @@ __all__ = [
     "load",
 ]
 
-# Names of modules up to 0.1, which pickles of these classes carry, and `streamspec.runtime.memory`, which was
-# documented. Kept for one minor version.
+# Names of modules up to 0.1, which pickles of these classes carry. Kept for one minor version.
 _MOVED = {
     "grammar": Grammar,
     "interface": Pruning,
     "logprobs": Logprob,
-    "memory": estimate_memory,
     "sampling": Sampling,
     "stats": Stats,
 }

@@ -102,7 +102,7 @@ class TrainedDraftLayer:
                 picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
                 state = self.model.draft_pass(main, picked)[0, :, depth]
                 logits = torch.full((self.model.decoder.embedding.num_embeddings,), -torch.inf)
-                logits[slice(None) if vocabulary is None else vocabulary] = self.model.guess(
+                logits[slice(None) if vocabulary is None else vocabulary] = self.model.draft_logits(
                     state, torch.tensor([depth]), vocabulary
                 )[0].float()
                 ours = out[CANDIDATE_LOGITS][start + row]
