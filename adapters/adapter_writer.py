@@ -1,4 +1,4 @@
-"""Writes the adapter folder (docs/architecture.md): PEFT's two files for the task LoRA, ours beside them.
+"""Writes the adapter folder (docs/reference/adapter-format.md): PEFT's two files for the task LoRA, ours beside them.
 
 Everything is written to a temporary name first, `training.json` last.
 """

@@ -36,7 +36,7 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     """The base in training dtype, all weights frozen. Eager attention: on CPU its backward pass is faster than SDPA's
-    (docs/decisions.md).
+    (docs/lab/decisions).
     """
     model = AutoModelForCausalLM.from_pretrained(
         run.base.path, dtype=dtype, attn_implementation="eager", use_safetensors=True

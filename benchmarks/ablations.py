@@ -56,7 +56,7 @@ VARIANTS = (
 
 
 def variants() -> dict[str, Any]:
-    """Streams that the paper's appendix compares, by name."""
+    """Returns the streams that the paper's appendix compares, by name."""
     import torch
     from torch import Tensor, nn
 
@@ -102,7 +102,7 @@ def variants() -> dict[str, Any]:
 
 
 def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Trains and judges one variant in this process; the basis also with smaller k."""
+    """Trains and scores one variant in this process; the basis also with smaller k."""
     import torch
 
     from streamspec.acceptance_stats import MISSED, node_order, per_stream_accuracy, simulated_tau

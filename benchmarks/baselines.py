@@ -94,7 +94,7 @@ def parameters(adapter: Path) -> dict[str, int]:
 
 
 def answer(config: dict[str, object]) -> None:
-    """The target's answers, before anybody's time begins to count."""
+    """Generates the target's answers before any drafter's time starts."""
     from streamspec.adapters import models
     from streamspec.adapters.stages import own_answers
     from streamspec.adapters.train import prepare

@@ -228,7 +228,7 @@ def make(name: str, folder: Path) -> None:
 
 
 def export(folder: Path, bundle: Path, precision: str) -> None:
-    """In this process; prints its peak memory."""
+    """Exports in this process and prints its peak memory."""
     import resource
 
     from streamspec.export import export_bundle
@@ -243,7 +243,7 @@ def export(folder: Path, bundle: Path, precision: str) -> None:
 
 
 def curve(bundle: Path, threads: int | None) -> dict[int, float]:
-    """Rows -> ms of a step, medians in turns; a chain of drafts behind `CONTEXT` tokens."""
+    """Maps rows to ms of a step: medians, interleaved, of a chain of draft tokens after `CONTEXT` tokens."""
     from streamspec.bundle.files import read_manifest
     from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.engine.runner import OrtRunner

@@ -44,7 +44,7 @@ def answers(session: Session, grammar: Grammar | None, speculate: bool) -> list[
 
 
 def mask_microseconds(session: Session, grammar: Grammar, tokens: list[int]) -> float:
-    """To compute a mask, on average along a text."""
+    """Returns the mean time to compute a mask along a text."""
     walk, eos = session._vocabulary.walk(grammar), session.manifest.model.eos_token_ids
     began = time.perf_counter()
     for token in tokens:

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""What trees are worth: `python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16 16:8 16:0.05 16f 2x3 ...]
-[--limit 40]`.
+"""Compares shapes of draft trees:
+`python benchmarks/trees.py BUNDLE --prompts TASK.jsonl [--trees 8 16 16:8 16:0.05 16f 2x3 ...] [--limit 40]`.
 
-    16        the 16 likeliest nodes of each step (`runtime/decoding/draft_tree_search.py`); with a bigram, children
-    depend on their parent 16:8      with an early exit: of these only the best 8 go on above the early exit; `16:0.05`:
-    those of at least that chance 16f       one tree of 16 rows for all steps, the likeliest nodes of validation data
-    (Medusa's sparse tree); children depend, too 2x3       the papers' full tree: every combination of the 2 best
-    guesses of 3 streams; `2x3c`: children depend on their parent
+    16       the 16 most probable nodes of each step (`runtime/decoding/draft_tree_search.py`); with a bigram, children
+             depend on their parent
+    16:8     with an early exit: the best 8 of these rows continue above it
+    16:0.05  with an early exit: the rows of at least that probability continue
+    16f      one tree of 16 rows for all steps, the most probable nodes of validation data (Medusa's sparse tree);
+             children depend on their parent
+    2x3      the papers' full tree: every combination of the 2 best candidates of 3 streams
+    2x3c     the same, and children depend on their parent
 
-Every prompt is answered plainly and with every tree in turn; all answers must be equal. Prints rows that went on,
+Every prompt is answered plainly and with every tree in turn; all answers must be equal. Prints rows above the exit,
 tokens per step, time of a step over a plain step's, and speed-up over plain decoding (decode time, medians over
 `--repeats`).
 """
@@ -58,7 +61,7 @@ MOST = 64  # rows of any tree
 
 
 class Counting:
-    """An engine that counts the rows its last layer saw."""
+    """Counts the rows that the last layer of a runner has seen."""
 
     def __init__(self, engine: Any) -> None:
         self._engine, self.rows, self.steps = engine, 0, 0
@@ -74,8 +77,9 @@ class Counting:
 
 
 class FixedTree(SpeculativeDecoder):
-    """Drafts the same tree in every step. `depends`: a node's rank is one among the guesses behind its parent, else of
-    the place.
+    """Drafts the same tree in every step.
+
+    `depends`: a node's rank counts the candidates after its parent, else all candidates of its depth.
     """
 
     tree: DraftTree
@@ -97,7 +101,7 @@ class FixedTree(SpeculativeDecoder):
 
 
 def decoder_of(name: str, engine: Any, plan: DecodingConfig, trees: DraftTreeInfo | None) -> SpeculativeDecoder:
-    """The decoder that the tree called `name` stands for."""
+    """Returns the decoder for the tree called `name`, of at most `limit` tokens."""
     if name == "plain":
         return SpeculativeDecoder(engine, plan)
     if "x" in name or name.endswith("f"):
@@ -120,7 +124,7 @@ def decoder_of(name: str, engine: Any, plan: DecodingConfig, trees: DraftTreeInf
 def answers(
     session: Session, prompts: Sequence[Any], trees: Sequence[str], tokens: int
 ) -> Iterator[tuple[str, SpeculativeDecoder, Counting]]:
-    """Every prompt with every tree, "plain" first."""
+    """Yields every prompt with every tree, "plain" first."""
     for prompt in prompts:
         expected: list[int] = []
         for name in ("plain", *trees):

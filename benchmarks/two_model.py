@@ -124,7 +124,7 @@ class TwoModelEngine:
 
 
 def decode(engine: Any, prompt: list[int], plan: DecodingConfig) -> tuple[list[int], float, int]:
-    """Tokens, milliseconds without the prompt, calls of the target."""
+    """Returns the tokens (at most `limit`), milliseconds without the prompt, and calls of the target."""
     decoder = SpeculativeDecoder(engine, plan)
     tokens = [token for done in decoder.run(prompt) for token in done.tokens]
     stats = decoder.stats

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Typical acceptance, which changes the text: `python benchmarks/typical.py BUNDLE --prompts TASK.jsonl [--epsilon
-0.09] [--delta 0.3] [--temperature 0.7]`.
+"""Measures typical acceptance, which changes the text:
+`python benchmarks/typical.py BUNDLE --prompts TASK.jsonl [--epsilon 0.09] [--delta 0.3] [--temperature 0.7]`.
 
-A drafted token stands, too, where the target gives it a chance above min(epsilon, delta exp(-H)), H the entropy of its
-choice there (Medusa, arXiv 2401.10774, section 3.2). A lossy baseline: the runtime has no such mode. Prints tokens per
-step and quality of exact and typical acceptance on the same drafts' size, and how many answers stay the same. A step
-here takes two calls, so no times are given.
+A draft token is accepted, too, if the target's probability for it exceeds min(epsilon, delta exp(-H)), H the entropy of
+the target's distribution there (Medusa, arXiv 2401.10774, section 3.2). A lossy baseline: the runtime has no such mode.
+Prints tokens per step and quality of exact and typical acceptance at the same draft size, and the number of equal
+answers. A step takes two calls here, so no times are given.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streamspec.runtime.engine.runner import OrtRunner
 
 
 class TypicalEngine:
-    """The engine of a bundle, its greedy choice replaced by a drafted token where that is typical."""
+    """Wraps a runner and replaces its greedy choice by a draft token where that is typical."""
 
     def __init__(self, engine: OrtRunner, epsilon: float, delta: float, temperature: float) -> None:
         self._engine, self.epsilon, self.delta, self.temperature = engine, epsilon, delta, temperature
@@ -46,7 +46,7 @@ class TypicalEngine:
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> StepResult:
-        """Commits the accepted path at once. Knows no grammars."""
+        """Commits the accepted path at once; does not support grammars."""
         logits = self._engine.forward(tokens, np.asarray(tree.depths), tree.mask())
         choices = logits.argmax(axis=1)
         scores = logits.astype(np.float64) / self.temperature

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ def source(path: str) -> str:
     return f"```python\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```"
 
 
+def row(path: str, key: str) -> str:
+    """Show one row of a table in a file of this repository: a dictionary's entry from its key to its bracket."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f'    "{key}": '))
+    last = lines.index("    ),", first)
+    return f"```python\n{textwrap.dedent(chr(10).join(lines[first : last + 1]))}\n```"
+
+
 def table(*columns_and_rows: Any) -> str:
     """A Markdown table; the last argument holds the rows."""
     *columns, rows = columns_and_rows
@@ -73,6 +82,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "train-options": train_options,
     "step-graph": step_graph,
     "source": source,
+    "row": row,
 }
 
 

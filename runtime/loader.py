@@ -36,8 +36,8 @@ def load(
     """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base
     alone).
 
-    `provider`: "auto" takes, of those in docs/providers.md that are installed, run such a bundle and compute it
-    rightly, the one that promises most tokens per second; a name takes that one or raises. `Session.provider` says
+    `provider`: "auto" takes, of those in docs/reference/providers.md that are installed, run such a bundle and compute
+    it rightly, the one that promises most tokens per second; a name takes that one or raises. `Session.provider` says
     which runs, and why others do not. `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the
     user's), decodes plainly where no tree pays, and lets every step verify as many rows as pay; a number fixes the
     rows; "plain" turns speculation off. `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts

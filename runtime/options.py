@@ -32,9 +32,9 @@ class GenerationKwargs(TypedDict, total=False):
 class GenerationOptions:
     """`stop`: strings behind which the text ends; they are left out of it. `speculate` False decodes plainly, with the
     same result, sampled or not (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds after
-    which the answer ends with what there is. `grammar`: what the answer must follow (docs/structured.md), as far as it
-    comes. `logprobs`: say how likely the model itself held each token, and so many of the likeliest. `progress(read,
-    tokens)` is called while the prompt is read. Raises ConfigError for values that make no sense."""
+    which the answer ends with what there is. `grammar`: what the answer must follow (docs/guides/structured.md), as far
+    as it comes. `logprobs`: say how likely the model itself held each token, and so many of the likeliest.
+    `progress(read, tokens)` is called while the prompt is read. Raises ConfigError for values that make no sense."""
 
     max_new_tokens: int = 256
     stop: str | Sequence[str] = ()

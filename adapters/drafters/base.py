@@ -203,7 +203,7 @@ class DraftingModel(TargetModel, ABC):
         return logits.float() + nn.functional.linear(known, self.bigram_out)
 
     def drafter_tensors(self) -> dict[str, Tensor]:
-        """The drafter's parameters under the names of docs/architecture.md."""
+        """The drafter's parameters under the names of docs/reference/adapter-format.md."""
         if self.bigram_in is None or self.bigram_out is None:
             return {}
         return {"bigram_in": self.bigram_in, "bigram_out": self.bigram_out}

@@ -21,7 +21,8 @@ MAX_RANK = 10
 def record_ranks(
     model: DraftingModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
 ) -> list[list[list[int]]]:
-    """For each row: [positions][gamma] rank of the true token among each depth's candidates (docs/architecture.md).
+    """For each row: [positions][gamma] rank of the true token among each depth's candidates
+    (docs/reference/adapter-format.md).
 
     Each depth is ranked given the true tokens before it. Positions are those whose root is a completion token: position
     t of a completion drafts tokens t+1 .. t+gamma after root t.

@@ -1,6 +1,6 @@
 """Caches a frozen target's hidden states across epochs, in which they are the same.
 
-Half of a draft layer's training step on a CPU is the target's pass (docs/decisions.md).
+Half of a draft layer's training step on a CPU is the target's pass (docs/lab/decisions).
 """
 
 from __future__ import annotations

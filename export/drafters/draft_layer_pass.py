@@ -11,7 +11,7 @@ then drafts:
                     parents' rows
 
 With prefix attention the first level alone attends; with own heads every pass has weights of its own
-(docs/architecture.md). Row for row the equations of `adapters/drafters/draft_layer.py`.
+(docs/explain/how-it-works.md). Row for row the equations of `adapters/drafters/draft_layer.py`.
 """
 
 from __future__ import annotations

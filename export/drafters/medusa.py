@@ -1,6 +1,6 @@
 """Medusa heads (Medusa, arXiv 2401.10774, section 3.1): one block per depth over the accepted node's finished state h.
 
-state_j = h + SiLU(W_j h + b_j)           (docs/architecture.md)
+state_j = h + SiLU(W_j h + b_j)           (docs/explain/how-it-works.md)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Deferred speculative streams: gamma rows beside the accepted node, once more through the last Ns layers.
 
-    S_j = c_j M + scale * (P_j + a_j W e(root))           (docs/architecture.md)
+    S_j = c_j M + scale * (P_j + a_j W e(root))           (docs/explain/how-it-works.md)
 
 Attention is written in primitive operators over two pieces of K/V, the main rows' (a slice of the cache) and the
 streams' own, whose scores meet in one softmax: nothing is concatenated or repeated per query head.

@@ -1,7 +1,7 @@
 """Moves the rows of an accepted path inside a KV cache that lies on a device: a small graph beside the step graph.
 
 The caller binds each part of the cache as past and present, so that rows move where they lie; they are read before any
-is written. See docs/architecture.md, "The cache".
+is written. See docs/explain/how-it-works.md, "The KV cache".
 """
 
 from __future__ import annotations

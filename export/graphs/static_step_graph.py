@@ -1,4 +1,4 @@
-"""Writes the static step graph of docs/static.md: fixed shapes and standard operators alone, for providers that
+"""Writes the static step graph of docs/guides/static.md: fixed shapes and standard operators alone, for providers that
 compile one shape. `streamspec/step_graph.py` has its interface.
 
 The same decoder, layer stack and drafters as in the dynamic graph, built in a scope that lowers their operators

@@ -8,7 +8,7 @@ after it. That gives every child of p a probability and every node that of its w
     tokens
 
 Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node's score is the
-mean of this and of the drafter's own log probability, 1 : 2 (docs/decisions.md). It is never above its parent's,
+mean of this and of the drafter's own log probability, 1 : 2 (docs/lab/decisions). It is never above its parent's,
 so what goes on is a tree. Pruning depends on context alone and never changes the output. Where no row is to be pruned,
 nothing here runs.
 """

@@ -191,7 +191,7 @@ class Int8:
 
 
 class Int4:
-    """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/decisions.md), for the LM head and
+    """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/lab/decisions), for the LM head and
     for the embedding it may share.
     """
 

@@ -1,7 +1,7 @@
 """Computes a context and a draft tree in PyTorch, calling Hugging Face's own decoder layers with explicit masks.
 
-One forward pass over all rows together, no cache tricks. Written to be read next to docs/architecture.md, not to be
-fast.
+One forward pass over all rows together, no cache tricks. Written to be read next to docs/explain/how-it-works.md, not
+to be fast.
 """
 
 from __future__ import annotations

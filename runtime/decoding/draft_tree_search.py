@@ -25,7 +25,7 @@ from streamspec.runtime.decoding.ngram import NgramAcceptanceRates, NgramMatch
 MOST_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
 SHARPNESS = (
     1 / 1.2
-)  # factor of the streams' logits to begin with: they are a little too sure of themselves (docs/decisions.md),
+)  # factor of the streams' logits to begin with: they are a little too sure of themselves (docs/lab/decisions),
 LEAST, MOST = 0.2, 2.0  # its bounds,
 LEARNING = 0.003  # and what a nat of error moves it by
 

@@ -14,7 +14,7 @@ MEASURED = 8  # match lengths from here on count as one
 CONTINUATION = 16  # tokens offered
 # How often the next token of a continuation is right, by match length, before anything was seen: where streams guess
 # something else, where they guess the same, and where there are none to ask. Smoothed by hand from WikiSQL
-# (docs/decisions.md).
+# (docs/lab/decisions).
 ASSUMED = {
     "differs": (0.0, 0.10, 0.25, 0.30, 0.25, 0.25, 0.25, 0.25, 0.25),
     "agrees": (0.0, 0.90, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95, 0.95),

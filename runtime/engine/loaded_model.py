@@ -1,4 +1,4 @@
-"""Opens a bundle's step graph (docs/architecture.md, "The step graph"): one ONNX Runtime session, shared by any number
+"""Opens a bundle's step graph (docs/reference/step-graph.md): one ONNX Runtime session, shared by any number
 of sequences.
 
 Holds what is opened once: the weights, the graph's interface, the scheduler. What belongs to one sequence is in its
@@ -170,7 +170,7 @@ class LoadedModel:
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.enable_mem_pattern = False  # changing shapes would grow a pattern each
-        # Without an arena long prompts take three times the time and gigabytes (docs/decisions.md).
+        # Without an arena long prompts take three times the time and gigabytes (docs/lab/decisions).
         options.enable_cpu_mem_arena = True
         # Weights lie outside of it.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")

@@ -216,7 +216,7 @@ def _asked(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:
 def _bad(kind: str, message: str) -> ConfigError:
     return ConfigError(
         f"a {kind} that cannot be used: {_line(message)}",
-        "one that docs/structured.md describes",
+        "one that docs/guides/structured.md describes",
         "correct or simplify it",
     )
 

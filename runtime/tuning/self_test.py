@@ -1,8 +1,8 @@
 """Checks at load that a provider computes a bundle right: a prompt, a draft tree after it, and the step after that.
 
-Some providers silently ignore the mask of a tree, its positions, or the tokens before it (docs/providers.md). The
-logits recorded in the bundle (`probe` in its manifest) say whether a prompt is right; the prompt's own rows then say
-what the tree's must be, so nothing more need be recorded.
+Some providers silently ignore the mask of a tree, its positions, or the tokens before it (docs/reference/providers.md).
+The logits recorded in the bundle (`probe` in its manifest) say whether a prompt is right; the prompt's own rows then
+say what the tree's must be, so nothing more need be recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamspec.runtime.engine.runner import OrtRunner, causal_mask
 TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differently, wrong ones are far off
 # Root mean square of a tree's logits less those of the same rows in a chain, over the logits' standard deviation. The
 # last bit of a sum makes int8 and int4 round other activations: SmolLM2 is then up to 0.11 off, and 0.38 or more where
-# mask, positions or past are ignored. In fp32 the two are 0.0005 and 0.43 (docs/decisions.md).
+# mask, positions or past are ignored. In fp32 the two are 0.0005 and 0.43 (docs/lab/decisions).
 TREE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.2, "int4": 0.2}
 SINGLE = 2.0  # a row alone scatters more than several
 DEPTH = 6  # nodes of the tree's paths: with fewer, what is ignored tells too little

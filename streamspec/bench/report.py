@@ -129,7 +129,7 @@ class Report:
     categories: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object; keys as documented in docs/cli.md."""
+        """One flat object; keys as documented in docs/reference/cli.md."""
         spec, plain = self.speculative, self.plain
         result: dict[str, Any] = {
             "tokens_per_step": spec.tokens_per_step,

@@ -1,5 +1,5 @@
-"""The adapter folder as a contract between training and export (docs/architecture.md): its file names and its
-configuration.
+"""The adapter folder as a contract between training and export (docs/reference/adapter-format.md): its file names and
+its configuration.
 
 `streamspec.adapters.adapter_writer` writes them, `streamspec.export.weights.load_weights`
 reads them.

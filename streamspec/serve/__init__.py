@@ -1,4 +1,5 @@
-"""streamspec.serve: a bundle as a local, OpenAI-compatible server. Loopback only, behind a token; see docs/serve.md."""
+"""streamspec.serve: a bundle as a local, OpenAI-compatible server. Loopback only, behind a token; see
+docs/guides/serve.md."""
 
 from streamspec.serve.app import create_app
 from streamspec.serve.limits import Limits

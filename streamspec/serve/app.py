@@ -277,7 +277,7 @@ async def _say_http(request: Request, error: Exception) -> Response:
     """Of a path or method that has no route."""
     assert isinstance(error, HTTPException)
     message = {
-        404: "no such path; expected one of docs/serve.md",
+        404: "no such path; expected one of docs/guides/serve.md",
         405: f"the method {request.method}; expected the other one",
     }
     kind = SERVER if error.status_code >= 500 else "invalid_request_error"

@@ -307,7 +307,7 @@ def _first(error: ValidationError, values: Any) -> ApiError:
     fault, path = max(unknown or faults, key=lambda found: len(found[1]))
     param = ".".join(path) or None
     if unknown:
-        return invalid(f"unknown field {param}; expected fields of docs/serve.md", param, "unknown_field")
+        return invalid(f"unknown field {param}; expected fields of docs/guides/serve.md", param, "unknown_field")
     if fault["type"] == "missing":
         return invalid(f"no {param}; expected the field", param, "missing_field")
     return invalid(f"{param}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", param)

@@ -61,7 +61,7 @@ class ResponseBuilder:
         return self._frame("chat.completion", [body], self._usage()) | {"streamspec": self.record()}
 
     def record(self) -> dict[str, Any]:
-        """What speculation did (docs/serve.md)."""
+        """What speculation did (docs/guides/serve.md)."""
         assert self._last is not None
         stats = self._last.stats
         return {

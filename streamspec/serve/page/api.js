@@ -33,7 +33,7 @@ export async function models() {
   return answer.data.map((model) => model.id);
 }
 
-/** Chunks of one answer (docs/serve.md). Aborting `signal` ends the generation too. Throws Refused, also in the middle. */
+/** Chunks of one answer (docs/guides/serve.md). Aborting `signal` ends the generation too. Throws Refused, also in the middle. */
 export async function* ask(body, signal) {
   const response = await send("/v1/chat/completions", {
     method: "POST",
