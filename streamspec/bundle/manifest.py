@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
 
 @dataclass(frozen=True)
 class BaseInfo:
-    """The base model of the bundle. `sha256` is over its weights (docs/reference/bundle-format.md)."""
+    """The base model of the bundle. `sha256` is over its weights (docs/reference/adapter-format.md)."""
 
     id: str
     sha256: str
