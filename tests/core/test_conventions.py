@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -97,6 +98,13 @@ def test_no_file_is_long_and_no_folder_crowded() -> None:
             files[named(path.parent)].append(path.name)
     crowded = {folder: names for folder, names in files.items() if len(names) > MOST_FILES}
     assert set(crowded) <= MANY_FILES, crowded
+
+
+def test_pyproject_lists_every_package() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    found = {module_of(path) for path in sources() if path.name == "__init__.py"}
+    data_only = {"streamspec.demo.sql_adapter"}
+    assert set(setuptools["packages"]) == found | data_only
 
 
 def test_docs_hold_no_targets_and_no_commits() -> None:
