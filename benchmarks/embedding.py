@@ -43,7 +43,7 @@ def measure_memory(bundle: str, context: int) -> dict[str, Any]:
     before = status()["VmRSS"]
     session = load(bundle, context=context)
     loaded = status()
-    session.generate(prompt(session.engine.context_length - ROOM), max_new_tokens=ROOM)
+    session.generate(prompt(session.runner.context_length - ROOM), max_new_tokens=ROOM)
     after = status()
     return {"loaded": loaded["VmRSS"] - before, "peak": after["VmHWM"] - before, "after": after["VmRSS"] - before}
 

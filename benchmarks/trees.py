@@ -22,6 +22,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,11 @@ from streamspec.data import read_examples
 from streamspec.draft_tree import DraftTree, cartesian
 from streamspec.runtime import Session, load
 from streamspec.runtime.decoding.draft_tree_search import Draft
-from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.decoding.verify import off_borders
+from streamspec.runtime.options import GenerationOptions
 
 TREES = (
     "4",
@@ -86,27 +89,29 @@ class FixedTree(SpeculativeDecoder):
     depends: bool
 
     def _draft(self) -> Draft | None:
-        room = self.engine.context_length - self.engine.length - self.engine.gamma - 1
-        guesses, tree = self._guesses, self.tree
-        if guesses is None or tree.depth > min(room, guesses.depths):
+        room = self.runner.context_length - self.runner.length - self.runner.gamma - 1
+        proposal, tree = self._proposal, self.tree
+        if proposal is None or tree.depth > min(room, proposal.depths):
             return None
-        behind = cache(guesses.behind)
+        after = cache(proposal.after)
         tokens, numbers = [self._root], [0]
         for parent, depth, rank in list(zip(tree.parents, tree.depths, tree.ranks, strict=True))[1:]:
-            found = behind(depth - 1, numbers[parent] if self.depends else None)
+            found = after(depth - 1, numbers[parent] if self.depends else None)
             token, _, number = found[rank] if rank < len(found) else (-1, 0.0, -1)  # no token: never accepted
             tokens.append(token)
             numbers.append(number)
-        return off_borders(Draft(tree, np.array(tokens), np.ones(len(tree)), 1.0), self.engine.length)
+        return off_borders(Draft(tree, np.array(tokens), np.ones(len(tree)), 1.0), self.runner.length)
 
 
-def decoder_of(name: str, engine: Any, plan: DecodingConfig, trees: DraftTreeInfo | None) -> SpeculativeDecoder:
+def decoder_of(
+    name: str, runner: Any, limit: int, policy: DecodingPolicy, trees: DraftTreeInfo | None
+) -> SpeculativeDecoder:
     """Returns the decoder for the tree called `name`, of at most `limit` tokens."""
+    options = GenerationOptions(max_new_tokens=limit)
     if name == "plain":
-        return SpeculativeDecoder(engine, plan)
+        return SpeculativeDecoder(runner, options, policy)
     if "x" in name or name.endswith("f"):
-        plan.rows = MOST
-        fixed = FixedTree(engine, plan)
+        fixed = FixedTree(runner, options, replace(policy, rows=MOST))
         fixed.depends = name.endswith(("f", "c"))
         if "x" in name:
             fixed.tree = cartesian(*map(int, name.rstrip("c").split("x")))
@@ -115,10 +120,11 @@ def decoder_of(name: str, engine: Any, plan: DecodingConfig, trees: DraftTreeInf
             fixed.tree = trees.tree(int(name[:-1]))
         return fixed
     rows, _, kept = name.partition(":")
-    plan.rows = int(rows)
+    policy = replace(policy, rows=int(rows))
     if kept:
-        plan.pruning = Pruning(least=float(kept)) if "." in kept else Pruning(int(kept))
-    return SpeculativeDecoder(engine, plan)
+        pruning = Pruning(min_probability=float(kept)) if "." in kept else Pruning(int(kept))
+        policy = replace(policy, pruning=pruning)
+    return SpeculativeDecoder(runner, options, policy)
 
 
 def answers(
@@ -128,11 +134,12 @@ def answers(
     for prompt in prompts:
         expected: list[int] = []
         for name in ("plain", *trees):
-            engine = Counting(session.engine)
+            engine = Counting(session.runner)
             decoder = decoder_of(
                 name,
                 engine,
-                DecodingConfig(tokens, session.manifest.model.eos_token_ids, ngram=False),
+                tokens,
+                DecodingPolicy(session.manifest.model.eos_token_ids, ngram=False),
                 session.manifest.trees,
             )
             found = [token for done in decoder.run(session.encode(prompt)) for token in done.tokens]

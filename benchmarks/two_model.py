@@ -29,11 +29,13 @@ from streamspec.data import read_examples
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime import load
 from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
-from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.options import GenerationOptions
 
 
 class TwoModelEngine:
@@ -79,7 +81,7 @@ class TwoModelEngine:
     ) -> StepResult:
         found = self.target.prefill(ids, False, progress, allowed)
         self.draft.prefill(ids, draft=False)
-        return StepResult(found.choices, 0, self._guess([int(found.choices[0])])) if draft else found
+        return StepResult(found.choices, 0, self._propose([int(found.choices[0])])) if draft else found
 
     def verify(
         self,
@@ -94,11 +96,11 @@ class TwoModelEngine:
         node, path = accept(tree, tokens, found.choices)
         known = min(
             len(path), self.draft.length - self.target.length
-        )  # the draft model has seen its own guesses but the last
+        )  # the draft model has seen its own draft but the last token
         self.draft.rewind(self.target.length + known)
         unseen = [int(tokens[i]) for i in path[known:]]
         if draft:
-            return StepResult(found.choices, node, self._guess([*unseen, int(found.choices[node])]))
+            return StepResult(found.choices, node, self._propose([*unseen, int(found.choices[node])]))
         if unseen:
             self._feed(unseen)
         return found
@@ -116,16 +118,18 @@ class TwoModelEngine:
         self.draft.commit(range(len(tokens)))
         return int(choices[-1])
 
-    def _guess(self, committed: list[int]) -> IndependentProposal:
-        guesses = [self._feed(committed)]
-        while len(guesses) < self.gamma:
-            guesses.append(self._feed(guesses[-1:]))
-        return IndependentProposal(np.array(guesses)[:, None], np.zeros((self.gamma, 1), np.float32))
+    def _propose(self, committed: list[int]) -> IndependentProposal:
+        tokens = [self._feed(committed)]
+        while len(tokens) < self.gamma:
+            tokens.append(self._feed(tokens[-1:]))
+        return IndependentProposal(np.array(tokens)[:, None], np.zeros((self.gamma, 1), np.float32))
 
 
-def decode(engine: Any, prompt: list[int], plan: DecodingConfig) -> tuple[list[int], float, int]:
+def decode(
+    runner: Any, prompt: list[int], limit: int, policy: DecodingPolicy | None = None
+) -> tuple[list[int], float, int]:
     """Returns the tokens (at most `limit`), milliseconds without the prompt, and calls of the target."""
-    decoder = SpeculativeDecoder(engine, plan)
+    decoder = SpeculativeDecoder(runner, GenerationOptions(max_new_tokens=limit), policy)
     tokens = [token for done in decoder.run(prompt) for token in done.tokens]
     stats = decoder.stats
     return tokens, 1e3 * stats.decode_seconds, stats.steps + stats.plain_steps
@@ -135,8 +139,8 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns medians over repetitions of milliseconds per sample, and ratios per repetition."""
     session = load(arguments.bundle, threads=arguments.threads, ngram=False)
     small = load(arguments.draft, threads=arguments.threads, tree="plain")
-    target, eos = session.engine, session.manifest.model.eos_token_ids
-    plain = DecodingConfig(arguments.max_new_tokens, eos)
+    target, eos = session.runner, session.manifest.model.eos_token_ids
+    plain = DecodingPolicy(eos)
     sides: dict[str, Any] = {"plain": None, "own drafter": None} | {
         f"two models, gamma {n}": n for n in arguments.gammas
     }
@@ -156,10 +160,9 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
                         started.stats.steps + started.stats.plain_steps,
                     )
                 else:
-                    engine = target if gamma is None else TwoModelEngine(target, small.engine, gamma)
-                    found = decode(
-                        engine, prompt, plain if gamma is None else replace(plain, rows=gamma + 1, ngram=False)
-                    )
+                    engine = target if gamma is None else TwoModelEngine(target, small.runner, gamma)
+                    policy = plain if gamma is None else replace(plain, rows=gamma + 1, ngram=False)
+                    found = decode(engine, prompt, arguments.max_new_tokens, policy)
                 answers.append(found[0])
                 spent[name][repeat] += found[1]
                 calls[name] += found[2]

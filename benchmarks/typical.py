@@ -23,9 +23,11 @@ from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import mean_scores, score
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
-from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
+from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.options import GenerationOptions
 
 
 class TypicalEngine:
@@ -50,21 +52,21 @@ class TypicalEngine:
         logits = self._engine.forward(tokens, np.asarray(tree.depths), tree.mask())
         choices = logits.argmax(axis=1)
         scores = logits.astype(np.float64) / self.temperature
-        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
-        chances /= chances.sum(axis=1, keepdims=True)
-        entropy = -(chances * np.log(np.maximum(chances, 1e-30))).sum(axis=1)
+        probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        entropy = -(probabilities * np.log(np.maximum(probabilities, 1e-30))).sum(axis=1)
         least = np.minimum(self.epsilon, self.delta * np.exp(-entropy))
         stands = [True] * len(tree)
         for node, parent in list(enumerate(tree.parents))[1:]:
             stands[node] = stands[parent] and bool(
-                chances[parent, tokens[node]] > least[parent] or choices[parent] == tokens[node]
+                probabilities[parent, tokens[node]] > least[parent] or choices[parent] == tokens[node]
             )
         longest = max(np.flatnonzero(stands).tolist(), key=tree.depths.__getitem__)
         path = tree.path(longest)
         for parent, node in pairwise(path):
             choices[parent] = tokens[node]
         found = self._engine.prefill(tokens[list(path)].tolist(), draft)
-        return StepResult(choices, longest if draft else None, found.guesses)
+        return StepResult(choices, longest if draft else None, found.proposal)
 
     def commit(self, path: Sequence[int]) -> None:
         """Done."""
@@ -83,17 +85,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     session = load(arguments.bundle, threads=arguments.threads, tree=arguments.rows)
-    assert isinstance(session.engine, OrtRunner)
-    typical = TypicalEngine(session.engine, arguments.epsilon, arguments.delta, arguments.temperature)
+    assert isinstance(session.runner, OrtRunner)
+    typical = TypicalEngine(session.runner, arguments.epsilon, arguments.delta, arguments.temperature)
     texts: dict[str, list[str]] = {}
     scores: dict[str, list[dict[str, float]]] = {}
     counts: dict[str, np.ndarray] = {}
     for case in read_cases(arguments.prompts, arguments.limit):
-        for name, engine in (("exact", session.engine), ("typical", typical)):
-            plan = DecodingConfig(
-                arguments.max_new_tokens, session.manifest.model.eos_token_ids, rows=arguments.rows, ngram=False
-            )
-            decoder = SpeculativeDecoder(engine, plan)
+        for name, engine in (("exact", session.runner), ("typical", typical)):
+            policy = DecodingPolicy(session.manifest.model.eos_token_ids, arguments.rows, ngram=False)
+            decoder = SpeculativeDecoder(engine, GenerationOptions(arguments.max_new_tokens), policy)
             tokens = [token for done in decoder.run(session.encode(case.turns[0])) for token in done.tokens]
             text = session.tokenizer.decode(tokens)
             texts.setdefault(name, []).append(text)

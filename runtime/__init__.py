@@ -1,4 +1,4 @@
-"""streamspec.runtime: load a bundle, generate text several tokens per model call. Never imports torch.
+"""Loads a bundle and generates text, several tokens per model call. Never imports torch.
 
 ONNX Runtime's official wheels send telemetry unless this variable is set before the library starts; an application that
 wants it can set the variable to another value first.
@@ -10,12 +10,12 @@ import sys
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from streamspec.errors import StreamspecError
-from streamspec.runtime.decoding.logprobs import Logprob
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.decoding.sampling import Logprob, Sampling
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.engine.memory_estimate import estimate_memory
 from streamspec.runtime.loader import load
+from streamspec.runtime.options import GenerationOptions, LoadOptions
 from streamspec.runtime.session import Session
 from streamspec.runtime.stream import Chunk, Completion, Running, Stream
 from streamspec.runtime.text.grammar import Grammar
@@ -23,7 +23,9 @@ from streamspec.runtime.text.grammar import Grammar
 __all__ = [
     "Chunk",
     "Completion",
+    "GenerationOptions",
     "Grammar",
+    "LoadOptions",
     "Logprob",
     "Pruning",
     "Running",

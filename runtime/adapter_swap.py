@@ -8,7 +8,6 @@ in the mapped file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -20,9 +19,11 @@ from streamspec.bundle import swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.decoding.model_runner import ModelRunner
-from streamspec.runtime.decoding_policy import AdaptiveState, DecodingPolicy, LoadPolicy, settle
+from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.decoding_policy import choose_policy
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
+from streamspec.runtime.options import LoadOptions
 
 
 class Tensors(dict[str, Any]):
@@ -40,57 +41,57 @@ class _Adapter(NamedTuple):
 
 
 class AdapterSwapper:
-    """Of one open bundle. What was settled and learnt for an adapter is kept for when it comes back."""
+    """Swaps the adapters of one runner. The policy and the adaptive state of an adapter are kept for when it returns.
+    `options`: of the load.
+    """
 
-    def __init__(self, folder: Path, manifest: Manifest, engine: OrtRunner, asked: LoadPolicy, verify: bool) -> None:
-        self.folder, self.bundle, self.engine, self.asked, self.verify = folder, manifest, engine, asked, verify
-        self._now = _Adapter(None, manifest, Tensors())
-        self._settings: dict[str, DecodingPolicy] = {}
+    def __init__(self, folder: Path, manifest: Manifest, runner: OrtRunner, options: LoadOptions) -> None:
+        self.folder, self.bundle, self.runner, self.options = folder, manifest, runner, options
+        self._active = _Adapter(None, manifest, Tensors())
+        self._policies: dict[str, tuple[DecodingPolicy, AdaptiveState]] = {}
         self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
 
-    def over(self, engine: ModelRunner) -> AdapterSwapper:
-        """One for another sequence of the same graph: adapters are read and measured once for all, what is learnt is
-        each one's own.
+    def over(self, runner: ModelRunner) -> AdapterSwapper:
+        """Returns a swapper of another runner over the same model: adapters are read and measured once for all, the
+        adaptive states are each one's own.
         """
-        assert isinstance(engine, OrtRunner)
-        new = AdapterSwapper(self.folder, self.bundle, engine, self.asked, self.verify)
-        new._settings = {
-            key: replace(setting, learnt=AdaptiveState(setting.calibration))
-            for key, setting in self._settings.copy().items()
+        assert isinstance(runner, OrtRunner)
+        new = AdapterSwapper(self.folder, self.bundle, runner, self.options)
+        new._policies = {
+            key: (policy, AdaptiveState(policy.costs)) for key, (policy, _) in self._policies.copy().items()
         }
         new._shared = self._shared
         return new
 
     def names(self) -> list[str]:
-        """Adapters that lie in the bundle."""
+        """Names of the adapters in the bundle."""
         return swappable.names(self.folder)
 
-    def to(self, adapter: str | Path | None) -> DecodingPolicy:
-        """From now on the engine computes with this adapter, None: the base alone. Raises AdapterError; all is then as
-        before.
+    def to(self, adapter: str | Path | None) -> tuple[str | None, Manifest, DecodingPolicy, AdaptiveState]:
+        """Makes the runner compute with this adapter, None: the base alone. Returns the adapter as it was given, the
+        bundle's manifest with it, its policy and its adaptive state. Raises AdapterError; all is then as before.
         """
-        chosen, before, engine = self._read(adapter), self._now, self.engine
+        chosen, before, runner = self._read(adapter), self._active, self.runner
         key = chosen.manifest.to_json()
         try:
-            engine.use(chosen.manifest, chosen.tensors)
-            engine.reset()
-            engine.prefill(
-                [0], draft=0 < engine.gamma < engine.context_length
-            )  # runs with sizes that fit, or not at all
-            engine.reset()
-            if key not in self._settings:
-                self._settings[key] = settle(engine, chosen.manifest, self.asked)
+            runner.use(chosen.manifest, chosen.tensors)
+            runner.reset()
+            runner.prefill([0], draft=0 < runner.gamma < runner.context_length)  # runs with sizes that fit, or fails
+            runner.reset()
+            if key not in self._policies:
+                policy = choose_policy(runner, chosen.manifest, self.options)
+                self._policies[key] = policy, AdaptiveState(policy.costs)
         except BaseException:
-            engine.use(before.manifest, before.tensors)
+            runner.use(before.manifest, before.tensors)
             raise
-        self._now = chosen
-        return replace(self._settings[key], adapter=chosen.name)
+        self._active = chosen
+        return chosen.name, chosen.manifest, *self._policies[key]
 
     def _read(self, adapter: str | Path | None) -> _Adapter:
         if adapter is None:
             return _Adapter(None, self.bundle, Tensors())
         folder = swappable.find(self.folder, adapter)
-        found = swappable.read(folder, self.bundle, self.verify)
+        found = swappable.read(folder, self.bundle, self.options.verify)
         manifest = found.on(self.bundle)
         if manifest.prompt_format.kind == "chat" and TEMPLATE not in self.bundle.files:
             raise AdapterError(
@@ -102,7 +103,7 @@ class AdapterSwapper:
         tensors = self._shared.get(key)
         if tensors is None:
             tensors = self._shared[key] = read_tensors(
-                folder / swappable.TENSORS, manifest, self.engine.model.adapter_inputs
+                folder / swappable.TENSORS, manifest, self.runner.model.adapter_inputs
             )
         return _Adapter(str(adapter), manifest, tensors)
 

@@ -1,6 +1,4 @@
-"""The turns of a chat: what is forgotten where they no longer fit. Pure functions over messages; knows nothing about
-models.
-"""
+"""Checks the messages of a chat and drops its oldest turns where they no longer fit. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,15 +11,15 @@ Message = Mapping[str, Any]
 OVERFLOW = ("refuse", "forget")
 
 
-def message(said: str | Message) -> dict[str, Any]:
-    """What the user said, as a message. Raises DataError for what is none."""
-    if not isinstance(said, (str, Mapping)):
+def message(content: str | Message) -> dict[str, Any]:
+    """The user's input as a message. Raises DataError for anything else."""
+    if not isinstance(content, (str, Mapping)):
         raise DataError(
-            f"a message of type {type(said).__name__}",
+            f"a message of type {type(content).__name__}",
             "text, or an object with role and content",
             "correct the message",
         )
-    return {"role": "user", "content": said} if isinstance(said, str) else dict(said)
+    return {"role": "user", "content": content} if isinstance(content, str) else dict(content)
 
 
 def check_overflow(overflow: str) -> None:
@@ -30,10 +28,8 @@ def check_overflow(overflow: str) -> None:
 
 
 def forget(messages: Sequence[Message], tokens: Callable[[Sequence[Message]], int], enough: int) -> list[Message]:
-    """The messages without their oldest turns: `tokens` of what is left are `enough` or fewer, or one turn is left.
-    System messages stay.
-
-    A turn begins with a user's message.
+    """Drops the oldest turns until `tokens` of the rest are `enough` or fewer, or one turn is left. System messages
+    stay. A turn begins with a user's message.
     """
     left = list(messages)
     while tokens(left) > enough:

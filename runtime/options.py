@@ -1,22 +1,31 @@
-"""What may be asked of one generation. Knows nothing about how it is done."""
+"""Options of a generation and of a load: one dataclass each, from the keyword to the decoder.
+
+`GenerationKwargs` and `LoadKwargs` name the same fields for type checkers.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from streamspec.errors import ConfigError
+from streamspec.option_fields import option
+from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.text.grammar import Grammar
 
-MOST_LOGPROBS = 100
+MAX_LOGPROBS = 100
 Progress = Callable[[int, int], None]
+Options = TypeVar("Options")
 
 
 class GenerationKwargs(TypedDict, total=False):
-    """Keywords of `generate`, `stream`, `chat` and `stream_chat`; what each means: `GenerationOptions`."""
+    """Keywords of `generate`, `stream`, `chat` and `stream_chat`: fields of `GenerationOptions`, and those of its
+    `Sampling`.
+    """
 
     max_new_tokens: int
     stop: str | Sequence[str]
@@ -26,24 +35,44 @@ class GenerationKwargs(TypedDict, total=False):
     logprobs: int | None
     timeout: float | None
     progress: Progress | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
 
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """`stop`: strings behind which the text ends; they are left out of it. `speculate` False decodes plainly, with the
-    same result, sampled or not (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds after
-    which the answer ends with what there is. `grammar`: what the answer must follow (docs/guides/structured.md), as far
-    as it comes. `logprobs`: say how likely the model itself held each token, and so many of the likeliest.
-    `progress(read, tokens)` is called while the prompt is read. Raises ConfigError for values that make no sense."""
+    """`stop`: strings that end the text; they are left out of it. `speculate` False decodes plainly, with the same
+    result, sampled or not (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds.
+    `grammar`: see docs/guides/structured.md. `logprobs`: return each token's log-probability by the model itself, and
+    so many of the likeliest tokens. `progress(read, tokens)` is called while the prompt is read. Raises ConfigError for
+    values out of range."""
 
-    max_new_tokens: int = 256
-    stop: str | Sequence[str] = ()
-    speculate: bool = True
-    sampling: Sampling = GREEDY
-    grammar: Grammar | None = None
-    logprobs: int | None = None
-    timeout: float | None = None
-    progress: Progress | None = None
+    max_new_tokens: int = option(256, "Most tokens to write.")
+    stop: str | Sequence[str] = option((), "End the answer before this text; may be given again.")
+    speculate: bool = option(True, "Several tokens per step.")
+    sampling: Sampling = option(GREEDY, "How tokens are chosen.")
+    grammar: Grammar | None = option(None, "What the whole answer must follow.")
+    logprobs: int | None = option(None, "Log-probabilities of so many tokens beside the chosen one.")
+    timeout: float | None = option(None, "Seconds after which the answer ends with what there is.")
+    progress: Progress | None = option(None, "Called with tokens read, and all tokens, of the prompt.")
+
+    @classmethod
+    def of(cls, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]) -> GenerationOptions:
+        """Options as a call takes them: whole, or as keywords, where the fields of `Sampling` may stand beside the
+        others. Raises ConfigError for both, and for fields of `Sampling` beside `sampling`."""
+        given: dict[str, Any] = dict(keywords)
+        if options is not None:
+            return _whole(options, given, cls)
+        flat = {field.name: given.pop(field.name) for field in fields(Sampling) if field.name in given}
+        if flat and "sampling" in given:
+            raise ConfigError(
+                f"sampling beside {', '.join(flat)}", "one or the other", "put them into sampling=Sampling()"
+            )
+        return cls(**given, sampling=Sampling(**flat)) if flat else cls(**given)
 
     def __post_init__(self) -> None:
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
@@ -58,8 +87,8 @@ class GenerationOptions:
                 "a Grammar",
                 "make one with Grammar.json_schema, .regex or .choice",
             )
-        if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MOST_LOGPROBS):
-            raise ConfigError(f"logprobs {self.logprobs!r}", f"a whole number from 0 to {MOST_LOGPROBS}", "correct it")
+        if self.logprobs is not None and (type(self.logprobs) is not int or not 0 <= self.logprobs <= MAX_LOGPROBS):
+            raise ConfigError(f"logprobs {self.logprobs!r}", f"a whole number from 0 to {MAX_LOGPROBS}", "correct it")
         if self.timeout is not None and not (
             type(self.timeout) in (int, float) and 0 < self.timeout <= threading.TIMEOUT_MAX
         ):
@@ -72,3 +101,61 @@ class GenerationOptions:
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+
+class LoadKwargs(TypedDict, total=False):
+    """Keywords of `load`: the fields of `LoadOptions`."""
+
+    threads: int | None
+    provider: str
+    tree: int | str
+    verify: bool
+    spin: bool
+    cache_dir: str | Path | None
+    ngram: bool
+    pruning: Pruning | None
+    adapter: str | Path | None
+    context: int | None
+    memory: int | None
+    idle: float | None
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """See `streamspec.runtime.load`. Raises ConfigError for values that make no sense whatever the bundle."""
+
+    threads: int | None = option(None, "CPU threads; default: physical cores.")
+    provider: str = option(
+        "auto", "What computes: auto (the fastest that computes rightly), cpu, or a name that `doctor` lists."
+    )
+    tree: int | str = option("auto", "Draft tree: auto (as many rows as pay, step by step), plain or a number of rows.")
+    verify: bool = option(True, "Check the hashes of the bundle's files.")
+    spin: bool = option(True, "Worker threads spin for up to a millisecond while they wait: faster, warmer.")
+    cache_dir: str | Path | None = option(None, "Where measurements of this machine are kept; default: the user's.")
+    ngram: bool = option(True, "Also draft what followed earlier in the text.")
+    pruning: Pruning | None = option(None, "Which rows of a draft go on above the early exit.")
+    adapter: str | Path | None = option(
+        None, "Of a swappable bundle: the adapter, by its name or folder; default: the base alone."
+    )
+    context: int | None = option(None, "Most tokens of a session's cache; default: the model's.")
+    memory: int | None = option(None, "Most bytes that the bundle may take; default: what the machine has free.")
+    idle: float | None = option(
+        None, "Seconds without a request after which the bundle is unloaded; the next one opens it again."
+    )
+
+    @classmethod
+    def of(cls, options: LoadOptions | None = None, **keywords: Unpack[LoadKwargs]) -> LoadOptions:
+        """Options as `load` takes them: whole or as keywords. Raises ConfigError for both."""
+        return cls(**keywords) if options is None else _whole(options, dict(keywords), cls)
+
+    def __post_init__(self) -> None:
+        if not (self.tree in ("auto", "plain") or (type(self.tree) is int and self.tree >= 1)):
+            raise ConfigError(f"tree {self.tree!r}", '"auto", "plain" or a number of rows', "correct it")
+
+
+def _whole(options: Options, keywords: dict[str, Any], kind: type[Options]) -> Options:
+    if keywords:
+        raise ConfigError(f"options beside {', '.join(keywords)}", "one or the other", "use dataclasses.replace")
+    if not isinstance(options, kind):
+        raise ConfigError(f"options of type {type(options).__name__}", f"a {kind.__name__}", "give keywords by name")
+    return options

@@ -1,8 +1,4 @@
-"""One generation as its reader sees it: chunks of text as they come, how it is ended early, how it is read from another
-thread.
-
-Knows nothing about graphs (engine) or about accepting drafts (loop).
-"""
+"""Streams one generation: chunks of text as they come, cancelling, reading it from another thread."""
 
 from __future__ import annotations
 
@@ -12,25 +8,25 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 from weakref import WeakSet
 
-from streamspec.runtime.decoding.logprobs import Logprob
-from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner
+from streamspec.runtime.decoding.sampling import Logprob
 from streamspec.runtime.decoding.stats import Stats
-from streamspec.runtime.text.detokenize import TextStream
+from streamspec.runtime.text.detokenize import TextStream, TokenDecoder
 
-LAST = 10.0  # seconds that threads have to end in, when the interpreter does
+EXIT_SECONDS = 10.0  # that threads have to end in, when the interpreter does
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one model call added. `text` may be empty while a character or a possible stop string is incomplete.
+    """Text and tokens that one model call added. `text` may be empty while a character or a possible stop string is
+    incomplete.
 
-    `drafted[i]` says whether token i was drafted rather than spoken by the target alone. The last chunk has a finish
+    `drafted[i]` says whether token i was drafted rather than chosen by the target alone. The last chunk has a finish
     reason: "eos", "stop" (a stop string, or a grammar's end in a vocabulary without end-of-text), "length", "cancelled"
-    or "timeout". `logprobs`: of each token, where they were asked for.
+    or "timeout". `logprobs`: of each token, where the options have them.
     """
 
     text: str
@@ -54,46 +50,29 @@ class Completion:
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Completion:
-        """All chunks of an answer, joined."""
+        """Joins all chunks of an answer."""
         last = chunks[-1]
         assert last.finish_reason is not None
         tokens, drafted = ([x for chunk in chunks for x in getattr(chunk, name)] for name in ("token_ids", "drafted"))
-        said = None if last.logprobs is None else [x for chunk in chunks for x in chunk.logprobs or []]
-        return cls("".join(chunk.text for chunk in chunks), tokens, last.finish_reason, last.stats, drafted, said)
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """What a stream is to do. `exclusive`: holds the session while the body runs. `finished` is given the chunks of an
-    answer that is to stay.
-    """
-
-    engine: ModelRunner
-    tokenizer: Any
-    ids: list[int]
-    plan: DecodingConfig
-    stops: list[str]
-    timeout: float | None
-    exclusive: Callable[[CancelToken], AbstractContextManager[None]]
-    finished: Callable[[list[Chunk]], None]
+        logprobs = None if last.logprobs is None else [x for chunk in chunks for x in chunk.logprobs or []]
+        return cls("".join(chunk.text for chunk in chunks), tokens, last.finish_reason, last.stats, drafted, logprobs)
 
 
 class CancelToken:
-    """How one generation is ended from outside, by any thread at any time."""
+    """Ends one generation from outside, by any thread at any time."""
 
     def __init__(self) -> None:
         self.reason = ""  # "cancelled" or "timeout", once somebody has ended it
         self.rollback = False
-        self._lock = (
-            threading.RLock()
-        )  # while it is held, a stream that nobody holds any longer may end in the same thread
-        self._engine: ModelRunner | None = None
+        # Reentrant: while it is held, a stream that nobody holds any longer may end in the same thread.
+        self._lock = threading.RLock()
+        self._runner: ModelRunner | None = None
 
     def end(self, reason: str, rollback: bool = False) -> None:
         with self._lock:
             self.reason, self.rollback = self.reason or reason, self.rollback or rollback
-            if self._engine is not None:
-                self._engine.cancel()
+            if self._runner is not None:
+                self._runner.cancel()
 
     @contextmanager
     def within(self, timeout: float | None) -> Iterator[None]:
@@ -110,16 +89,16 @@ class CancelToken:
             timer.cancel()
 
     @contextmanager
-    def over(self, engine: ModelRunner) -> Iterator[None]:
-        """The body is a generation on `engine`, which `end` reaches."""
-        with engine.generation():
+    def over(self, runner: ModelRunner) -> Iterator[None]:
+        """The body is a generation on `runner`, which `end` reaches."""
+        with runner.generation():
             with self._lock:
-                self._engine = engine
+                self._runner = runner
             try:
                 yield
             finally:
                 with self._lock:
-                    self._engine = None
+                    self._runner = None
 
     def check(self) -> None:
         """Between two calls of the model. Raises Cancelled."""
@@ -128,13 +107,23 @@ class CancelToken:
 
 
 class Stream(Iterator[Chunk]):
-    """An answer in the making. Work begins with the first chunk asked for and goes on as chunks are asked for."""
+    """Yields an answer chunk by chunk. Work begins with the first chunk and goes on as chunks are read."""
 
-    def __init__(self, job: GenerationRequest) -> None:
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        prompt: Sequence[int],
+        tokenizer: TokenDecoder,
+        exclusive: Callable[[CancelToken], AbstractContextManager[None]],
+        finished: Callable[[list[Chunk]], None] = lambda chunks: None,
+    ) -> None:
+        """`exclusive`: holds the session while the body runs. `finished` is given the chunks of an answer that is to
+        stay.
+        """
         self._control = CancelToken()
-        self._chunks = _chunks(
-            job, self._control
-        )  # knows nothing of this object: one that nobody holds any longer ends it
+        # These generators do not refer to this object, so a stream that nobody holds any longer ends at once.
+        answer = _answer(decoder, prompt, tokenizer, self._control)
+        self._chunks = _exclusively(decoder, answer, self._control, exclusive, finished)
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
@@ -154,25 +143,32 @@ class Stream(Iterator[Chunk]):
         return Running(self, notify)
 
 
-def _chunks(job: GenerationRequest, control: CancelToken) -> Generator[Chunk, None, None]:
+def _exclusively(
+    decoder: SpeculativeDecoder,
+    answer: Iterator[Chunk],
+    control: CancelToken,
+    exclusive: Callable[[CancelToken], AbstractContextManager[None]],
+    finished: Callable[[list[Chunk]], None],
+) -> Generator[Chunk, None, None]:
+    """Yields the chunks of `answer`, while the session is held and for as long as the options allow."""
     chunks = list[Chunk]()
-    with control.within(job.timeout), job.exclusive(control), control.over(job.engine):
-        for chunk in _answer(job, control):
+    with control.within(decoder.options.timeout), exclusive(control), control.over(decoder.runner):
+        for chunk in answer:
             chunks.append(chunk)
             if chunk.finish_reason and not control.rollback:
-                job.finished(chunks)
+                finished(chunks)
             yield chunk
 
 
-def _answer(job: GenerationRequest, control: CancelToken) -> Iterator[Chunk]:
-    decoder, text = SpeculativeDecoder(job.engine, job.plan), TextStream(job.tokenizer, job.stops)
-    decoder.stats.call_rows = job.plan.call_rows
-    asked = job.plan.logprobs is not None
+def _answer(
+    decoder: SpeculativeDecoder, prompt: Sequence[int], tokenizer: TokenDecoder, control: CancelToken
+) -> Iterator[Chunk]:
+    text, with_logprobs = TextStream(tokenizer, decoder.options.stops), decoder.options.logprobs is not None
     try:
         control.check()
-        for done in decoder.run(job.ids):
+        for done in decoder.run(prompt):
             ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
-            tokens, shown, stopped = _speak(text, done.tokens[:-1] if ended else done.tokens)
+            tokens, shown, stopped = _push_tokens(text, done.tokens[:-1] if ended else done.tokens)
             if ended and not stopped:
                 tokens = done.tokens
             reason = "stop" if stopped else done.finish_reason
@@ -180,16 +176,16 @@ def _answer(job: GenerationRequest, control: CancelToken) -> Iterator[Chunk]:
                 rest, stopped = text.finish()
                 shown, reason = shown + rest, "stop" if stopped else reason
             if len(tokens) < len(done.tokens):
-                _forget(decoder.stats, len(done.tokens) - len(tokens))
+                _uncount(decoder.stats, len(done.tokens) - len(tokens))
             left = time.perf_counter()
-            said = done.logprobs[: len(tokens)] if asked else None
-            yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, replace(decoder.stats), said)
-            decoder.away += time.perf_counter() - left
+            logprobs = done.logprobs[: len(tokens)] if with_logprobs else None
+            yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, replace(decoder.stats), logprobs)
+            decoder.consumer_seconds += time.perf_counter() - left
             if reason:
                 return
             control.check()
     except Cancelled:
-        yield Chunk(text.finish()[0], [], [], control.reason, replace(decoder.stats), [] if asked else None)
+        yield Chunk(text.finish()[0], [], [], control.reason, replace(decoder.stats), [] if with_logprobs else None)
 
 
 class Running:
@@ -208,7 +204,7 @@ class Running:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether it has ended, with an answer or an error."""
         return self._done
 
     def read(self) -> list[Chunk]:
@@ -231,8 +227,8 @@ class Running:
                 return
 
     def result(self, timeout: float | None = None) -> Completion:
-        """The whole answer, once it is there. Raises what went wrong, TimeoutError after `timeout` seconds (the answer
-        goes on).
+        """Waits for the whole answer and returns it. Raises what went wrong, TimeoutError after `timeout` seconds (the
+        answer goes on).
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
@@ -270,15 +266,15 @@ _running: WeakSet[Running] = WeakSet()
 @atexit.register
 def _end_all() -> None:
     """A thread that the interpreter's end meets inside the model would take the whole process down."""
-    left, end = [running for running in _running if not running.done], time.monotonic() + LAST
+    left, end = [running for running in _running if not running.done], time.monotonic() + EXIT_SECONDS
     for running in left:
         running.cancel()
     for running in left:
         running._thread.join(max(0.0, end - time.monotonic()))
 
 
-def _speak(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
-    """(tokens up to the one that completed a stop string, text to show, whether there was one)."""
+def _push_tokens(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
+    """Returns (tokens up to the one that completed a stop string, text to show, whether there was one)."""
     shown = []
     for i, token in enumerate(tokens):
         piece, stopped = text.push(token)
@@ -288,7 +284,7 @@ def _speak(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
     return tokens, "".join(shown), False
 
 
-def _forget(stats: Stats, tokens: int) -> None:
-    """Tokens behind a stop string do not count."""
+def _uncount(stats: Stats, tokens: int) -> None:
+    """Leaves the tokens after a stop string out of the counts."""
     stats.new_tokens -= tokens
     stats.step_tokens -= tokens

@@ -1,8 +1,8 @@
-"""Where a text stands in its grammar: which tokens may follow, which one must, and whether nothing may.
+"""Follows a text through its grammar (constrained decoding): which tokens may come next, which one must, whether none
+may.
 
-One `GrammarState` belongs to one generation. It looks ahead along the paths of a draft tree and comes back; what it saw
-is remembered until the text grows. Knows token ids; the grammar itself is a `Matcher` (`runtime/text/grammar.py`, or a
-toy's).
+One `GrammarState` belongs to one generation. It looks ahead along the paths of a draft tree and comes back; results are
+cached until the text grows. Works on token ids; the grammar itself is a `Matcher` (`runtime/text/grammar.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError, ConfigError
 
 Path = tuple[int, ...]
-Guess = tuple[int, float, int]  # token, chance, number
+Candidate = tuple[int, float, int]  # token, probability, number
 
 
 class Matcher(Protocol):
@@ -35,10 +35,10 @@ class Matcher(Protocol):
 
 @dataclass(frozen=True)
 class AllowedNext:
-    """What may come next. `mask` bool [vocabulary], with end-of-text where the grammar may end; never empty. `forced`:
-    the only token there is, unless that is end-of-text. `over`: nothing may come and the vocabulary has no end-of-text;
-    `dead`: nothing may come and the text may not end here. `mask` is all True in both, and what it lets by is thrown
-    away."""
+    """The tokens that may come next. `mask` bool [vocabulary], with end-of-text where the grammar may end; never empty.
+    `forced`: the only token there is, unless that is end-of-text. `over`: nothing may come and the vocabulary has no
+    end-of-text; `dead`: nothing may come and the text may not end here. `mask` is all True in both, and the token it
+    lets through is dropped."""
 
     mask: np.ndarray
     forced: int | None
@@ -47,85 +47,89 @@ class AllowedNext:
 
 
 class GrammarState:
-    """See the module. `path` arguments are tokens behind the text so far."""
+    """Follows one text. `path` arguments are tokens after the text so far."""
 
     def __init__(self, matcher: Matcher, eos: Collection[int]) -> None:
         self._matcher, self._eos = matcher, list(eos)
-        self._ahead: Path = ()  # of the text, where the matcher stands
-        self._seen: dict[Path, AllowedNext] = {}
+        self._ahead: Path = ()  # tokens after the text that the matcher has consumed
+        self._cached: dict[Path, AllowedNext] = {}
         self.forced_tokens = 0  # of the text so far
 
-    def at(self, path: Path = ()) -> AllowedNext:
-        """What may follow `path`. Raises ConfigError where the grammar has come to its limits, or the text itself to a
-        dead end.
+    def after(self, path: Path = ()) -> AllowedNext:
+        """Returns the tokens that may follow `path`. Raises ConfigError where the grammar reaches its limits, or the
+        text itself a dead end.
         """
-        if path not in self._seen:
+        if path not in self._cached:
             self._go(path)
             mask, ends = self._matcher.allowed()
             mask[self._eos] = ends and bool(self._eos)
             count = int(np.count_nonzero(mask))
             one = int(np.argmax(mask)) if count == 1 else -1
             mask |= not count
-            self._seen[path] = AllowedNext(
+            self._cached[path] = AllowedNext(
                 mask, None if one < 0 or one in self._eos else one, not count and ends, not count and not ends
             )
-        place = self._seen[path]
-        if place.dead and not path:
+        allowed = self._cached[path]
+        if allowed.dead and not path:
             raise _stuck()
-        return place
+        return allowed
 
-    def guesses(self, path: Path, guessed: Sequence[Guess]) -> list[tuple[int, float, int | None]]:
-        """Of what is `guessed` behind `path` the tokens that may be drafted, as if no other could come; a forced token
-        alone, and certain. End-of-text is never drafted: it comes as the target's own last word at no cost."""
-        place = self.at(path)
-        if place.over or place.dead:
+    def filter(self, path: Path, candidates: Sequence[Candidate]) -> list[tuple[int, float, int | None]]:
+        """Returns the `candidates` after `path` that may be drafted, with probabilities as if no other token could
+        come; a forced token alone, and certain. End-of-text is never drafted: it comes as the target's own token at no
+        cost."""
+        allowed = self.after(path)
+        if allowed.over or allowed.dead:
             return []
-        if place.forced is not None:
-            return [(place.forced, 1.0, next((number for token, _, number in guessed if token == place.forced), None))]
-        kept = [guess for guess in guessed if self._draftable(place, guess[0])]
-        if len(kept) == len(guessed):
+        if (forced := allowed.forced) is not None:
+            return [(forced, 1.0, next((number for token, _, number in candidates if token == forced), None))]
+        kept = [candidate for candidate in candidates if self._draftable(allowed, candidate[0])]
+        if len(kept) == len(candidates):
             return [*kept]
-        # What is allowed and no guess is as likely as the least of the guesses, all together.
-        rest = sum(chance for _, chance, _ in kept) + guessed[-1][1]
-        return [(token, chance / max(rest, 1e-9), number) for token, chance, number in kept]
+        # Tokens that are allowed and no candidates are as likely as the least of the candidates, all together.
+        rest = sum(probability for _, probability, _ in kept) + candidates[-1][1]
+        return [(token, probability / max(rest, 1e-9), number) for token, probability, number in kept]
 
     def allows(self, path: Path, token: int) -> bool:
-        """Whether `token` may be drafted behind `path`."""
-        return self._draftable(self.at(path), token)
+        """Whether `token` may be drafted after `path`."""
+        return self._draftable(self.after(path), token)
 
-    def masks(self, tree: DraftTree, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Bool [n, vocabulary]: what may follow each node of `tree`, whose root is the text's last token."""
-        return np.stack([self.at(tuple(int(tokens[i]) for i in tree.path(node)[1:])).mask for node in range(len(tree))])
+    def tree_masks(self, tree: DraftTree, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Returns bool [n, vocabulary]: the tokens that may follow each node of `tree`, whose root is the text's last
+        token."""
+        return np.stack(
+            [self.after(tuple(int(tokens[i]) for i in tree.path(node)[1:])).mask for node in range(len(tree))]
+        )
 
     def over_after(self, tokens: Sequence[int]) -> int | None:
-        """How many of `tokens` come before the grammar is over, None where it is not; never so where there is
+        """Counts how many of `tokens` come before the grammar is over, None where it is not; never so where there is
         end-of-text.
         """
         if self._eos:
             return None
-        return next((n for n in range(len(tokens) + 1) if self.at(tuple(tokens[:n])).over), None)
+        return next((n for n in range(len(tokens) + 1) if self.after(tuple(tokens[:n])).over), None)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """`tokens` become part of the text. Raises BundleError where one of them is not allowed."""
+        """Makes `tokens` part of the text. Raises BundleError where one of them is not allowed."""
         for i, token in enumerate(tokens):
-            place = self.at(tuple(tokens[:i]))
-            if place.dead:
+            allowed = self.after(tuple(tokens[:i]))
+            if allowed.dead:
                 raise _stuck()
-            if not place.mask[token]:
+            if not allowed.mask[token]:
                 raise BundleError(
                     f"a graph that chose token {token} although its mask forbids it",
                     "an allowed token",
                     "export the bundle again",
                 )
-            self.forced_tokens += place.forced is not None
+            self.forced_tokens += allowed.forced is not None
         self._go(tuple(token for token in tokens if token not in self._eos))
-        self._ahead, self._seen = (), {}
+        self._ahead, self._cached = (), {}
 
-    def _draftable(self, place: AllowedNext, token: int) -> bool:
-        return bool(place.mask[token]) and not place.over and not place.dead and token not in self._eos
+    def _draftable(self, allowed: AllowedNext, token: int) -> bool:
+        return bool(allowed.mask[token]) and not allowed.over and not allowed.dead and token not in self._eos
 
     def _go(self, path: Path) -> None:
-        """Moves the matcher from where it stands to behind `path`."""
+        """Moves the matcher to the end of `path`."""
         shared = 0
         while shared < min(len(path), len(self._ahead)) and path[shared] == self._ahead[shared]:
             shared += 1

@@ -1,11 +1,12 @@
-"""Defines `ModelRunner`: everything the decoding loop and a session need of a model. The tests use a toy."""
+"""Defines `ModelRunner`: what the decoding loop and a session need of a model. The tests implement it with a toy."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -27,30 +28,47 @@ class Cancelled(Exception):
 @dataclass(frozen=True)
 class StepResult:
     """One call's results. `choices` int64 [n]: the target's token after each row, -1 where it was pruned. `accepted`:
-    the node the graph found, and `guesses` of the streams behind it; both None where streams did not run. `logits`
+    the node the graph found, and the drafter's `proposal` after it; both None where the drafter did not run. `logits`
     float32 [n, vocabulary]: the model's own, where they were asked for; good until the next call."""
 
     choices: np.ndarray
     accepted: int | None = None
-    guesses: DraftProposal | None = None
+    proposal: DraftProposal | None = None
     logits: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Pruning:
-    """Which rows of a tree go on above the early exit: at most `rows`, none whose chance is below `least`. `rows` None:
-    any number. Raises ConfigError for values out of range."""
+    """Which rows of a tree go on above the early exit: at most `rows`, none whose probability is below
+    `min_probability`. `rows` None: any number. `least`: the deprecated name of `min_probability`. Raises ConfigError
+    for values out of range."""
 
     rows: int | None = None
-    least: float = 0.0
+    min_probability: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.rows is not None and (type(self.rows) is not int or self.rows < 1):
-            raise ConfigError(f"pruning to {self.rows!r} rows", "a whole number from 1 on, or None", "correct rows")
-        if not 0 <= self.least < 1:
+    def __init__(self, rows: int | None = None, min_probability: float = 0.0, *, least: float | None = None) -> None:
+        if least is not None:
+            warnings.warn("Pruning(least=) is called min_probability now", DeprecationWarning, stacklevel=2)
+            min_probability = least
+        if rows is not None and (type(rows) is not int or rows < 1):
+            raise ConfigError(f"pruning to {rows!r} rows", "a whole number from 1 on, or None", "correct rows")
+        if not 0 <= min_probability < 1:
             raise ConfigError(
-                f"pruning below a chance of {self.least!r}", "a chance from 0 to below 1", "correct least"
+                f"pruning below a probability of {min_probability!r}",
+                "one from 0 to below 1",
+                "correct min_probability",
             )
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "min_probability", min_probability)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes pickles up to 0.1 too, which have `least`."""
+        self.__dict__.update(rows=state["rows"], min_probability=state.get("min_probability", state.get("least")))
+
+    @property
+    def least(self) -> float:
+        """The deprecated name of `min_probability`."""
+        return self.min_probability
 
 
 class SharedModel(Protocol):
@@ -71,6 +89,10 @@ class ModelRunner(Protocol):
 
     @property
     def model(self) -> SharedModel: ...
+
+    @property
+    def threads(self) -> int:
+        """CPU threads."""
 
     @property
     def gamma(self) -> int:

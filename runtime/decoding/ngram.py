@@ -1,7 +1,7 @@
-"""The n-gram drafter (prompt lookup): what followed the last time the text's newest tokens stood there.
+"""Drafts by n-grams (prompt lookup): proposes the tokens that followed the last time the text's newest tokens occurred.
 
-An index of one text, prompt included, that grows with it, and rates of how often such a continuation comes true, which
-outlive the text. Costs no model call. Knows nothing about trees or models.
+`NgramIndex` indexes one text, prompt included, and grows with it; `NgramAcceptanceRates`, how often such a continuation
+comes true, outlive the text. Costs no model call.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 LONGEST = 4  # tokens of a key; longer matches are told apart by looking back
 MEASURED = 8  # match lengths from here on count as one
 CONTINUATION = 16  # tokens offered
-# How often the next token of a continuation is right, by match length, before anything was seen: where streams guess
-# something else, where they guess the same, and where there are none to ask. Smoothed by hand from WikiSQL
+# How often the next token of a continuation is right, by match length, before anything was observed: where the drafter
+# proposes something else, where it proposes the same, and where it proposes nothing. Smoothed by hand from WikiSQL
 # (docs/lab/decisions).
 ASSUMED = {
     "differs": (0.0, 0.10, 0.25, 0.30, 0.25, 0.25, 0.25, 0.25, 0.25),
@@ -26,7 +26,7 @@ MEMORY = 200.0  # observations remembered
 
 @dataclass
 class NgramAcceptanceRates:
-    """Rates per kind of agreement and match length, from what was assumed and what was seen since."""
+    """Rates by kind of agreement and match length: assumed at first, observed since."""
 
     trials: dict[str, list[float]] = field(default_factory=lambda: {k: [WEIGHT] * len(v) for k, v in ASSUMED.items()})
     hits: dict[str, list[float]] = field(
@@ -36,7 +36,7 @@ class NgramAcceptanceRates:
     def of(self, kind: str, match: int) -> float:
         return self.hits[kind][match] / self.trials[kind][match]
 
-    def see(self, kind: str, match: int, right: bool) -> None:
+    def observe(self, kind: str, match: int, right: bool) -> None:
         trials, hits = self.trials[kind], self.hits[kind]
         fade = min(1.0, MEMORY / trials[match])
         trials[match] = trials[match] * fade + 1
@@ -45,24 +45,23 @@ class NgramAcceptanceRates:
 
 @dataclass(frozen=True)
 class NgramMatch:
-    """`tokens` may come next. `match`: how many tokens agreed. `chance[kind]` of each token, if those before it
+    """`tokens` may come next. `length`: how many tokens agreed. `probability[kind]` of each token, if those before it
     came.
     """
 
     tokens: tuple[int, ...]
-    match: int
-    chance: dict[str, float]
+    length: int
+    probability: dict[str, float]
 
 
 class NgramIndex:
-    """`text` so far; `find` looks its end up."""
+    """Indexes the `text` so far; `find` looks its end up."""
 
     def __init__(self, rates: NgramAcceptanceRates | None = None) -> None:
         self.text: list[int] = []
         self.rates = rates or NgramAcceptanceRates()
-        self._after: dict[
-            tuple[int, ...], int
-        ] = {}  # n-gram -> where its latest occurrence but the newest was followed
+        # n-gram -> where its latest occurrence but the newest was followed
+        self._after: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Adds tokens to the text. An n-gram enters the index once a token follows it."""
@@ -73,19 +72,19 @@ class NgramIndex:
             self.text.append(int(token))
 
     def find(self, limit: int = CONTINUATION) -> NgramMatch | None:
-        """At most `limit` tokens that followed the latest of the longest matches; None where the newest token is
-        new.
+        """Returns at most `limit` tokens that followed the latest of the longest matches; None where the newest token
+        is new.
         """
         for n in range(min(LONGEST, len(self.text)), 0, -1):
             at = self._after.get(tuple(self.text[-n:]))
             if at is not None:
-                match = self._match(at)
-                chance = {kind: self.rates.of(kind, match) for kind in ASSUMED}
-                return NgramMatch(tuple(self.text[at : at + min(limit, CONTINUATION)]), match, chance)
+                length = self._match_length(at)
+                probability = {kind: self.rates.of(kind, length) for kind in ASSUMED}
+                return NgramMatch(tuple(self.text[at : at + min(limit, CONTINUATION)]), length, probability)
         return None
 
-    def _match(self, at: int) -> int:
-        """How many tokens before `at` equal the end of the text, up to `MEASURED`."""
+    def _match_length(self, at: int) -> int:
+        """Counts how many tokens before `at` equal the end of the text, up to `MEASURED`."""
         length = 0
         while length < at and length < MEASURED and self.text[at - 1 - length] == self.text[-1 - length]:
             length += 1

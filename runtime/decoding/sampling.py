@@ -1,7 +1,7 @@
-"""How the target chooses: the parameters of sampling and the uniform number that belongs to each position.
+"""Chooses tokens: the parameters of sampling, the uniform number that each position draws with, and log-probabilities.
 
 The number depends on seed and position only, so a sampled text does not depend on how many tokens a call verified. The
-distribution itself is processed in the graph (`streamspec.export.layers.sampling`). Knows nothing about models.
+distribution itself is processed in the graph (`streamspec.export.layers.sampling`).
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from streamspec import step_graph as sg
 from streamspec.errors import ConfigError
+from streamspec.option_fields import option
 
-STEPS = (
-    2**23
-)  # uniform numbers are multiples of 1 / STEPS: exact in float32, and the largest stays below 1 in every product
-LEAST_TEMPERATURE = 1e-3
+# uniform numbers are multiples of 1 / STEPS: exact in float32, and the largest stays below 1 in every product
+STEPS = 2**23
+MIN_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is greedy decoding, the least
-    above it 0.001.
+    """Parameters of sampling. Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is
+    greedy decoding, the least above it 0.001.
 
     `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None draws one. Raises ConfigError for values out of range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
+    temperature: float = option(0.0, "Above 0: sample. 0: greedy.")
+    top_k: int = option(0, "Sample from the k likeliest tokens only; 0: all.")
+    top_p: float = option(1.0, "Sample from the likeliest tokens that make up this share.")
+    min_p: float = option(0.0, "Leave tokens below this share of the likeliest one's out.")
+    repetition_penalty: float = option(1.0, "Above 1: tokens of the text so far become less likely.")
+    seed: int | None = option(None, "Makes sampling repeatable.")
     _key: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.temperature != 0:  # what is smaller is greedy but for rounding, and float32 cannot divide by it
-            _check("temperature", self.temperature, LEAST_TEMPERATURE, 100.0)
+            _check("temperature", self.temperature, MIN_TEMPERATURE, 100.0)
         _check("top_k", self.top_k, 0, 2**31)
         _check("top_p", self.top_p, 0.0, 1.0, above=True)
         _check("min_p", self.min_p, 0.0, 1.0)
@@ -52,21 +53,21 @@ class Sampling:
 
     @property
     def plain_argmax(self) -> bool:
-        """Whether the likeliest token is chosen, by the model's own logits."""
+        """Whether it chooses the likeliest token by the model's own logits."""
         return not self.random and self.repetition_penalty == 1
 
     def scalars(self) -> dict[str, np.ndarray]:
-        """The graph's inputs that stay the same for a whole generation, [1] each."""
+        """Returns the graph's inputs that stay the same for a whole generation, [1] each."""
         return {
-            "temperature": np.array([self.temperature], np.float32),
-            "top_k": np.array([self.top_k], np.int64),
-            "top_p": np.array([self.top_p], np.float32),
-            "min_p": np.array([self.min_p], np.float32),
-            "repetition_penalty": np.array([self.repetition_penalty], np.float32),
+            sg.TEMPERATURE: np.array([self.temperature], np.float32),
+            sg.TOP_K: np.array([self.top_k], np.int64),
+            sg.TOP_P: np.array([self.top_p], np.float32),
+            sg.MIN_P: np.array([self.min_p], np.float32),
+            sg.REPETITION_PENALTY: np.array([self.repetition_penalty], np.float32),
         }
 
     def uniform(self, position: int) -> float:
-        """In [0, 1): what the token at `position` (counted from the prompt's first token) is drawn with."""
+        """Returns the number in [0, 1) that draws the token at `position` (counted from the prompt's first token)."""
         return int(np.random.Philox(key=self._key, counter=position).random_raw() >> 41) / STEPS
 
 
@@ -80,3 +81,25 @@ def _check(name: str, value: float, low: float, high: float, above: bool = False
 
 
 GREEDY = Sampling(seed=0)
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Log-probabilities by the model itself: natural, before temperature, penalties and grammars. `logprob` of the
+    `token` that came, and the `top` likeliest (token, log-probability), likeliest first."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def logprob(logits: np.ndarray, token: int, count: int) -> Logprob:
+    """Computes those of `token` and the `count` likeliest, from the row of `logits` float32 [vocabulary] it was chosen
+    from."""
+    row = logits.astype(np.float64)
+    row -= row.max()
+    row -= np.log(np.exp(row).sum())
+    count = min(count, len(row))
+    best = np.argpartition(-row, count - 1)[:count] if count else np.empty(0, np.int64)
+    ranked = sorted(((int(i), float(row[i])) for i in best), key=lambda pair: (-pair[1], pair[0]))
+    return Logprob(token, float(row[token]), ranked)

@@ -1,4 +1,4 @@
-"""What one generation cost and brought: counters and the figures derived from them."""
+"""Counts the tokens, steps and seconds of one generation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass
 class Stats:
-    """Counters of one generation; seconds are wall time.
+    """Counts one generation; seconds are wall time.
 
-    `steps` are verification steps and `step_tokens` what they committed: end-of-text counts, anything behind it or
-    behind a limit does not, neither do the first token and the prefill. `plain_steps` bring one token each.
+    `steps` are verification steps and `step_tokens` what they committed: end-of-text counts, anything after it or
+    after a limit does not, neither do the first token and the prefill. `plain_steps` bring one token each.
     """
 
     prompt_tokens: int = 0
@@ -24,8 +24,8 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     graph_seconds: float = 0.0  # inside the model, decode phase only,
-    waited_seconds: float = 0.0  # and in line for it, behind other sessions
-    speculation: str = "off"  # what speculation did and why
+    waited_seconds: float = 0.0  # and in line for it, after other sessions
+    speculation: str = "off"  # whether it was on, and why not
     call_rows: int | None = None  # that every call computes, plain ones too; None: as many as it is given
 
     @property

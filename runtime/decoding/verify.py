@@ -1,7 +1,7 @@
-"""The decoding core: accept what the target agrees with, commit it.
+"""Verifies a draft: accepts the tokens that the target agrees with and commits them.
 
-Pure functions over token ids and trees. The output is what plain greedy decoding gives for *any* candidates: a node is
-accepted exactly when it equals the target's own choice after its parent. Knows nothing about models, caches or text.
+Pure functions over token ids and trees. The output is that of plain decoding for *any* candidates: a node is accepted
+exactly when it equals the target's own choice after its parent.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime.decoding.draft_tree_search import Draft
-from streamspec.runtime.decoding.logprobs import Logprob
+from streamspec.runtime.decoding.sampling import Logprob
 
 SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple
 
 
 def off_borders(draft: Draft, length: int) -> Draft:
-    """The draft, or its first path alone where its rows behind `length` cached ones would lie on both sides of a
+    """Returns the draft, or its first path alone where its rows after `length` cached ones would lie on both sides of a
     summation border.
 
-    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit what plain decoding
-    gives, unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
+    Attention adds slot after slot, and masked slots add exact zeros: a node gives bit for bit the same as plain
+    decoding, unless its ancestors lie in another block than they would without gaps. A chain has no gaps.
     """
     parents = draft.tree.parents
     if length // SUM_BLOCK == (length + len(parents) - 1) // SUM_BLOCK:
@@ -31,13 +31,13 @@ def off_borders(draft: Draft, length: int) -> Draft:
     path = 1
     while path < len(parents) and parents[path] == path - 1:
         path += 1
-    return Draft(chain(path - 1), draft.tokens[:path], draft.chances[:path], draft.expected)
+    return Draft(chain(path - 1), draft.tokens[:path], draft.probabilities[:path], draft.expected)
 
 
 def accept(
     tree: DraftTree, tokens: Sequence[int] | np.ndarray, choices: Sequence[int] | np.ndarray
 ) -> tuple[int, tuple[int, ...]]:
-    """The deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
+    """Finds the deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
 
     `tokens` and `choices` [n]; a pruned node's choice is negative and it cannot be accepted. Returns the node and the
     path to it, root included. The first of several equals wins; only equal candidates for one depth can make several.
@@ -56,8 +56,8 @@ def accept(
 
 @dataclass(frozen=True)
 class Committed:
-    """Tokens a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last word was not.
-    `logprobs`: of each, where they were asked for."""
+    """Tokens that a call adds to the text. `drafted[i]`: token i had been drafted; the target's own last token was not.
+    `logprobs`: of each, where the options have them."""
 
     tokens: list[int]
     drafted: list[bool]
@@ -68,7 +68,8 @@ class Committed:
 def commit(
     tree: DraftTree, tokens: np.ndarray, choices: np.ndarray, path: Sequence[int], eos: Collection[int], limit: int
 ) -> Committed:
-    """What a verification step adds: the accepted drafts, then the target's choice after the last of them.
+    """Returns the tokens that a verification step adds: the accepted drafts, then the target's choice after the last of
+    them.
 
     Nothing follows an end-of-text token, and at most `limit` (>= 1) tokens are taken.
     """

@@ -128,7 +128,7 @@ class DynamicCall:
         most, above = n, NO_LIMIT
         if pruning is not None:
             most = min(n, pruning.rows or n)
-            above = np.array([np.log(max(pruning.least, 1e-30))], np.float32)
+            above = np.array([np.log(max(pruning.min_probability, 1e-30))], np.float32)
         binding.input(sg.INPUT_IDS, rows.tokens[None])
         binding.input(sg.POSITION_IDS, rows.positions[None])
         binding.input(sg.TREE_MASK, rows.mask)

@@ -1,7 +1,7 @@
-"""Token ids to text, piece by piece: never half a character, never the beginning of a stop string.
+"""Decodes token ids to text piece by piece: never half a character, never the beginning of a stop string.
 
 Works for byte-level BPE and for sentencepiece-like vocabularies with byte fallback. The pieces joined are the decoding
-of all ids at once, so long as a byte-fallback model spells valid UTF-8. Knows nothing about models.
+of all ids at once, so long as a byte-fallback model spells valid UTF-8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _BROKEN = "\ufffd"
 
 
 class TokenDecoder(Protocol):
-    """What is needed of `tokenizers.Tokenizer`."""
+    """The part of `tokenizers.Tokenizer` that is needed."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
@@ -23,31 +23,31 @@ class Detokenizer:
 
     A token's text depends on its neighbours (leading spaces, bytes of one character), so each new piece is the
     difference between decoding a short window without and with the new tokens. The window starts where the last but one
-    piece did: a place where the text was whole.
+    piece did, where the text was whole.
     """
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._window = self._read = 0  # ids before _read are spoken; decoding starts at _window
-        self._spoken = ""  # decoding of ids[_window:_read]
+        self._window = self._read = 0  # ids before _read are shown; decoding starts at _window
+        self._shown = ""  # decoding of ids[_window:_read]
 
     def push(self, token: int) -> str:
-        """Text that became certain with `token`: empty while a character is incomplete."""
+        """Returns the text that became certain with `token`: empty while a character is incomplete."""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids[self._window :], skip_special_tokens=True)
-        if text.endswith(_BROKEN) or len(text) <= len(self._spoken):
+        if text.endswith(_BROKEN) or len(text) <= len(self._shown):
             return ""
-        return self._speak(text)
+        return self._advance(text)
 
     def finish(self) -> str:
-        """What is left at the end, incomplete characters as the replacement character."""
-        return self._speak(self._tokenizer.decode(self._ids[self._window :], skip_special_tokens=True))
+        """Returns the rest at the end, incomplete characters as the replacement character."""
+        return self._advance(self._tokenizer.decode(self._ids[self._window :], skip_special_tokens=True))
 
-    def _speak(self, text: str) -> str:
-        piece = text[len(self._spoken) :]
+    def _advance(self, text: str) -> str:
+        piece = text[len(self._shown) :]
         self._window, self._read = self._read, len(self._ids)
-        self._spoken = self._tokenizer.decode(self._ids[self._window : self._read], skip_special_tokens=True)
+        self._shown = self._tokenizer.decode(self._ids[self._window : self._read], skip_special_tokens=True)
         return piece
 
 
@@ -63,13 +63,13 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown, whether a stop string was found). Text that may begin a stop string is held back."""
+        """(text that may be shown, whether there was a stop string). Text that may begin a stop string is held back."""
         if not self._stops:
             return text, False
         self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            shown, self._held = self._held[: min(found)[1]], ""
+        ends = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if ends:
+            shown, self._held = self._held[: min(ends)[1]], ""
             return shown, True
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
@@ -77,7 +77,7 @@ class StopStrings:
         return shown, False
 
     def finish(self) -> str:
-        """Held-back text, once nothing can follow any more."""
+        """Returns held-back text, once nothing can follow any more."""
         shown, self._held = self._held, ""
         return shown
 
@@ -101,6 +101,6 @@ class TextStream:
         return self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> tuple[str, bool]:
-        """The rest; an incomplete character's replacement can still complete a stop string."""
+        """Returns the rest; an incomplete character's replacement can still complete a stop string."""
         shown, stopped = self._stops.push(self._detokenizer.finish())
         return (shown, True) if stopped else (shown + self._stops.finish(), False)

@@ -1,8 +1,8 @@
-"""Grammars that an answer must follow: a JSON schema, any JSON object, a regular expression, one of a few texts.
+"""Defines grammars that an answer must follow: a JSON schema, any JSON object, a regular expression, a list of choices.
 
-`Grammar` is what a user makes, checked and immutable; `Vocabulary` is a bundle's tokens as the grammar library sees
-them, built once and shared. The library is llguidance, loaded only here. Knows nothing about models or drafts
-(`runtime/decoding/grammar_state.py` follows a grammar).
+`Grammar` is checked when a user makes it, and immutable; `Vocabulary` is a bundle's tokens for the grammar library,
+built once and shared. The library is llguidance, loaded only here; `runtime/decoding/grammar_state.py` follows a
+grammar while decoding.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.grammar_state import GrammarState
 
-MOST_TEXT = 200_000  # characters of a schema, or of all choices
-MOST_PATTERN = 10_000  # characters of a regular expression
-MOST_REPEATS = 10_000  # counted repetitions one inside the other, multiplied: a{100} in (..){100}
-MOST_DEPTH = 100  # of a schema
+MAX_TEXT = 200_000  # characters of a schema, or of all choices
+MAX_PATTERN = 10_000  # characters of a regular expression
+MAX_REPEATS = 10_000  # counted repetitions one inside the other, multiplied: a{100} in (..){100}
+MAX_DEPTH = 100  # of a schema
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
 # half a gigabyte.
 LIMITS = {
@@ -37,7 +37,7 @@ END = "<|streamspec: end of grammar|>"  # a token that stands for the end, whate
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer must look like. Made by `json_schema`, `json_object`, `regex` or `choice`; checked when made."""
+    """Constrains an answer. Made by `json_schema`, `json_object`, `regex` or `choice`; checked when made."""
 
     kind: str
     source: str  # as given
@@ -51,17 +51,17 @@ class Grammar:
         large.
         """
         text = schema if isinstance(schema, str) else _dumped(schema)
-        if len(text) > MOST_TEXT:
-            raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MOST_TEXT}", "simplify it")
+        if len(text) > MAX_TEXT:
+            raise ConfigError(f"a JSON schema of {len(text)} characters", f"at most {MAX_TEXT}", "simplify it")
         try:
-            given = json.loads(text)
+            parsed = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"a JSON schema that is no JSON: {error}", "a JSON object", "correct it") from None
-        if not isinstance(given, (dict, bool)):
-            raise ConfigError(f"a JSON schema that is a {type(given).__name__}", "a JSON object", "correct it")
-        if isinstance(given, dict):
-            given.pop("x-guidance", None)  # the library's own settings, some of which give promises up
-        for pattern in _patterns(given):
+        if not isinstance(parsed, (dict, bool)):
+            raise ConfigError(f"a JSON schema that is a {type(parsed).__name__}", "a JSON object", "correct it")
+        if isinstance(parsed, dict):
+            parsed.pop("x-guidance", None)  # the library's own settings, some of which give promises up
+        for pattern in _patterns(parsed):
             _check_pattern(pattern)
         for separator, mark in zip(separators, ",:", strict=True):
             if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
@@ -74,7 +74,9 @@ class Grammar:
             "whitespace_flexible": False,
             "lenient": False,
         }
-        made = _asked("JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(given), overrides=rules)
+        made = _call_library(
+            "JSON schema", _library().LLMatcher.grammar_from_json_schema, json.dumps(parsed), overrides=rules
+        )
         return _checked("JSON schema", text, made)
 
     @staticmethod
@@ -93,7 +95,7 @@ class Grammar:
         return _checked(
             "regular expression",
             pattern,
-            _asked("regular expression", _library().LLMatcher.grammar_from_regex, pattern),
+            _call_library("regular expression", _library().LLMatcher.grammar_from_regex, pattern),
         )
 
     @staticmethod
@@ -101,9 +103,9 @@ class Grammar:
         """One of `texts`. Raises ConfigError where there is none, one is empty, or they are too long."""
         if isinstance(texts, str) or not texts or any(not isinstance(text, str) or not text for text in texts):
             raise ConfigError(f"choices {texts!r:.80}", "a list of texts, none of them empty", "correct them")
-        if sum(map(len, texts)) > MOST_TEXT:
+        if sum(map(len, texts)) > MAX_TEXT:
             raise ConfigError(
-                f"choices of {sum(map(len, texts))} characters", f"at most {MOST_TEXT}", "give fewer or shorter ones"
+                f"choices of {sum(map(len, texts))} characters", f"at most {MAX_TEXT}", "give fewer or shorter ones"
             )
         made = "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, texts))
         return _checked("choice", json.dumps(list(texts)), _library().LLMatcher.grammar_from_lark(made))
@@ -120,14 +122,14 @@ class Vocabulary:
         self._lock = threading.Lock()
         self._built: tuple[Any, int] | None = None
 
-    def walk(self, grammar: Grammar) -> GrammarState:
-        """The grammar at the beginning of an answer. Raises ConfigError where it is beyond the limits, BundleError for
-        a tokenizer that the library cannot take."""
+    def start(self, grammar: Grammar) -> GrammarState:
+        """Returns the state of a grammar at the beginning of an answer. Raises ConfigError where it is beyond the
+        limits, BundleError for a tokenizer that the library cannot take."""
         tokens, end = self._tokens()
         made = _library().LLMatcher(tokens, grammar._text, log_level=0, limits=_limits())
         if made.is_error():
             raise _bad(grammar.kind, made.get_error())
-        return GrammarState(_Followed(made, grammar.kind, self._size, end), self._eos)
+        return GrammarState(_LibraryMatcher(made, grammar.kind, self._size, end), self._eos)
 
     def _tokens(self) -> tuple[Any, int]:
         with self._lock:
@@ -155,20 +157,20 @@ class Vocabulary:
             ) from None
 
 
-class _Followed:
-    """See `streamspec.runtime.decoding.grammar_state.Matcher`."""
+class _LibraryMatcher:
+    """A `Matcher` of llguidance (`runtime/decoding/grammar_state.py`)."""
 
     def __init__(self, matcher: Any, kind: str, size: int, end: int) -> None:
         self._matcher, self._kind, self._size, self._end = matcher, kind, size, end
-        self._words = np.zeros((end + 32) // 32, np.uint32)
+        self._bits = np.zeros((end + 32) // 32, np.uint32)
 
     def allowed(self) -> tuple[np.ndarray, bool]:
-        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():
             raise _bad(self._kind, self._matcher.get_error())
-        bits = np.unpackbits(self._words.view(np.uint8), bitorder="little").view(np.bool_)
+        bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little").view(np.bool_)
         mask = np.zeros(self._size, np.bool_)
-        count = min(self._size, self._end)  # the end's own bit, and what lies behind it, is no token of the bundle
+        count = min(self._size, self._end)  # the end's own bit, and what lies after it, is no token of the bundle
         mask[:count] = bits[:count]
         return mask, bool(bits[self._end])
 
@@ -195,15 +197,17 @@ def _limits() -> Any:
 
 
 def _checked(kind: str, source: str, made: str) -> Grammar:
-    wrong, messages = _asked(kind, _library().LLMatcher.validate_grammar_with_warnings, made, None, limits=_limits())
+    wrong, messages = _call_library(
+        kind, _library().LLMatcher.validate_grammar_with_warnings, made, None, limits=_limits()
+    )
     if wrong:
         raise _bad(kind, messages[0])
     return Grammar(kind, source, made)
 
 
-def _asked(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:
-    """The library's answer. Raises ConfigError where it refuses what it is given or panics over it, in quoting it for
-    example.
+def _call_library(kind: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    """Calls the grammar library. Raises ConfigError where it refuses what it is given or panics over it, in quoting it
+    for example.
     """
     try:
         return function(*arguments, **options)
@@ -234,9 +238,9 @@ def _dumped(schema: Mapping[str, Any]) -> str:
 
 
 def _patterns(schema: Any, depth: int = 0) -> Iterator[str]:
-    """The regular expressions of a schema; properties of such a name are looked at as well, at no harm."""
-    if depth > MOST_DEPTH:
-        raise ConfigError(f"a JSON schema of more than {MOST_DEPTH} levels", f"at most {MOST_DEPTH}", "simplify it")
+    """Yields the regular expressions of a schema; properties of such a name are looked at as well, at no harm."""
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"a JSON schema of more than {MAX_DEPTH} levels", f"at most {MAX_DEPTH}", "simplify it")
     if isinstance(schema, dict):
         if isinstance(schema.get("pattern"), str):
             yield schema["pattern"]
@@ -256,10 +260,8 @@ def _check_pattern(pattern: str) -> None:
     """Refuses regular expressions that are long, or whose counted repetitions multiply: the library would build them
     out.
     """
-    if len(pattern) > MOST_PATTERN:
-        raise ConfigError(
-            f"a regular expression of {len(pattern)} characters", f"at most {MOST_PATTERN}", "simplify it"
-        )
+    if len(pattern) > MAX_PATTERN:
+        raise ConfigError(f"a regular expression of {len(pattern)} characters", f"at most {MAX_PATTERN}", "simplify it")
     inside = [1]  # largest product of counts in each open group
     last = 1  # and in what a count would repeat
     for piece in _PIECES.finditer(pattern):
@@ -273,7 +275,7 @@ def _check_pattern(pattern: str) -> None:
             inside[-1] = max(inside[-1], last)
         elif piece[0] not in "*+?":
             last = 1
-        if last > MOST_REPEATS:
+        if last > MAX_REPEATS:
             raise ConfigError(
-                f"a regular expression that repeats {last} times over", f"at most {MOST_REPEATS}", "simplify it"
+                f"a regular expression that repeats {last} times over", f"at most {MAX_REPEATS}", "simplify it"
             )

@@ -1,8 +1,8 @@
-"""The bundle's tokenizer and chat template, opened with the distrust they deserve.
+"""Opens the bundle's tokenizer and chat template, which are not trusted.
 
 The tokenizers library takes anything that parses: padding to 10^12 tokens, replacements that multiply a text a hundred
 times over, and steps that panic at the first text. So padding and truncation are taken off, what can grow is limited,
-and a panic ends in one line. Knows nothing about models.
+and a panic ends in one line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROWTH = {"ByteLevel": 2, "Metaspace": 4, "NFKC": 4, "NFKD": 4, "NFC": 2, "NFD":
 
 
 class BundleTokenizer:
-    """A `tokenizers.Tokenizer` whose panics are BundleErrors; whatever is not here is its own."""
+    """A `tokenizers.Tokenizer` whose panics are BundleErrors; everything else is delegated to it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -44,8 +44,8 @@ class BundleTokenizer:
 
 
 def read_tokenizer(folder: Path) -> BundleTokenizer:
-    """The tokenizer of the bundle in `folder`. Raises BundleError for one that does not load or that no text could
-    safely be given to.
+    """Reads the tokenizer of the bundle in `folder`. Raises BundleError for one that does not load or that no text
+    could safely be given to.
     """
     from tokenizers import Tokenizer
 
@@ -63,7 +63,7 @@ def read_tokenizer(folder: Path) -> BundleTokenizer:
 
 
 def read_template(folder: Path, manifest: Manifest) -> str | None:
-    """The bundle's chat template, None where it has none. Raises BundleError."""
+    """Reads the bundle's chat template, None where it has none. Raises BundleError."""
     if TEMPLATE not in manifest.files:
         if manifest.prompt_format.kind == "chat":
             raise BundleError(f"a chat bundle without {TEMPLATE}", "a chat template", FIX)
@@ -91,8 +91,8 @@ def _check_growth(what: str, *parts: Any) -> None:
         kind = step.get("type")
         if kind == "Replace":
             pattern = step.get("pattern") or {}
-            found, made = len(pattern.get("String", "")), len(step.get("content", ""))
-            growth *= max(1.0, made / found if found else made + 1)
+            replaced, content = len(pattern.get("String", "")), len(step.get("content", ""))
+            growth *= max(1.0, content / replaced if replaced else content + 1)
         elif kind == "Prepend":
             added += len(step.get("prepend", ""))
         else:

@@ -52,7 +52,7 @@ class Calibration:
     expected: dict[int, float]  # tokens per step of a tree that is the same at every step, on validation data
     rows: int
     # probability below which a row of a draft is pruned at the early exit, as `tune` found it; 0: none is
-    least: float = 0.0
+    min_probability: float = 0.0
 
     def ratio(self, rows: int) -> float:
         """Cost of a step of `rows` rows over a plain step, interpolated between measured rows."""
@@ -105,10 +105,10 @@ def _nodes(manifest: Manifest) -> Sequence[Sequence[float]]:
     return manifest.trees.nodes if manifest.trees is not None else LOOKUP
 
 
-def _with_choice(costs: dict[int, float], least: float, manifest: Manifest) -> Calibration:
+def _with_choice(costs: dict[int, float], min_probability: float, manifest: Manifest) -> Calibration:
     if manifest.trees is None:
-        return Calibration(costs, {}, max(costs), least)
-    return replace(choose_rows(costs, manifest.trees.nodes), least=least)
+        return Calibration(costs, {}, max(costs), min_probability)
+    return replace(choose_rows(costs, manifest.trees.nodes), min_probability=min_probability)
 
 
 def tune(
@@ -140,10 +140,12 @@ def tune(
     return found
 
 
-def keep_least(runner: OrtRunner, manifest: Manifest, least: float, cache_dir: str | Path | None = None) -> None:
-    """Saves with the calibration that sessions prune rows whose probability is below `least`."""
+def keep_min_probability(
+    runner: OrtRunner, manifest: Manifest, min_probability: float, cache_dir: str | Path | None = None
+) -> None:
+    """Saves with the calibration that sessions prune rows whose probability is below `min_probability`."""
     costs = calibrated(runner, manifest, cache_dir).costs
-    _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), costs, least)
+    _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), costs, min_probability)
 
 
 def choose_rows(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
@@ -214,24 +216,25 @@ def _cache_file(provider: str, threads: int, manifest: Manifest, cache_dir: str 
     return Path(cache_dir or cache.cache_dir()) / "calibration" / f"{key[:32]}.json"
 
 
-def _write(file: Path, costs: dict[int, float], least: float = 0.0) -> None:
+def _write(file: Path, costs: dict[int, float], min_probability: float = 0.0) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(
-            file, json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}, "least": least})
+            file,
+            json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}, "least": min_probability}),
         )
     except OSError:
         pass  # a read-only home only means measuring again
 
 
 def _read(file: Path, rows: Sequence[int]) -> tuple[dict[int, float], float] | None:
-    """Costs and `least` from the cache; None where there are none or they make no sense."""
+    """Costs and `min_probability` from the cache; None where there are none or they make no sense."""
     try:
         raw = Fields(parse_json(file.read_bytes(), file.name), file.name)
         raw.integer("format_version", 1, 1)
         costs = Fields(raw.raw("costs"), "costs")
         found = {int(n): costs.number(n, 1e-7, 1e4) for n in costs.values if int(n) in (1, *rows)}
-        least = raw.number("least", 0.0, 1.0)
+        min_probability = raw.number("least", 0.0, 1.0)
     except (OSError, ValueError, StreamspecError):
         return None
-    return (found, least) if 1 in found else None
+    return (found, min_probability) if 1 in found else None

@@ -1,4 +1,4 @@
-"""streamspec.bench: how fast, how exact and how good a bundle is on prompts of yours."""
+"""Measures how fast, how exact and how good a bundle is on prompts of yours."""
 
 from streamspec.bench.quality import compare
 from streamspec.bench.report import Report

@@ -1,4 +1,4 @@
-"""Those who take part in a measurement: one way of decoding each, on a loaded session.
+"""Defines the arms of a measurement: each one way of decoding, on a loaded session.
 
 The only module of bench that touches the runtime's sessions.
 """
@@ -6,17 +6,16 @@ The only module of bench that touches the runtime's sessions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streamspec.bench.report import Measure
 from streamspec.runtime.decoding.model_runner import Pruning
+from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
-from streamspec.runtime.decoding_policy import AdaptiveState
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session
@@ -36,9 +35,9 @@ class ArmOutput:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """`rows`, `pruning`: forced upon the session instead of its own choice; None for the latter is the session's own.
+    """One way of decoding. `rows`, `pruning`: forced instead of the session's own choice; None for the session's.
 
-    What a session learns of its drafts is the contender's own: no side profits or suffers from another's.
+    What is learned of drafts is the arm's own: no arm profits or suffers from another's.
     """
 
     name: str
@@ -47,11 +46,14 @@ class Arm:
     sampling: Sampling = GREEDY
     rows: int | None = None
     pruning: Pruning | None = None
-    learnt: list[AdaptiveState] = field(default_factory=list)  # once it has answered
+    _adaptive: list[AdaptiveState] = field(default_factory=list)  # one, once it has answered
 
     def answer(self, prompt: Any, limit: int) -> ArmOutput:
         self.session.forget()  # nobody profits from what another has read
-        with self._forced():
+        policy = self._policy()
+        if not self._adaptive:
+            self._adaptive.append(AdaptiveState(policy.costs))
+        with self.session.decode_with(policy, self._adaptive[0]):
             done = self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling)
         stats = done.stats
         measure = Measure(
@@ -65,62 +67,47 @@ class Arm:
         )
         return ArmOutput(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
 
-    @contextmanager
-    def _forced(self) -> Iterator[None]:
-        session = self.session
-        before = session.rows, session.calibration, session.pruning, session.learnt
-        if self.rows is not None:  # without a calibration the session does not second-guess the rows while it runs
-            session.rows, session.calibration = self.rows, None
-        session.pruning = self.pruning or session.pruning
-        if not self.learnt:
-            self.learnt.append(AdaptiveState(session.calibration))
-        session.learnt = self.learnt[0]
-        try:
-            yield
-        finally:
-            session.rows, session.calibration, session.pruning, session.learnt = before
+    def _policy(self) -> DecodingPolicy:
+        """Returns the session's policy, with the rows and pruning that this arm forces."""
+        policy = self.session.policy
+        if self.rows is not None:  # without costs every step takes all rows
+            policy = replace(policy, rows=self.rows, costs=None)
+        return policy if self.pruning is None else replace(policy, pruning=self.pruning)
 
 
 class SessionTieBreaker:
-    """Answers the questions of `agreement.judge` with a session. `texts`: token sequences to measure the tolerance
-    on.
-    """
+    """A `TieBreaker` that asks the session of an arm. `texts`: token sequences to measure the tolerance on."""
 
-    def __init__(self, contender: Arm, texts: list[list[int]], measured: float | None = None) -> None:
-        self.contender, self.texts = contender, texts
+    def __init__(self, arm: Arm, texts: list[list[int]], measured: float | None = None) -> None:
+        self.arm, self.texts = arm, texts
         self.measured = measured  # the tolerance, once it is known
 
     def margin(self, prompt: Sequence[int], prefix: Sequence[int]) -> float:
-        if not self.contender.sampling.plain_argmax:
+        if not self.arm.sampling.plain_argmax:
             return math.inf  # rows that agree to the last bit draw alike: nothing else is excused
         ids = [*prompt, *prefix]
-        logits = self.contender.session.score(ids, len(ids) - 1)[0]
+        logits = self.arm.session.score(ids, len(ids) - 1)[0]
         second, best = np.partition(logits, -2)[-2:]
         return float(best - second)
 
     def tolerance(self) -> float:
         if self.measured is None:
-            self.measured = MARGIN_FACTOR * wide_narrow_difference(self.contender.session, self.texts)
+            self.measured = MARGIN_FACTOR * wide_narrow_difference(self.arm.session, self.texts)
         return self.measured
 
     def speculate(self, prompt: Sequence[int], prefix: Sequence[int], limit: int) -> list[int]:
-        return self.contender.answer([*prompt, *prefix], limit).token_ids
+        return self.arm.answer([*prompt, *prefix], limit).token_ids
 
 
 def wide_narrow_difference(session: Session, texts: Sequence[Sequence[int]], rows: int = SAMPLE_ROWS) -> float:
     """Largest difference of any logit between rows computed together and one by one, over `rows` rows of `texts`."""
-    engine: Any = session.engine
-    one = np.zeros((1, 1), dtype=np.float32)
-    worst, seen = 0.0, 0
+    worst, compared = 0.0, 0
     for text in texts:
-        if seen >= rows:
+        if compared >= rows:
             break
-        ids = list(text)[: rows - seen]
+        ids = list(text)[: rows - compared]
         wide = session.score(ids)
-        engine.reset()
-        for row, token in enumerate(ids):
-            narrow = engine.forward([token], [0], one)[0]
-            engine.commit((0,))
-            worst = max(worst, float(np.abs(narrow - wide[row]).max()))
-        seen += len(ids)
+        for narrow, row in zip(session.score_one_by_one(ids), wide, strict=True):
+            worst = max(worst, float(np.abs(narrow - row).max()))
+        compared += len(ids)
     return worst

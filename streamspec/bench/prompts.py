@@ -1,7 +1,4 @@
-"""Rows of a data file as conversations to run: one prompt, or the turns of a dialogue, with the accepted answers.
-
-Knows nothing about models; the reading itself is `streamspec.data`.
-"""
+"""Reads the rows of a data file as conversations: a prompt, or the turns of a dialogue, with accepted answers."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ class BenchPrompt:
     category: str | None = None
 
     def prompt(self, turn: int, answers: Sequence[str]) -> Prompt:
-        """What the model is given at `turn`, after its own `answers` to the turns before."""
+        """Returns the prompt at `turn`, after the model's own `answers` to the turns before."""
         if turn == 0:
             return self.turns[0]
         history: list[Message] = []
-        for said, answer in zip(self.turns[:turn], answers, strict=True):
-            history += [*_messages(said), {"role": "assistant", "content": answer}]
+        for turn_input, answer in zip(self.turns[:turn], answers, strict=True):
+            history += [*_messages(turn_input), {"role": "assistant", "content": answer}]
         return history + _messages(self.turns[turn])
 
 
@@ -52,5 +49,5 @@ def _case(example: Example) -> BenchPrompt:
     return BenchPrompt([example.prompt], references, category)
 
 
-def _messages(said: Prompt) -> list[Message]:
-    return [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+def _messages(turn_input: Prompt) -> list[Message]:
+    return [{"role": "user", "content": turn_input}] if isinstance(turn_input, str) else list(turn_input)

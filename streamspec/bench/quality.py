@@ -1,7 +1,7 @@
-"""How good answers are: exact match and ROUGE against references, and whether two systems really differ.
+"""Scores answers: exact match and ROUGE against references, and whether two systems really differ.
 
 Exact match ignores differences in white space only. ROUGE is the F-measure of the rouge-score package without stemming,
-the best over the references. Knows nothing about how the answers came about.
+the best over the references.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _scored(path: str | Path, side: str) -> list[dict[str, Any]]:
             if row["scores"]:
                 rows.append({"prompt": row["prompt"], "text": row[side], "scores": row["scores"][side]})
         except (ValueError, KeyError, TypeError) as error:
-            found = f"{path}, line {number}: {type(error).__name__} {error}"
-            raise DataError(found, "a row written by bench --save-outputs", "run bench again") from None
+            fault = f"{path}, line {number}: {type(error).__name__} {error}"
+            raise DataError(fault, "a row written by bench --save-outputs", "run bench again") from None
     if not rows:
         raise DataError(
             f"{path} holds no scored answers", "answers to prompts with references", "run bench on such a file"

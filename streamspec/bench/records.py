@@ -1,4 +1,4 @@
-"""Lets the contenders take turns on every prompt and keeps what came out. Judging and reckoning come afterwards."""
+"""Runs the arms in turns on every prompt and records their answers. Comparing and computing come afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARM_UP_TOKENS = 16
 class Difference:
     """A speculative output that is not plain's. All token ids."""
 
-    contender: Arm
+    arm: Arm
     index: int  # of the prompt
     prompt: tuple[int, ...]
     plain: tuple[int, ...]
@@ -28,9 +28,9 @@ class Difference:
 
 @dataclass
 class Recorder:
-    """`contenders`: plain first. Each list over prompts counts the turns of a conversation as prompts of their own."""
+    """`arms`: plain first. Each list over prompts counts the turns of a conversation as prompts of their own."""
 
-    contenders: list[Arm]
+    arms: list[Arm]
     limit: int
     passes: dict[str, list[Pass]] = field(default_factory=dict)
     differences: dict[Difference, None] = field(default_factory=dict)  # a set that keeps its order
@@ -42,54 +42,54 @@ class Recorder:
     speculation: str = ""
 
     def warm_up(self, case: BenchPrompt) -> None:
-        """The first calls of a session allocate and pack; nobody is measured on them."""
-        for contender in self.contenders:
-            contender.answer(case.turns[0], min(self.limit, WARM_UP_TOKENS))
+        """Runs the first calls of each session, which allocate and pack, without measuring them."""
+        for arm in self.arms:
+            arm.answer(case.turns[0], min(self.limit, WARM_UP_TOKENS))
 
     def run(self, case: BenchPrompt, repetition: int, number: int) -> None:
         """All turns of a case, once. The first repetition is also scored and kept."""
         answers: list[str] = []
         for turn in range(len(case.turns)):
-            prompt, engine = case.prompt(turn, answers), self.contenders[0].session.engine
-            if turn and len(self.contenders[0].session.encode(prompt)) >= engine.context_length:
+            prompt, session = case.prompt(turn, answers), self.arms[0].session
+            if turn and len(session.encode(prompt)) >= session.context_length:
                 print(
                     f"row {number + 1}: no room for turn {turn + 1} of {len(case.turns)}", file=sys.stderr, flush=True
                 )
                 return
-            given = self._take_turns(prompt, repetition, repetition + number)
-            answers.append(given[PLAIN].text)
+            by_arm = self._run_arms(prompt, repetition, repetition + number)
+            answers.append(by_arm[PLAIN].text)
             if repetition == 0:
-                self._keep(case, prompt, given, case.references if turn + 1 == len(case.turns) else [])
-            self._compare(len(self.passes[PLAIN][repetition]) - 1, prompt, given)
+                self._keep(case, prompt, by_arm, case.references if turn + 1 == len(case.turns) else [])
+            self._compare(len(self.passes[PLAIN][repetition]) - 1, prompt, by_arm)
 
-    def _take_turns(self, prompt: Prompt, repetition: int, shift: int) -> dict[str, ArmOutput]:
-        given = {}
-        start = shift % len(self.contenders)
-        for contender in self.contenders[start:] + self.contenders[:start]:
-            answer = contender.answer(prompt, self.limit)
-            given[contender.name] = answer
-            passes = self.passes.setdefault(contender.name, [])
+    def _run_arms(self, prompt: Prompt, repetition: int, shift: int) -> dict[str, ArmOutput]:
+        by_arm = {}
+        start = shift % len(self.arms)
+        for arm in self.arms[start:] + self.arms[:start]:
+            answer = arm.answer(prompt, self.limit)
+            by_arm[arm.name] = answer
+            passes = self.passes.setdefault(arm.name, [])
             if len(passes) <= repetition:
                 passes.append([])
             passes[repetition].append(answer.measure)
-        return given
+        return by_arm
 
-    def _keep(self, case: BenchPrompt, prompt: Prompt, given: dict[str, ArmOutput], references: list[str]) -> None:
-        plain, speculative = given[PLAIN], given[SPECULATIVE]
+    def _keep(self, case: BenchPrompt, prompt: Prompt, by_arm: dict[str, ArmOutput], references: list[str]) -> None:
+        plain, speculative = by_arm[PLAIN], by_arm[SPECULATIVE]
         self.categories.append(case.category)
         self.looping.append(loops(plain.token_ids))
-        self.texts.append([*self.contenders[0].session.encode(prompt), *plain.token_ids])
+        self.texts.append([*self.arms[0].session.encode(prompt), *plain.token_ids])
         self.speculation = speculative.speculation
         # Trees of other sizes write what the speculative side writes.
-        kept = [c.name for c in self.contenders if c.name == SPECULATIVE or not c.speculate]
-        scores = {name: score(given[name].text, references) for name in kept} if references else {}
+        kept = [c.name for c in self.arms if c.name == SPECULATIVE or not c.speculate]
+        scores = {name: score(by_arm[name].text, references) for name in kept} if references else {}
         for name in self.scores:
             self.scores[name] += [scores[name]] if scores else []
         measure = speculative.measure
         self.outputs.append(
             {
                 "prompt": prompt,
-                **{name: given[name].text for name in kept},
+                **{name: by_arm[name].text for name in kept},
                 "token_ids": plain.token_ids,
                 "references": references,
                 "scores": scores,
@@ -97,10 +97,10 @@ class Recorder:
             }
         )
 
-    def _compare(self, index: int, prompt: Prompt, given: dict[str, ArmOutput]) -> None:
-        plain = given[PLAIN].token_ids
-        for contender in self.contenders:
-            other = given[contender.name].token_ids
-            if contender.speculate and other != plain:
-                ids = tuple(contender.session.encode(prompt))
-                self.differences[Difference(contender, index, ids, tuple(plain), tuple(other))] = None
+    def _compare(self, index: int, prompt: Prompt, by_arm: dict[str, ArmOutput]) -> None:
+        plain = by_arm[PLAIN].token_ids
+        for arm in self.arms:
+            other = by_arm[arm.name].token_ids
+            if arm.speculate and other != plain:
+                ids = tuple(arm.session.encode(prompt))
+                self.differences[Difference(arm, index, ids, tuple(plain), tuple(other))] = None

@@ -1,7 +1,7 @@
-"""From single measurements to figures: accepted length, step times, speed-ups with their spread.
+"""Computes figures from single measurements: accepted length, step times, speed-ups with their spread.
 
-A repetition is one pass of all contenders over all prompts. Every speed figure is computed per repetition, over all its
-prompts together; what is reported is the median over repetitions with minimum and maximum. Knows nothing about models.
+A repetition is one pass of all arms over all prompts. Every speed figure is computed per repetition, over all its
+prompts together; the report has the median over repetitions with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamspec.runtime.hardware.providers import ProviderChoice
 
 @dataclass(frozen=True)
 class Measure:
-    """One answer of one contender. Seconds are wall time, host included; `graph` is the part inside the model."""
+    """One answer of one arm. Seconds are wall time, host included; `graph` is the part inside the model."""
 
     new_tokens: int
     steps: int  # verification steps
@@ -45,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figures:
-    """One contender beside plain decoding of the bundle under test."""
+    """One arm beside plain decoding of the bundle under test."""
 
     name: str
     tokens_per_step: float  # tau: committed by verification steps / their number; first token and prefill excluded
@@ -59,9 +59,9 @@ class Figures:
 
 
 def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches: int = 0) -> Figures:
-    """Figures of a contender from its passes and plain's, repetition by repetition.
+    """Figures of a arm from its passes and plain's, repetition by repetition.
 
-    Speed-ups are ratios of tokens per second, so that they also hold where a contender writes another number of tokens.
+    Speed-ups are ratios of tokens per second, so that they also hold where a arm writes another number of tokens.
     """
     every = [measure for one in passes for measure in one]
     steps = sum(m.steps for m in every)
@@ -104,15 +104,15 @@ def _ratio(a: float, b: float) -> float:
 
 @dataclass
 class Report:
-    """Everything `bench` found out. `to_json` has the stable keys; the rest is for reading."""
+    """All results of `bench`. `to_json` has the stable keys; the rest is for reading."""
 
     bundle: str
     prompts: int
     repeats: int
     new_tokens: int  # plain's, one repetition
     threads: int
-    speculation: str  # what speculation did, in words
-    provider: ProviderChoice  # what computed
+    speculation: str  # whether it was on, and why not
+    provider: ProviderChoice  # that computed
     plain: Figures
     speculative: Figures
     identical: float

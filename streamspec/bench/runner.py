@@ -1,6 +1,6 @@
 """`bench`: plain and speculative decoding of the same prompts, interleaved, in one session; compared token by token.
 
-Contenders take turns on every prompt, in an order that changes from prompt to prompt and from repetition to repetition,
+Arms take turns on every prompt, in an order that changes from prompt to prompt and from repetition to repetition,
 so that a passing disturbance or a warming processor hits all alike.
 """
 
@@ -16,7 +16,7 @@ from streamspec.bench.arms import Arm
 from streamspec.bench.prompts import BenchPrompt, read_cases
 from streamspec.bench.records import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Report
-from streamspec.bench.summary import Summary, judge_all
+from streamspec.bench.summary import Summary, compare_all
 from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.progress import track
 from streamspec.runtime.decoding.model_runner import Pruning
@@ -46,13 +46,13 @@ def bench(
     """Measures `bundle` on at most `limit` rows of the JSONL file `prompts`.
 
     `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree
-    sizes to force one after the other. `prune`: chances below which rows of a draft stop at the early exit, one after
-    the other. `provider`: of all bundles. `adapter`: of a swappable bundle. `ngram`: also draft what followed earlier
-    in the text. `sampling`, where random, needs a seed, so that all sides draw alike. `save_outputs`: JSONL file for
-    the answers, for `compare`. Raises StreamspecError for prompts or bundles that cannot be read.
+    sizes to force one after the other. `prune`: probabilities below which rows of a draft stop at the early exit, one
+    after the other. `provider`: of all bundles. `adapter`: of a swappable bundle. `ngram`: also draft what followed
+    earlier in the text. `sampling`, where random, needs a seed, so that all sides draw alike. `save_outputs`: JSONL
+    file for the answers, for `compare`. Raises StreamspecError for prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
-    pruning = [Pruning(least=least) for least in prune]
+    pruning = [(f"chance {least:g}", Pruning(min_probability=least)) for least in prune]
     if save_outputs is not None and not Path(save_outputs).parent.is_dir():
         raise ConfigError(
             f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs"
@@ -63,28 +63,46 @@ def bench(
     from streamspec.runtime import load
 
     session = load(bundle, threads=threads, provider=provider, tree=tree, ngram=ngram, adapter=adapter)
-    if rows and session.manifest.trees is None:
-        raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
-    fixed = session.manifest.static
-    if fixed and max(rows, default=0) > fixed.rows:
-        raise ConfigError(
-            f"--rows {max(rows)} for a graph of {fixed.rows} rows",
-            f"at most {fixed.rows}",
-            "ask for fewer, or export it with more --rows",
-        )
+    check_rows(rows, session)
     check_length(cases, session)
-    contenders = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     if prune:
         session.manifest.check_prunes()
-    contenders += [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
-    contenders += [
-        Arm(f"chance {least:g}", session, True, sampling, pruning=one)
-        for least, one in zip(prune, pruning, strict=True)
-    ]
+    forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
+    forced += [Arm(name, session, True, sampling, pruning=one) for name, one in pruning]
     others = [
         Arm(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling) for path in also
     ]
-    names = [c.name for c in contenders + others]
+    own = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
+    check_names([*own, *forced, *others])
+    record = Recorder([*own, *forced, *others], max_new_tokens)
+    record.warm_up(cases[0])
+    for repetition in range(repeats):
+        for number, case in enumerate(track(cases, f"pass {repetition + 1}/{repeats}", len(cases))):
+            record.run(case, repetition, number)
+    summary = Summary(record, compare_all(record), [arm.name for arm in forced], [arm.name for arm in others])
+    report = summary.report(str(bundle))
+    if save_outputs is not None:
+        lines = [json.dumps(row, ensure_ascii=False) for row in record.outputs]
+        write_text(save_outputs, "\n".join(lines) + "\n")
+    return report
+
+
+def check_rows(rows: Sequence[int], session: Session) -> None:
+    """Raises ConfigError for tree sizes that the bundle cannot verify."""
+    if rows and session.manifest.trees is None:
+        raise ConfigError("--rows for a bundle without streams", "a bundle that drafts", "leave --rows out")
+    static = session.manifest.static
+    if static and max(rows, default=0) > static.rows:
+        raise ConfigError(
+            f"--rows {max(rows)} for a graph of {static.rows} rows",
+            f"at most {static.rows}",
+            "ask for fewer, or export it with more --rows",
+        )
+
+
+def check_names(arms: Sequence[Arm]) -> None:
+    """Raises ConfigError where two arms have one name."""
+    names = [arm.name for arm in arms]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
@@ -92,22 +110,11 @@ def bench(
             "every side once, under a name of its own",
             "check --rows, --prune and --also",
         )
-    record = Recorder(contenders + others, max_new_tokens)
-    record.warm_up(cases[0])
-    for repetition in range(repeats):
-        for number, case in enumerate(track(cases, f"pass {repetition + 1}/{repeats}", len(cases))):
-            record.run(case, repetition, number)
-    verdicts = judge_all(record)
-    report = Summary(record, verdicts, [c.name for c in contenders[2:]], [c.name for c in others]).report(str(bundle))
-    if save_outputs is not None:
-        lines = [json.dumps(row, ensure_ascii=False) for row in record.outputs]
-        write_text(save_outputs, "\n".join(lines) + "\n")
-    return report
 
 
 def check_length(cases: Sequence[BenchPrompt], session: Session) -> None:
     """Every prompt must leave room for an answer, or an hour's measuring would end at the last one."""
-    longest = session.engine.context_length - 1
+    longest = session.context_length - 1
     for number, case in enumerate(cases):
         tokens = len(session.encode(case.prompt(0, [])))
         if tokens > longest:

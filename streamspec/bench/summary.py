@@ -1,4 +1,4 @@
-"""From a finished recording to the report: judges the differences, then reckons."""
+"""Makes the report of a finished recording: compares the differing outputs, then computes the figures."""
 
 from __future__ import annotations
 
@@ -12,63 +12,68 @@ from streamspec.bench.arms import SessionTieBreaker
 from streamspec.bench.quality import mean_scores
 from streamspec.bench.records import PLAIN, SPECULATIVE, Recorder
 from streamspec.bench.report import Figures, Pass, Report, Spread, figures, speed
-from streamspec.bench.tie_breaker import Agreement, judge
+from streamspec.bench.tie_breaker import Agreement, compare_outputs
 
 
 @dataclass
 class Comparisons:
-    """Per contender, the worst verdict of every prompt whose output ever differed; the others are identical."""
+    """Per arm, the worst comparison of every prompt whose output ever differed; the others are identical."""
 
     worst: dict[str, dict[int, Agreement]] = field(default_factory=dict)
     tolerance: float | None = None
 
-    def of(self, contender: str) -> list[Agreement]:
-        return list(self.worst.get(contender, {}).values())
+    def of(self, arm: str) -> list[Agreement]:
+        return list(self.worst.get(arm, {}).values())
 
 
-def judge_all(record: Recorder) -> Comparisons:
-    """Looks at every difference; after the measurements, so that it disturbs none, and says on stderr what it found."""
-    verdicts = Comparisons()
+def compare_all(record: Recorder) -> Comparisons:
+    """Looks at every difference; after the measurements, so that it disturbs none, and reports them on stderr."""
+    comparisons = Comparisons()
     for case in record.differences:
-        referee = SessionTieBreaker(case.contender, record.texts, verdicts.tolerance)
-        verdict = judge(case.prompt, case.plain, case.other, referee)
-        verdicts.tolerance = referee.measured
-        name = case.contender.name
-        print(f"prompt {case.index + 1}, {name}: {describe(verdict, verdicts.tolerance)}", file=sys.stderr, flush=True)
-        seen = verdicts.worst.setdefault(name, {})
-        seen[case.index] = max(seen.get(case.index, Agreement()), verdict, key=lambda a: (a.mismatches, a.near_ties))
-    return verdicts
+        tie_breaker = SessionTieBreaker(case.arm, record.texts, comparisons.tolerance)
+        agreement = compare_outputs(case.prompt, case.plain, case.other, tie_breaker)
+        comparisons.tolerance = tie_breaker.measured
+        name = case.arm.name
+        print(
+            f"prompt {case.index + 1}, {name}: {describe(agreement, comparisons.tolerance)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        worst = comparisons.worst.setdefault(name, {})
+        worst[case.index] = max(
+            worst.get(case.index, Agreement()), agreement, key=lambda a: (a.mismatches, a.near_ties)
+        )
+    return comparisons
 
 
-def describe(verdict: Agreement, tolerance: float | None) -> str:
-    margins = ", ".join(f"{m:.2g}" for m in verdict.margins) or "none asked for"
+def describe(agreement: Agreement, tolerance: float | None) -> str:
+    margins = ", ".join(f"{m:.2g}" for m in agreement.margins) or "none asked for"
     limit = "not measured" if tolerance is None else f"{tolerance:.2g}"
-    what = "MISMATCH" if verdict.mismatches else f"{verdict.near_ties} near-tie(s)"
+    what = "MISMATCH" if agreement.mismatches else f"{agreement.near_ties} near-tie(s)"
     return f"{what}; margins: {margins}; largest that counts as a near-tie: {limit}"
 
 
 @dataclass
 class Summary:
-    """`forced`, `others`: names of the contenders with forced trees, and of the other bundles."""
+    """`forced`, `others`: names of the arms with forced trees, and of the other bundles."""
 
     record: Recorder
-    verdicts: Comparisons
+    comparisons: Comparisons
     forced: list[str]
     others: list[str]
 
     def report(self, bundle: str) -> Report:
         record, plain = self.record, self.record.passes[PLAIN]
-        count, agreements = len(plain[0]), self.verdicts.of(SPECULATIVE)
+        count, agreements = len(plain[0]), self.comparisons.of(SPECULATIVE)
         margins = [m for a in agreements for m in a.margins[: a.near_ties]]
         fastest, over = self._over_fastest()
-        session = record.contenders[0].session
-        engine: Any = session.engine
+        session = record.arms[0].session
         return Report(
             bundle=bundle,
             prompts=count,
             repeats=len(plain),
             new_tokens=sum(m.new_tokens for m in plain[0]),
-            threads=engine.threads,
+            threads=session.threads,
             speculation=record.speculation,
             provider=session.provider,
             plain=self._figures(PLAIN),
@@ -76,7 +81,7 @@ class Summary:
             identical=1 - sum(not a.identical for a in agreements) / count,
             near_ties=sum(a.near_ties for a in agreements),
             mismatches=sum(a.mismatches for a in agreements),
-            tolerance=self.verdicts.tolerance,
+            tolerance=self.comparisons.tolerance,
             largest_near_tie=max(margins, default=None),
             quality=self._quality(),
             peak_rss_mb=peak_rss_mb(),
@@ -88,7 +93,7 @@ class Summary:
         )
 
     def _figures(self, name: str) -> Figures:
-        mismatches = sum(a.mismatches for a in self.verdicts.of(name))
+        mismatches = sum(a.mismatches for a in self.comparisons.of(name))
         return figures(name, self.record.passes[name], self.record.passes[PLAIN], mismatches)
 
     def _quality(self) -> dict[str, Any]:
@@ -108,8 +113,8 @@ class Summary:
         return fastest, Spread.of([speed(a) / speed(b) if speed(b) else 0.0 for a, b in pairs])
 
     def _categories(self) -> dict[str, dict[str, float]]:
-        """Of every category, and of all answers that do not go round in circles, which are easy to draft and of no
-        use.
+        """Returns figures of every category, and of all answers that do not go round in circles, which are easy to
+        draft and of no use.
         """
         passes, result = self.record.passes, {}
         groups = {

@@ -1,8 +1,8 @@
-"""Whether speculative output is plain output, token for token, and what to make of a difference.
+"""Compares speculative output with plain output, token for token, and judges the differences.
 
 Two kernels may sum the same numbers in another order. Where the two best tokens are closer together than that, either
-is right: a near-tie. The comparison then goes on from plain's choice. Any other difference is a mismatch: a bug.
-Knows nothing about models; a `TieBreaker` answers its questions.
+is right: a near-tie. The comparison then goes on from plain's choice. Any other difference is a mismatch: a bug. A
+`TieBreaker` asks the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class TieBreaker(Protocol):
-    """Asks the model. `prompt` and `prefix` are token ids."""
+    """Decides whether a difference is a near-tie. `prompt` and `prefix` are token ids."""
 
     def margin(self, prompt: Sequence[int], prefix: Sequence[int]) -> float:
         """Plain's logit difference between its two best tokens after prompt + prefix."""
@@ -38,7 +38,9 @@ class Agreement:
         return not self.near_ties and not self.mismatches
 
 
-def judge(prompt: Sequence[int], plain: Sequence[int], other: Sequence[int], referee: TieBreaker) -> Agreement:
+def compare_outputs(
+    prompt: Sequence[int], plain: Sequence[int], other: Sequence[int], tie_breaker: TieBreaker
+) -> Agreement:
     """Compares `other` with `plain`, both continuations of `prompt`; after a near-tie, plain's tokens are fed again."""
     margins: list[float] = []
     compared = 0  # tokens of plain that are settled
@@ -46,14 +48,14 @@ def judge(prompt: Sequence[int], plain: Sequence[int], other: Sequence[int], ref
         at += compared
         if at >= len(plain) or at - compared >= len(other):  # one of them just stops: no near-tie explains that
             return Agreement(len(margins), 1, tuple(margins))
-        margin = referee.margin(prompt, plain[:at])
-        if margin > referee.tolerance():
+        margin = tie_breaker.margin(prompt, plain[:at])
+        if margin > tie_breaker.tolerance():
             return Agreement(len(margins), 1, (*margins, margin))
         margins.append(margin)
         compared = at + 1
         if compared == len(plain):
             break
-        other = referee.speculate(prompt, plain[:compared], len(plain) - compared)
+        other = tie_breaker.speculate(prompt, plain[:compared], len(plain) - compared)
     return Agreement(len(margins), 0, tuple(margins))
 
 

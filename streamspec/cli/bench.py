@@ -19,8 +19,11 @@ from streamspec.cli.shared_options import (
     TopK,
     TopP,
     Use,
+    load_flag,
 )
 from streamspec.errors import ConfigError
+from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,19 +50,19 @@ def command(
     prune: Annotated[
         str | None,
         typer.Option(
-            help="Also prune drafts below these chances at the early exit, such as 0.01,0.1.", show_default=False
+            help="Also prune drafts below these probabilities at the early exit, such as 0.01,0.1.", show_default=False
         ),
     ] = None,
-    tree: Annotated[str, typer.Option(help="Tree of the speculative side: auto, plain or a number of rows.")] = "auto",
+    tree: Annotated[str, load_flag("tree")] = str(LoadOptions.tree),
     use: Use = None,
-    threads: Threads = None,
-    provider: Provider = "auto",
+    threads: Threads = LoadOptions.threads,
+    provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
+    temperature: Temperature = Sampling.temperature,
+    top_k: TopK = Sampling.top_k,
+    top_p: TopP = Sampling.top_p,
+    min_p: MinP = Sampling.min_p,
+    repetition_penalty: RepetitionPenalty = Sampling.repetition_penalty,
     seed: Seed = 0,
     save_outputs: Annotated[
         Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.", show_default=False)
@@ -73,7 +76,6 @@ def command(
     Exit code 1 where outputs really differ: that must never happen.
     """
     from streamspec.bench import bench
-    from streamspec.runtime import Sampling
 
     report = bench(
         bundle,
@@ -83,7 +85,7 @@ def command(
         repeats=repeats,
         also=also or (),
         rows=parse_rows(rows),
-        prune=parse_chances(prune),
+        prune=parse_probabilities(prune),
         tree=int(tree) if tree.isdecimal() else tree,
         threads=threads,
         provider=provider,
@@ -107,11 +109,11 @@ def parse_rows(text: str | None) -> list[int]:
     return [int(part) for part in parts]
 
 
-def parse_chances(text: str | None) -> list[float]:
+def parse_probabilities(text: str | None) -> list[float]:
     try:
         return [float(part) for part in (text or "").replace(",", " ").split()]
     except ValueError:
-        raise ConfigError(f"--prune {text}", "chances with commas, such as 0.01,0.1", "change --prune") from None
+        raise ConfigError(f"--prune {text}", "probabilities with commas, such as 0.01,0.1", "change --prune") from None
 
 
 def show(report: Report) -> None:

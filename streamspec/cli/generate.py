@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamspec.cli.shared_options import (
+    MaxNewTokens,
     MinP,
     NoNgram,
     Provider,
     RepetitionPenalty,
     Seed,
+    Stop,
     Temperature,
     Threads,
     TopK,
@@ -21,6 +23,8 @@ from streamspec.cli.shared_options import (
     Use,
 )
 from streamspec.errors import ConfigError
+from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.options import GenerationOptions, LoadOptions
 
 if TYPE_CHECKING:
     from streamspec.runtime import Grammar
@@ -29,25 +33,23 @@ if TYPE_CHECKING:
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
     prompt: Annotated[str, typer.Option(help="Prompt; - reads it from stdin.", show_default=False)],
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 256,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End the answer before this text; may be given again.", show_default=False)
-    ] = None,
+    max_new_tokens: MaxNewTokens = GenerationOptions.max_new_tokens,
+    stop: Stop = None,
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="One token per step.")] = False,
     rows: Annotated[
         int | None,
         typer.Option(min=1, help="Rows of the draft tree; default: as many as pay, step by step.", show_default=False),
     ] = None,
     use: Use = None,
-    threads: Threads = None,
-    provider: Provider = "auto",
+    threads: Threads = LoadOptions.threads,
+    provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    seed: Seed = None,
+    temperature: Temperature = Sampling.temperature,
+    top_k: TopK = Sampling.top_k,
+    top_p: TopP = Sampling.top_p,
+    min_p: MinP = Sampling.min_p,
+    repetition_penalty: RepetitionPenalty = Sampling.repetition_penalty,
+    seed: Seed = Sampling.seed,
     json_schema: Annotated[
         Path | None, typer.Option(help="File of a JSON schema that the answer must satisfy.", show_default=False)
     ] = None,
@@ -63,20 +65,18 @@ def command(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise ConfigError("an empty prompt", "some text", "check --prompt")
-    from streamspec.runtime import Sampling, load
+    from streamspec.runtime import load
 
-    grammar = _grammar(json_schema, regex, choice)
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    session = load(bundle, threads=threads, provider=provider, tree=rows or "auto", ngram=not no_ngram, adapter=use)
-    last = None
-    for chunk in session.stream(
-        text,
+    options = GenerationOptions(
         max_new_tokens=max_new_tokens,
         stop=stop or [],
         speculate=not no_speculation,
-        sampling=sampling,
-        grammar=grammar,
-    ):
+        grammar=_grammar(json_schema, regex, choice),
+        sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
+    )
+    session = load(bundle, threads=threads, provider=provider, tree=rows or "auto", ngram=not no_ngram, adapter=use)
+    last = None
+    for chunk in session.stream(text, options):
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
         last = chunk

@@ -6,11 +6,12 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.shared_options import NoNgram, Provider, Threads
+from streamspec.cli.shared_options import Context, Idle, NoNgram, Provider, Threads
+from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from streamspec.serve import Server
@@ -48,21 +49,12 @@ def command(
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused with 429.")] = 32,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds a request may take.")] = 300,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens an answer may ask for.")] = 4096,
-    context: Annotated[
-        int | None,
-        typer.Option(min=2, help="Most tokens of a session's cache; default: the model's.", show_default=False),
-    ] = None,
-    idle: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds without a request after which the bundle is unloaded; the next one opens it again.",
-            show_default=False,
-        ),
-    ] = None,
+    context: Context = LoadOptions.context,
+    idle: Idle = LoadOptions.idle,
     no_page: Annotated[bool, typer.Option("--no-page", help="Without the web page.")] = False,
     log: Annotated[bool, typer.Option("--log", help="One line a request on stderr.")] = False,
-    threads: Threads = None,
-    provider: Provider = "auto",
+    threads: Threads = LoadOptions.threads,
+    provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
 ) -> None:
     """Serve a bundle to programs of this machine, as OpenAI's API does."""
@@ -72,13 +64,7 @@ def command(
         logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
         logging.getLogger("streamspec.serve").setLevel(logging.INFO)
     given = token or os.environ.get(TOKEN)
-    options: dict[str, Any] = {
-        "threads": threads,
-        "provider": provider,
-        "ngram": not no_ngram,
-        "context": context,
-        "idle": idle,
-    }
+    options = LoadOptions(threads=threads, provider=provider, ngram=not no_ngram, context=context, idle=idle)
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:
@@ -88,6 +74,7 @@ def command(
 
     serve(
         bundle,
+        options,
         port=port,
         token=given,
         name=name,
@@ -96,5 +83,4 @@ def command(
         page=not no_page,
         host=host,
         ready=ready,
-        **options,
     )

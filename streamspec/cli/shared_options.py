@@ -1,26 +1,40 @@
-"""Options that several commands share: `parameter: Temperature = 0.0`."""
+"""Options that several commands share: `parameter: Temperature = Sampling.temperature`.
+
+Help texts are those of the fields that the flags set.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: physical cores.", show_default=False)]
-Provider = Annotated[
-    str,
-    typer.Option(help="What computes: auto (the fastest that computes rightly), cpu, or a name that `doctor` lists."),
-]
-Use = Annotated[
-    str | None,
-    typer.Option(
-        help="Of a swappable bundle: the adapter, by its name or folder; default: the base alone.", show_default=False
-    ),
-]
+from streamspec.option_fields import help_of
+from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.options import GenerationOptions, LoadOptions
+
+
+def load_flag(name: str, **settings: Any) -> Any:
+    """The flag of a field of `LoadOptions`. `settings`: of `typer.Option`."""
+    return typer.Option(help=help_of(LoadOptions, name), **settings)
+
+
+def generation_flag(name: str, **settings: Any) -> Any:
+    """The flag of a field of `GenerationOptions` or `Sampling`."""
+    return typer.Option(help=help_of(Sampling if hasattr(Sampling, name) else GenerationOptions, name), **settings)
+
+
+Threads = Annotated[int | None, load_flag("threads", min=1, show_default=False)]
+Provider = Annotated[str, load_flag("provider")]
+Use = Annotated[str | None, load_flag("adapter", show_default=False)]
+Context = Annotated[int | None, load_flag("context", min=2, show_default=False)]
+Idle = Annotated[float | None, load_flag("idle", show_default=False)]
 NoNgram = Annotated[bool, typer.Option("--no-ngram", help="Draft without looking the text up.")]
-Temperature = Annotated[float, typer.Option(help="Above 0: sample. 0: greedy.")]
-TopK = Annotated[int, typer.Option(help="Sample from the k likeliest tokens only; 0: all.")]
-TopP = Annotated[float, typer.Option(help="Sample from the likeliest tokens that make up this share.")]
-MinP = Annotated[float, typer.Option(help="Leave tokens below this share of the likeliest one's out.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: tokens of the text so far become less likely.")]
-Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.", show_default=False)]
+MaxNewTokens = Annotated[int, generation_flag("max_new_tokens", min=1)]
+Stop = Annotated[list[str] | None, generation_flag("stop", show_default=False)]
+Temperature = Annotated[float, generation_flag("temperature")]
+TopK = Annotated[int, generation_flag("top_k")]
+TopP = Annotated[float, generation_flag("top_p")]
+MinP = Annotated[float, generation_flag("min_p")]
+RepetitionPenalty = Annotated[float, generation_flag("repetition_penalty")]
+Seed = Annotated[int | None, generation_flag("seed", show_default=False)]

@@ -1,6 +1,4 @@
-"""`streamspec tune`: what a step costs on this machine by rows, which tree that makes the fastest, and whether pruning
-it pays.
-"""
+"""`streamspec tune`: measures step costs by rows on this machine; chooses the fastest tree and its pruning."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from streamspec.cli.shared_options import Provider, Threads, Use
+from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,14 +31,14 @@ def command(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Validation data (JSONL): also find by it below which chance to prune drafts.", show_default=False
+            help="Validation data (JSONL): also find by it below which probability to prune drafts.", show_default=False
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Take the first N rows of --prompts only.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer to --prompts.")] = 128,
     use: Use = None,
-    threads: Threads = None,
-    provider: Provider = "auto",
+    threads: Threads = LoadOptions.threads,
+    provider: Provider = LoadOptions.provider,
     plot: Annotated[Path | None, typer.Option(help="PNG file to draw the curves into.", show_default=False)] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
@@ -49,12 +48,12 @@ def command(
     from rich.console import Console
 
     from streamspec.runtime import load
-    from streamspec.runtime.tuning.calibration import keep_least, tune
+    from streamspec.runtime.tuning.calibration import keep_min_probability, tune
 
     session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use)
     if prompts is not None:
         session.manifest.check_prunes()
-    found = tune(session.engine, session.manifest, context)
+    found = tune(session.runner, session.manifest, context)
     console = Console(width=max(Console().width, 112), highlight=False, markup=False)
     for tokens, calibration in found.items():
         console.print(table(tokens, calibration))
@@ -70,13 +69,15 @@ def command(
         "contexts": {str(n): as_dict(c) for n, c in found.items()},
     }
     if prompts is not None:
-        from streamspec.bench.pruning import find_least
+        from streamspec.bench.pruning import find_min_probability
         from streamspec.cli.bench import speeds
 
-        report, least = find_least(bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use)
-        keep_least(session.engine, session.manifest, least)
+        report, least = find_min_probability(
+            bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use
+        )
+        keep_min_probability(session.runner, session.manifest, least)
         console.print(speeds(report))
-        console.print(f"pruning: below a chance of {least:g}" if least else "pruning: none (it does not pay here)")
+        console.print(f"pruning: below a probability of {least:g}" if least else "pruning: none (it does not pay here)")
         result["prune"] = {"least": least, "tried": [asdict(one) for one in report.rows]}
     if as_json:
         print(json.dumps(result))

@@ -120,7 +120,7 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
     cases = read_cases(PROMPTS, limit)
     session = load(bundle)
     console.rule("plain and speculative decoding of the same prompts")
-    console.print(f"speculation: {session.speculation}; {session.engine.threads} threads", highlight=False)  # type: ignore[attr-defined]
+    console.print(f"speculation: {session.speculation}; {session.threads} threads", highlight=False)
     console.print(
         Text.assemble(
             "tokens: ", ("drafted and verified", DRAFTED_STYLE), ", ", ("the model's own", OWN_STYLE), _legend(console)

@@ -1,5 +1,4 @@
-"""streamspec.serve: a bundle as a local, OpenAI-compatible server. Loopback only, behind a token; see
-docs/guides/serve.md."""
+"""Serves a bundle as a local, OpenAI-compatible server. Loopback only, with a token; see docs/guides/serve.md."""
 
 from streamspec.serve.app import create_app
 from streamspec.serve.limits import Limits

@@ -1,6 +1,5 @@
-"""The routes: OpenAI's API over a pool of sessions, health, metrics and the page.
-
-Knows nothing about sockets, and of security only the order: the gate stands in front of all this.
+"""Serves the routes: OpenAI's API over a pool of sessions, health, metrics and the page. `RequestGuard` checks every
+request before.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class ClientDisconnected(Exception):
 
 
 class Service:
-    """What the routes share. `models`: names that requests may ask for -> adapters, None: none."""
+    """Holds what the routes share. `models`: names that requests may ask for -> adapters, None: none."""
 
     def __init__(self, session: Session, name: str, adapters: Mapping[str, str | Path], limits: Limits) -> None:
         self.pool, self.limits, self.created = Pool(session, limits), limits, int(time.time())
@@ -87,29 +86,33 @@ class Service:
     async def _answer(self, request: Request, read: Callable[[bytes, Limits], ParsedRequest]) -> Response:
         if self.pool.closed:
             raise closing()
-        wish = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
-        adapter = self._adapter(wish.model)
-        prompt, field = _prompt(wish), "messages" if wish.chat else "prompt"
+        parsed = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
+        adapter = self._adapter(parsed.model)
+        prompt, field = _prompt(parsed), "messages" if parsed.chat else "prompt"
         try:
             hint = await asyncio.to_thread(self.pool.encode, adapter, prompt)
         except StreamspecError as error:
             raise _api_error(error, field) from None
-        job = self.pool.submit(adapter, prompt, wish.options, hint)
+        generation = self.pool.submit(adapter, prompt, parsed.options, hint)
         answer = ResponseBuilder(
-            wish.chat, wish.model, None if adapter is None else str(wish.model), job.tokenizer, wish.usage
+            parsed.chat,
+            parsed.model,
+            None if adapter is None else str(parsed.model),
+            generation.tokenizer,
+            parsed.usage,
         )
-        chunks = job.chunks()
+        chunks = generation.chunks()
         try:
-            first = await _while_there(request, anext(chunks))  # an error before it has a status of its own
-            answer.waited = job.waited
-            if wish.stream:
-                return Events(_events(answer, first, chunks), job)
-            return JSONResponse(await _while_there(request, _whole(answer, first, chunks)))
+            first = await _while_connected(request, anext(chunks))  # an error before it has a status of its own
+            answer.waited = generation.waited
+            if parsed.stream:
+                return Events(_events(answer, first, chunks), generation)
+            return JSONResponse(await _while_connected(request, _whole(answer, first, chunks)))
         except (ClientDisconnected, asyncio.CancelledError):
-            job.cancel()
+            generation.cancel()
             raise
         except Exception as error:
-            job.cancel()
+            generation.cancel()
             raise _api_error(error, field) from None
 
     def _adapter(self, model: str) -> str | None:
@@ -123,29 +126,29 @@ class Service:
 
 
 class Events(Response):
-    """Server-sent events of a job; whatever ends them ends it."""
+    """Server-sent events of a generation; whatever ends them ends it."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], job: QueuedRequest) -> None:
+    def __init__(self, events: AsyncIterator[bytes], generation: QueuedRequest) -> None:
         super().__init__()
         del self.headers["content-length"]
-        self.events, self.job = events, job
+        self.events, self.generation = events, generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write() -> None:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in self.events:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-                await asyncio.sleep(0)  # else a client's leaving would be seen only behind all that waits to be sent
+                await asyncio.sleep(0)  # else a client's leaving would be seen only after all that waits to be sent
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:
-            await _while_there(Request(scope, receive), write())
+            await _while_connected(Request(scope, receive), write())
         except ClientDisconnected:
             pass
         finally:
-            self.job.cancel()
+            self.generation.cancel()
 
 
 def create_app(
@@ -158,12 +161,12 @@ def create_app(
     limits: Limits = DEFAULT,
     page: bool = True,
 ) -> tuple[App, Pool]:
-    """The ASGI application over a loaded session, and its pool, to be closed with it.
+    """Creates the ASGI application over a loaded session, and its pool, to be closed with it.
 
     `token`: what clients have to send as bearer token. `port`: that it will be reached by, checked against the Host
-    header. `name`: the model id of what `session` answers with; `adapters`: further model ids and the adapters behind
-    them (`Session.swap`). `page`: whether to serve the web page. Serve it with `Server`, which binds loopback only;
-    other servers would have to. Raises ConfigError for names that collide or are no names.
+    header. `name`: the model id of what `session` answers with; `adapters`: further model ids and their adapters
+    (`Session.swap`). `page`: whether to serve the web page. Serve it with `Server`, which binds loopback only; other
+    servers would have to. Raises ConfigError for names that collide or are no names.
     """
     service = Service(session, name, adapters or {}, limits)
     files = _page_files() if page else {}
@@ -198,20 +201,21 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Any]:
 def _page_files() -> dict[str, tuple[bytes, str]]:
     """Content and type of the page's files by their path; empty where the page is not installed."""
     folder = resources.files("streamspec.serve") / "page"
-    found = [file for file in folder.iterdir() if Path(file.name).suffix in PAGE] if folder.is_dir() else []
-    files = {f"/page/{file.name}": (file.read_bytes(), PAGE[Path(file.name).suffix]) for file in found}
+    candidates = [file for file in folder.iterdir() if Path(file.name).suffix in PAGE] if folder.is_dir() else []
+    files = {f"/page/{file.name}": (file.read_bytes(), PAGE[Path(file.name).suffix]) for file in candidates}
     if "/page/index.html" in files:
         files["/"] = files["/page/index.html"]
     return files
 
 
-def _prompt(wish: ParsedRequest) -> Callable[[Session], Any]:
-    """What a session is given. Text for completions goes on as it is where the bundle's own format is a chat's."""
+def _prompt(parsed: ParsedRequest) -> Callable[[Session], Any]:
+    """Makes the prompt for a session. Text for completions is passed on as it is where the bundle's own format is a
+    chat's."""
 
     def of(session: Session) -> Any:
-        if isinstance(wish.prompt, str) and session.manifest.prompt_format.kind == "chat":
-            return list(session.tokenizer.encode(wish.prompt).ids)
-        return wish.prompt
+        if isinstance(parsed.prompt, str) and session.manifest.prompt_format.kind == "chat":
+            return list(session.tokenizer.encode(parsed.prompt).ids)
+        return parsed.prompt
 
     return of
 
@@ -240,8 +244,8 @@ def _event(body: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
-async def _while_there(request: Request, work: Any) -> Any:
-    """The result of `work`, which is given up when the client goes. Raises Gone."""
+async def _while_connected(request: Request, work: Any) -> Any:
+    """Returns the result of `work`, which is given up when the client goes. Raises ClientDisconnected."""
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
     try:
@@ -262,19 +266,19 @@ async def _left(request: Request) -> None:
 
 def _api_error(error: Exception, field: str | None = None) -> ApiError:
     """`field`: of the request, that holds the prompt."""
-    found = from_runtime(error, field)
-    if found is not error and found.code == "internal_error":
+    api_error = from_runtime(error, field)
+    if api_error is not error and api_error.code == "internal_error":
         log.error("a generation failed", exc_info=error)
-    return found
+    return api_error
 
 
 async def _say(request: Request, error: Exception) -> Response:
-    found = _api_error(error)
-    return JSONResponse(found.body, found.status, found.headers)
+    api_error = _api_error(error)
+    return JSONResponse(api_error.body, api_error.status, api_error.headers)
 
 
 async def _say_http(request: Request, error: Exception) -> Response:
-    """Of a path or method that has no route."""
+    """Answers for a path or method that has no route."""
     assert isinstance(error, HTTPException)
     message = {
         404: "no such path; expected one of docs/guides/serve.md",
@@ -282,8 +286,8 @@ async def _say_http(request: Request, error: Exception) -> Response:
     }
     kind = SERVER if error.status_code >= 500 else "invalid_request_error"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    found = ApiError(error.status_code, message.get(error.status_code, error.detail), code, kind=kind)
-    return JSONResponse(found.body, found.status, error.headers)
+    api_error = ApiError(error.status_code, message.get(error.status_code, error.detail), code, kind=kind)
+    return JSONResponse(api_error.body, api_error.status, error.headers)
 
 
 async def _hang_up(request: Request, error: Exception) -> Response:

@@ -1,8 +1,8 @@
-"""What every request has to pass before anything looks at it: Host, Origin, token, method, type and size of its body.
+"""Checks every request before anything else sees it: Host, Origin, token, method, type and size of its body.
 
 One ASGI middleware in front of the routes, so that unknown paths tell a stranger nothing either. The server listens on
 loopback, but browsers of the same machine run strangers' pages: Host stops names rebound to loopback, Origin stops
-other pages, the token everybody else. Knows nothing about models.
+other pages, the token everybody else.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class RequestGuard:
             )
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None from a client that has gone. What is too large is read on for a while, or the client would
-        never see the answer.
+        """Reads the body; None from a client that has gone. What is too large is read on for a while, or the client
+        would never see the answer.
         """
         most = self.limits.body if scope["method"] == "POST" else 0
         body, size = bytearray(), 0

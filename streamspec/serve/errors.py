@@ -1,6 +1,6 @@
-"""Errors of the server in OpenAI's shape, and how the runtime's own become such.
+"""Makes errors in OpenAI's shape, also of the runtime's own.
 
-`{"error": {"message", "type", "param", "code"}}` with a status. Knows nothing about routes.
+`{"error": {"message", "type", "param", "code"}}` with a status.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def out_of_time(seconds: float) -> ApiError:
 
 
 def from_runtime(error: BaseException, field: str | None = None) -> ApiError:
-    """What the runtime raised: the request's fault is a 400 with the runtime's own line, anything else a 500 without
-    details. `field`: where the prompt stood.
+    """Converts an error of the runtime: the request's fault is a 400 with the runtime's own line, anything else a 500
+    without details. `field`: where the prompt stood.
     """
     if isinstance(error, ApiError):
         return error

@@ -1,4 +1,4 @@
-"""What a request may cost: every bound of the server in one place. Knows nothing about how they are kept."""
+"""Bounds the cost of a request: every limit of the server in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's counters as text that Prometheus reads. Knows nothing about where they come from."""
+"""Renders the server's counters as text for Prometheus."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def render(pool: Pool) -> str:
         "waiting_requests": {"": len(pool.waiting)},
     }
     lines = []
-    for name, (kind, said) in HELP.items():
-        lines += [f"# HELP streamspec_{name} {said}", f"# TYPE streamspec_{name} {kind}"]
+    for name, (kind, description) in HELP.items():
+        lines += [f"# HELP streamspec_{name} {description}", f"# TYPE streamspec_{name} {kind}"]
         for labels, value in values.get(name, {"": counts.totals.get(name.removesuffix("_total"), 0)}).items():
             lines.append(f"streamspec_{name}{{{labels}}} {value}" if labels else f"streamspec_{name} {value}")
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
-"""A bounded number of sessions over one set of weights, and the requests that wait for one of them.
+"""Schedules requests over a bounded number of sessions with one set of weights.
 
-A request gets the free session of its adapter whose cache holds most of its prompt; what waits is served in order of
-arrival. Lives in the event loop's thread; every session has a thread of its own. Knows nothing about HTTP.
+A request gets the free session of its adapter whose cache holds most of its prompt; queued ones are served in order of
+arrival. Lives in the event loop's thread; every session has a thread of its own.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from streamspec.errors import StreamspecError
-from streamspec.runtime import Chunk, Session, Stream
+from streamspec.runtime import Chunk, GenerationOptions, Session, Stream
 from streamspec.runtime.engine.runner import shared_prefix
 from streamspec.serve.errors import closing, out_of_time, too_many
 from streamspec.serve.limits import Limits
@@ -26,7 +26,7 @@ from streamspec.serve.limits import Limits
 
 @dataclass
 class Slot:
-    """A place for a session, opened when it is first needed, and its thread. `used`: when it last answered."""
+    """Holds a session, opened when it is first needed, and its thread. `used`: when it last answered."""
 
     session: Session | None = None
     busy: bool = False
@@ -36,7 +36,7 @@ class Slot:
 
     def run(self, task: Callable[[], None]) -> None:
         """In the slot's thread: always the same, since malloc keeps memory by threads, and what many short ones leave
-        behind adds up.
+        adds up.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="streamspec-generation", daemon=True)
@@ -44,7 +44,7 @@ class Slot:
         self._tasks.put(task)
 
     def end(self) -> None:
-        """The thread ends behind what it does."""
+        """Ends the thread after its task."""
         self._tasks.put(None)
 
     def _work(self) -> None:
@@ -72,7 +72,7 @@ class QueuedRequest:
         pool: Pool,
         adapter: str | None,
         prompt: Callable[[Session], Any],
-        options: dict[str, Any],
+        options: GenerationOptions,
         hint: list[int] | None,
     ) -> None:
         self.pool, self.adapter, self.prompt, self.options, self.hint = pool, adapter, prompt, options, hint
@@ -101,17 +101,17 @@ class QueuedRequest:
         while True:
             try:
                 async with asyncio.timeout(None if self.slot else max(self.left, 0)):
-                    got = await self._inbox.get()
+                    item = await self._inbox.get()
             except TimeoutError:
                 if self.slot is not None:  # it began just then
                     continue
                 self.cancel()
                 raise out_of_time(self.pool.limits.timeout) from None
-            if isinstance(got, BaseException):
-                raise got
-            if got is None:
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
                 return
-            yield got
+            yield item
 
     def cancel(self) -> None:
         """Ends it wherever it is; after its end does nothing."""
@@ -143,7 +143,7 @@ class QueuedRequest:
             session = slot.session
             if session.adapter != self.adapter:
                 session.swap(self.adapter)
-            self._stream = session.stream(self.prompt(session), timeout=max(self.left, 0.001), **self.options)
+            self._stream = session.stream(self.prompt(session), replace(self.options, timeout=max(self.left, 0.001)))
             if self._cancelled:  # it may have been before there was a stream to end
                 self._stream.cancel()
             for last in self._stream:
@@ -166,7 +166,7 @@ class Pool:
         self.first, self.limits = first, limits
         self.slots = [Slot(first), *(Slot() for _ in range(limits.sessions - 1))]
         self.waiting: deque[QueuedRequest] = deque()
-        self.jobs: set[QueuedRequest] = set()
+        self.requests: set[QueuedRequest] = set()
         self.counts = Counts()
         self.closed = False
 
@@ -174,10 +174,11 @@ class Pool:
         self,
         adapter: str | None,
         prompt: Callable[[Session], Any],
-        options: dict[str, Any],
+        options: GenerationOptions,
         hint: list[int] | None = None,
     ) -> QueuedRequest:
-        """A job under way or in the queue. `hint`: the prompt's tokens, to find the cache that holds most of them.
+        """A generation under way or in the queue. `hint`: the prompt's tokens, to find the cache that holds most of
+        them.
 
         Raises ApiError: 429 where the queue is full, 503 while the server closes.
         """
@@ -186,11 +187,11 @@ class Pool:
         if all(slot.busy for slot in self.slots) and len(self.waiting) >= self.limits.queue:
             self.counts.refused += 1
             raise too_many(f"{len(self.waiting)} requests wait already; expected fewer; ask again later")
-        job = QueuedRequest(self, adapter, prompt, options, hint)
-        self.jobs.add(job)
-        self.waiting.append(job)
-        self._deal()
-        return job
+        request = QueuedRequest(self, adapter, prompt, options, hint)
+        self.requests.add(request)
+        self.waiting.append(request)
+        self._dispatch()
+        return request
 
     def encode(self, adapter: str | None, prompt: Callable[[Session], Any]) -> list[int] | None:
         """Tokens of a prompt as a session of that adapter sees them; None where there is none or it refuses. From any
@@ -205,31 +206,31 @@ class Pool:
         return None
 
     def close(self) -> None:
-        """Ends every job, waiting or running, with an error for its reader."""
+        """Ends every generation, waiting or running, with an error for its reader."""
         self.closed = True
-        for job in list(self.jobs):
-            job.fail(closing())
+        for request in list(self.requests):
+            request.fail(closing())
         for slot in self.slots:
             slot.end()
 
     async def ended(self, seconds: float) -> None:
         """Waits so long, at most, for every generation to end: after `close`."""
         ends = time.monotonic() + seconds
-        while self.jobs and time.monotonic() < ends:
+        while self.requests and time.monotonic() < ends:
             await asyncio.sleep(0.01)
 
-    def forget(self, job: QueuedRequest) -> None:
-        """A job that never began."""
-        self.jobs.discard(job)
-        if job in self.waiting:
-            self.waiting.remove(job)
+    def forget(self, request: QueuedRequest) -> None:
+        """Removes a request that never began."""
+        self.requests.discard(request)
+        if request in self.waiting:
+            self.waiting.remove(request)
             self.counts.cancelled += 1
 
     def release(
-        self, job: QueuedRequest, slot: Slot, cancelled: bool, last: Chunk | None, failure: BaseException | None
+        self, request: QueuedRequest, slot: Slot, cancelled: bool, last: Chunk | None, failure: BaseException | None
     ) -> None:
-        """A job has ended that ran."""
-        self.jobs.discard(job)
+        """Frees the slot of a request that ran and has ended."""
+        self.requests.discard(request)
         slot.busy, slot.used = False, time.monotonic()
         counts = self.counts
         if failure is not None:
@@ -241,26 +242,26 @@ class Pool:
         if last is not None:
             for name in SUMMED:
                 counts.totals[name] = counts.totals.get(name, 0) + getattr(last.stats, name)
-        self._deal()
+        self._dispatch()
 
-    def _deal(self) -> None:
+    def _dispatch(self) -> None:
         while self.waiting and not self.closed and any(not slot.busy for slot in self.slots):
-            job = self.waiting.popleft()
-            slot = self._choose(job)
+            request = self.waiting.popleft()
+            slot = self._choose(request)
             slot.busy = True
-            job.begin(slot)
+            request.begin(slot)
 
-    def _choose(self, job: QueuedRequest) -> Slot:
-        """Of the free sessions with the job's adapter the one that has most of the prompt, where that is nearly all of
-        the prompt (asked again) or of what it has (the conversation goes on). Else a new one: what merely begins alike
-        may be gone on with yet. Else the one longest unused."""
+    def _choose(self, request: QueuedRequest) -> Slot:
+        """Chooses, of the free sessions with the request's adapter, the one that has most of the prompt, where that is
+        nearly all of the prompt (sent again) or of what it has (the conversation goes on). Else a new one: what merely
+        begins alike may be gone on with yet. Else the one longest unused."""
         free = [slot for slot in self.slots if not slot.busy]
-        same = [slot for slot in free if slot.session is not None and slot.session.adapter == job.adapter]
-        held = [(shared_prefix(_held(slot.session), job.hint or []), slot) for slot in same]
-        best, kept = max(held, key=lambda pair: pair[0], default=(0, None))
-        if kept is not None and best >= NEARLY_ALL * min(len(job.hint or []), len(_held(kept.session))) > 0:
+        same = [slot for slot in free if slot.session is not None and slot.session.adapter == request.adapter]
+        overlaps = [(shared_prefix(_cached(slot.session), request.hint or []), slot) for slot in same]
+        best, kept = max(overlaps, key=lambda pair: pair[0], default=(0, None))
+        if kept is not None and best >= NEARLY_ALL * min(len(request.hint or []), len(_cached(kept.session))) > 0:
             return kept
-        empty = [slot for slot in same if not _held(slot.session)] or [slot for slot in free if slot.session is None]
+        empty = [slot for slot in same if not _cached(slot.session)] or [slot for slot in free if slot.session is None]
         return empty[0] if empty else min(same or free, key=lambda slot: slot.used)
 
 
@@ -277,9 +278,9 @@ SUMMED = (
 )
 
 
-def _held(session: Session | None) -> Sequence[int]:
+def _cached(session: Session | None) -> Sequence[int]:
     """Tokens in a session's cache."""
-    return [] if session is None else session.engine.tokens
+    return [] if session is None else session.cached_tokens
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *arguments: Any) -> None:

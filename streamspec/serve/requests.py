@@ -1,21 +1,21 @@
-"""Request bodies: which fields there are, of which type and range, and what they mean to the runtime.
+"""Parses request bodies: their fields, with types and ranges, become the runtime's options.
 
-Unknown fields, and known ones with a value that is not done here, are refused by name. Types are strict: "1" is no
-number. Knows nothing about HTTP or sessions.
+Unknown fields, and known ones with a value that is not supported here, are refused by name. Types are strict: "1" is no
+number.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from streamspec.errors import ConfigError, DataError
 from streamspec.json_fields import parse_json
-from streamspec.runtime import Grammar, Sampling
+from streamspec.runtime import GenerationOptions, Grammar, Sampling
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
 
@@ -98,7 +98,8 @@ class GrammarRequest(Strict):
 
 
 class Common(Strict):
-    """What chats and completions share. `top_k`, `min_p`, `repetition_penalty`, `speculate` and `grammar` are ours."""
+    """Fields that chats and completions share. `top_k`, `min_p`, `repetition_penalty`, `speculate` and `grammar` are
+    ours."""
 
     model: str
     stream: bool | None = None
@@ -136,12 +137,12 @@ class CompletionRequest(Common):
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request in the runtime's terms. `prompt`: messages, text or token ids; `options`: of `Session.stream`."""
+    """A request in the runtime's terms. `prompt`: messages, text or token ids."""
 
     chat: bool
     model: str
     prompt: Any
-    options: dict[str, Any]
+    options: GenerationOptions
     stream: bool
     usage: bool  # at the end of a stream
 
@@ -165,7 +166,7 @@ def read_chat(body: bytes, limits: Limits) -> ParsedRequest:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid("max_tokens and max_completion_tokens; expected one of them", "max_tokens")
     tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
-    return _wish(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
+    return _parsed(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
 
 
 def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
@@ -179,10 +180,10 @@ def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
     if not prompt:
         raise invalid("an empty prompt; expected some text", "prompt")
     _bounded(len(prompt), limits.text, "prompt")
-    return _wish(False, request, prompt, request.max_tokens, request.logprobs, limits)
+    return _parsed(False, request, prompt, request.max_tokens, request.logprobs, limits)
 
 
-def _wish(
+def _parsed(
     chat: bool, request: Common, prompt: Any, tokens: int | None, logprobs: int | None, limits: Limits
 ) -> ParsedRequest:
     if tokens is not None and tokens > limits.max_tokens:
@@ -194,71 +195,69 @@ def _wish(
         raise invalid(
             f"stop strings; expected at most {limits.stops}, each of 1 to {limits.stop_length} characters", "stop"
         )
-    options: dict[str, Any] = {
-        "max_new_tokens": tokens or min(limits.default_tokens, limits.max_tokens),
-        "stop": stops,
-        "speculate": request.speculate is not False,
-        "sampling": _sampling(request),
-    }
-    grammar = _grammar(request, limits)
-    if grammar is not None:
-        options["grammar"] = grammar
-    if logprobs is not None:
-        options["logprobs"] = logprobs
+    options = GenerationOptions(
+        max_new_tokens=tokens or min(limits.default_tokens, limits.max_tokens),
+        stop=stops,
+        speculate=request.speculate is not False,
+        sampling=_sampling(request),
+        grammar=_grammar(request, limits),
+        logprobs=logprobs,
+    )
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
     return ParsedRequest(chat, request.model, prompt, options, bool(request.stream), usage)
 
 
 def _sampling(request: Common) -> Sampling:
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    given = {name: value for name in names if (value := getattr(request, name)) is not None}
+    names = [field.name for field in fields(Sampling) if field.init]
     try:
-        return Sampling(**given)
+        return Sampling(**{name: value for name in names if (value := getattr(request, name)) is not None})
     except ConfigError as error:
         raise invalid(str(error), error.found.split()[0]) from None
 
 
-def _grammar(request: Common, limits: Limits) -> Any:
-    """A `Grammar`, or None for free text."""
+def _grammar(request: Common, limits: Limits) -> Grammar | None:
     formatted, own = _format(request.response_format, limits), _own(request.grammar, limits)
     if formatted and own:
         raise invalid("grammar and response_format; expected one of them", "grammar")
-    if not formatted and not own:
+    chosen = formatted or own
+    if chosen is None:
         return None
-    kind, param, values = formatted or own  # type: ignore[misc]
+    kind, param, values = chosen
     try:
-        return getattr(Grammar, kind)(*values)
+        grammar: Grammar = getattr(Grammar, kind)(*values)
+        return grammar
     except (ConfigError, DataError) as error:
         raise invalid(str(error), param) from None
 
 
-_Made = tuple[str, str, tuple[Any, ...]] | None  # constructor of `Grammar`, the field it is asked for by, arguments
+# constructor of `Grammar`, the field that names it, arguments
+_GrammarCall = tuple[str, str, tuple[Any, ...]] | None
 
 
-def _format(wanted: ResponseFormat | None, limits: Limits) -> _Made:
-    if wanted is None:
+def _format(requested: ResponseFormat | None, limits: Limits) -> _GrammarCall:
+    if requested is None:
         return None
-    if (wanted.json_schema is None) == (wanted.type == "json_schema"):
+    if (requested.json_schema is None) == (requested.type == "json_schema"):
         raise invalid(
             "response_format; expected json_schema with the type json_schema, and with no other",
             "response_format.json_schema",
         )
-    if wanted.json_schema is None:
-        return None if wanted.type == "text" else ("json_object", "response_format", ())
+    if requested.json_schema is None:
+        return None if requested.type == "text" else ("json_object", "response_format", ())
     param = "response_format.json_schema.schema"
-    _bounded(len(json.dumps(wanted.json_schema.schema_)), limits.grammar, param)
-    return "json_schema", param, (wanted.json_schema.schema_,)
+    _bounded(len(json.dumps(requested.json_schema.schema_)), limits.grammar, param)
+    return "json_schema", param, (requested.json_schema.schema_,)
 
 
-def _own(wanted: GrammarRequest | None, limits: Limits) -> _Made:
-    if wanted is None:
+def _own(requested: GrammarRequest | None, limits: Limits) -> _GrammarCall:
+    if requested is None:
         return None
-    if (wanted.regex is None) == (wanted.choice is None):
+    if (requested.regex is None) == (requested.choice is None):
         raise invalid("grammar; expected one of regex and choice", "grammar")
-    if wanted.regex is not None:
-        _bounded(len(wanted.regex), limits.grammar, "grammar.regex")
-        return "regex", "grammar.regex", (wanted.regex,)
-    choices = wanted.choice or []
+    if requested.regex is not None:
+        _bounded(len(requested.regex), limits.grammar, "grammar.regex")
+        return "regex", "grammar.regex", (requested.regex,)
+    choices = requested.choice or []
     _bounded(sum(map(len, choices)) + len(choices), limits.grammar, "grammar.choice")
     return "choice", "grammar.choice", (choices,)
 
@@ -279,13 +278,13 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _without(values: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]], where: str = "") -> dict[str, Any]:
-    """`values` less the `fixed` fields, whose values have to be the ones done here, or null."""
+    """`values` less the `fixed` fields, whose values have to be supported ones, or null."""
     for name in fixed.keys() & values.keys():
-        value, done = values[name], fixed[name]
+        value, supported = values[name], fixed[name]
         if value is not None and not any(
-            value == right and isinstance(value, bool) == isinstance(right, bool) for right in done
+            value == right and isinstance(value, bool) == isinstance(right, bool) for right in supported
         ):
-            expected = " or ".join(json.dumps(right) for right in (*done, None))
+            expected = " or ".join(json.dumps(right) for right in (*supported, None))
             raise invalid(f"{where}{name} is not supported; expected {expected}", f"{where}{name}", "unsupported_value")
     return {name: value for name, value in values.items() if name not in fixed}
 
@@ -301,10 +300,10 @@ def _parse(kind: type[Request], values: dict[str, Any]) -> Request:
 
 
 def _first(error: ValidationError, values: Any) -> ApiError:
-    """The deepest fault, an unknown field before others, by its path in the request."""
+    """Returns the deepest fault, an unknown field before others, by its path in the request."""
     faults = [(fault, _path(fault, values)) for fault in error.errors(include_url=False, include_context=False)]
-    unknown = [found for found in faults if found[0]["type"] == "extra_forbidden"]
-    fault, path = max(unknown or faults, key=lambda found: len(found[1]))
+    unknown = [(fault, path) for fault, path in faults if fault["type"] == "extra_forbidden"]
+    fault, path = max(unknown or faults, key=lambda pair: len(pair[1]))
     param = ".".join(path) or None
     if unknown:
         return invalid(f"unknown field {param}; expected fields of docs/guides/serve.md", param, "unknown_field")
@@ -314,7 +313,7 @@ def _first(error: ValidationError, values: Any) -> ApiError:
 
 
 def _path(fault: Any, values: Any) -> list[str]:
-    """Where in the request a fault lies; names of alternatives, which pydantic has in between, left out."""
+    """Returns the path of a fault in the request; names of alternatives, which pydantic has in between, left out."""
     path: list[str] = []
     for key in fault["loc"]:
         inside = key in values if isinstance(values, dict) else isinstance(values, list) and isinstance(key, int)

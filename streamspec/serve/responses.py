@@ -1,4 +1,4 @@
-"""OpenAI's response objects, made of a session's chunks. Knows nothing about HTTP or about waiting."""
+"""Builds OpenAI's response objects of a session's chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length
 
 
 class ResponseBuilder:
-    """One answer in the making: `push` every chunk in turn, streamed or not."""
+    """Builds the response of one answer: `push` every chunk in turn, streamed or not."""
 
     def __init__(self, chat: bool, model: str, adapter: str | None, tokenizer: Any, usage: bool = False) -> None:
         """`usage`: whether every chunk of the stream has the field, and another one follows them."""
@@ -23,12 +23,12 @@ class ResponseBuilder:
         self.waited = 0.0  # seconds for a session
         self._pieces = TextDeltas(tokenizer)
         self._text: list[str] = []
-        self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not asked for
+        self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not requested
         self._drafted = self._offset = 0
         self._last: Chunk | None = None
 
     def push(self, chunk: Chunk) -> dict[str, Any]:
-        """The object to send for it in a stream."""
+        """Returns the object to send for it in a stream."""
         first, self._last = self._last is None, chunk
         self._text.append(chunk.text)
         self._drafted += sum(chunk.drafted)
@@ -38,21 +38,21 @@ class ResponseBuilder:
             logprobs = self._spell(chunk.logprobs)
             for name, entries in logprobs.items():
                 self._logprobs.setdefault(name, []).extend(entries)
-        said = _of_call(chunk, pieces)
+        record = _of_call(chunk, pieces)
         reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
         if reason is not None:
-            said |= self.record()
+            record |= self.record()
         body = self._choice(
             {"delta": ({"role": "assistant"} if first else {}) | {"content": chunk.text}}, chunk.text, logprobs, reason
         )
-        return self._frame("chat.completion.chunk", [body], None) | {"streamspec": said}
+        return self._frame("chat.completion.chunk", [body], None) | {"streamspec": record}
 
     def usage_chunk(self) -> dict[str, Any]:
-        """What ends a stream that was asked for its usage."""
+        """Returns the last object of a stream with usage."""
         return self._frame("chat.completion.chunk", [], self._usage())
 
     def whole(self) -> dict[str, Any]:
-        """The response that is no stream, once the last chunk was pushed."""
+        """Returns the response that is no stream, once the last chunk was pushed."""
         assert self._last is not None and self._last.finish_reason is not None
         text = "".join(self._text)
         message = {"message": {"role": "assistant", "content": text, "refusal": None}}
@@ -61,7 +61,7 @@ class ResponseBuilder:
         return self._frame("chat.completion", [body], self._usage()) | {"streamspec": self.record()}
 
     def record(self) -> dict[str, Any]:
-        """What speculation did (docs/guides/serve.md)."""
+        """Counters of the generation (docs/guides/serve.md)."""
         assert self._last is not None
         stats = self._last.stats
         return {
@@ -99,25 +99,25 @@ class ResponseBuilder:
     def _choice(self, chat: dict[str, Any], text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
         return {"index": 0} | (chat if self.chat else {"text": text}) | {"logprobs": logprobs, "finish_reason": reason}
 
-    def _spell(self, found: list[Logprob]) -> dict[str, Any]:
+    def _spell(self, logprobs: list[Logprob]) -> dict[str, Any]:
         """Log-probabilities in the shape of the two APIs."""
         if self.chat:
             return {
                 "content": [
                     self._token(entry.token, entry.logprob) | {"top_logprobs": [self._token(*top) for top in entry.top]}
-                    for entry in found
+                    for entry in logprobs
                 ]
             }
-        tokens = [self._name(entry.token) for entry in found]
+        tokens = [self._name(entry.token) for entry in logprobs]
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token)
         # of tokens that are spelt alike the likeliest one stays
-        tops = [{self._name(token): value for token, value in reversed(entry.top)} for entry in found]
+        tops = [{self._name(token): value for token, value in reversed(entry.top)} for entry in logprobs]
         return {
             "tokens": tokens,
-            "token_logprobs": [entry.logprob for entry in found],
+            "token_logprobs": [entry.logprob for entry in logprobs],
             "top_logprobs": tops,
             "text_offset": offsets,
         }

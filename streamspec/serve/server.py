@@ -1,7 +1,4 @@
-"""Runs the application on a socket of its own: loopback only, slow and idle connections ended, a clean way out.
-
-Knows nothing about requests.
-"""
+"""Runs the application on a socket of its own: loopback only; ends slow and idle connections; shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -14,14 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Unpack
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from streamspec.errors import ConfigError
-from streamspec.runtime import Session, load
+from streamspec.runtime import LoadOptions, Session, load
+from streamspec.runtime.options import LoadKwargs
 from streamspec.serve.app import create_app
+from streamspec.serve.auth import App
 from streamspec.serve.limits import DEFAULT, Limits
 from streamspec.serve.pool import Pool
 
@@ -61,23 +60,9 @@ class Server:
                 "forward a port to it if another one has to reach it",
             )
         self.token = secrets.token_urlsafe(24) if token is None else token
-        if len(self.token) < SHORTEST_TOKEN or not all("!" <= char <= "~" for char in self.token):
-            raise ConfigError(
-                "the token",
-                f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks",
-                "choose another, or leave it out for a new one",
-            )
-        self.socket = socket.socket(HOSTS[host])
+        _check_token(self.token)
+        self.socket = _listen(host, port)
         try:
-            if os.name == "posix":  # elsewhere it would let others bind the port beside us
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                self.socket.bind((host, port))
-                self.socket.listen(BACKLOG)  # from here on clients are not refused, only kept waiting
-            except OSError as error:
-                raise ConfigError(
-                    f"{host} port {port}: {error.strerror}", "a free port", "choose another, or 0 for any"
-                ) from None
             self.port: int = self.socket.getsockname()[1]
             self.url = f"http://{'[::1]' if host == '::1' else host}:{self.port}"
             app, self.pool = create_app(
@@ -86,23 +71,7 @@ class Server:
         except BaseException:
             self.socket.close()
             raise
-        config = uvicorn.Config(
-            app,
-            loop="asyncio",
-            http=_bounded(limits),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            backlog=BACKLOG,
-            h11_max_incomplete_event_size=limits.header,
-            timeout_graceful_shutdown=1,
-        )
-        self._uvicorn = _Uvicorn(config, self.pool)
+        self._uvicorn = _Uvicorn(_config(app, limits), self.pool)
 
     @property
     def ready(self) -> bool:
@@ -115,12 +84,13 @@ class Server:
         self._uvicorn.run(sockets=[self.socket])
 
     def stop(self) -> None:
-        """From any thread: ends every generation with an error to its client, then `run`, within a second."""
+        """Ends, from any thread, every generation with an error to its client, then `run`, within a second."""
         self._uvicorn.leave()
 
 
 def serve(
     bundle: str | Path,
+    options: LoadOptions | None = None,
     *,
     port: int = 8080,
     token: str | None = None,
@@ -130,19 +100,19 @@ def serve(
     page: bool = True,
     host: str = "127.0.0.1",
     ready: Callable[[Server], None] | None = None,
-    **options: Any,
+    **keywords: Unpack[LoadKwargs],
 ) -> None:
-    """Loads a bundle (`options`: of `load`) and serves it until a signal comes. `name`: the model id of the base, by
+    """Loads a bundle (options as of `load`) and serves it until a signal comes. `name`: the model id of the base, by
     default the bundle's folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is
     called before it begins to serve."""
-    session = load(bundle, **options)
+    session = load(bundle, options, **keywords)
     chosen, own = session.adapters if adapters is None else adapters, session.adapter
-    for adapter in adapters or ():  # each is tried: a wrong one is to be said now
+    for adapter in adapters or ():  # each is tried, so that a wrong one is refused now
         session.swap(adapter)
     if adapters:
         session.swap(own)
-    offered = {Path(adapter).name: adapter for adapter in chosen}
-    if len(offered) != len(chosen):
+    by_name = {Path(adapter).name: adapter for adapter in chosen}
+    if len(by_name) != len(chosen):
         raise ConfigError("two adapters of one name", "adapters of different names", "rename the folder of one")
     server = Server(
         session,
@@ -150,7 +120,7 @@ def serve(
         port=port,
         token=token,
         name=name or Path(bundle).resolve().name,
-        adapters=offered,
+        adapters=by_name,
         limits=limits,
         page=page,
     )
@@ -159,8 +129,54 @@ def serve(
     server.run()
 
 
+def _check_token(token: str) -> None:
+    if len(token) < SHORTEST_TOKEN or not all("!" <= char <= "~" for char in token):
+        raise ConfigError(
+            "the token",
+            f"{SHORTEST_TOKEN} or more printable ASCII characters without blanks",
+            "choose another, or leave it out for a new one",
+        )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on loopback: from here on clients are not refused, only kept waiting."""
+    listening = socket.socket(HOSTS[host])
+    try:
+        if os.name == "posix":  # elsewhere it would let others bind the port beside us
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except BaseException as error:
+        listening.close()
+        if not isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"{host} port {port}: {error.strerror}", "a free port", "choose another, or 0 for any"
+        ) from None
+    return listening
+
+
+def _config(app: App, limits: Limits) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=_bounded(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=limits.header,
+        timeout_graceful_shutdown=1,
+    )
+
+
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, but asleep while nothing happens, and with a pool to close first."""
+    """uvicorn's server, but idle while nothing happens, and with a pool to close first."""
 
     def __init__(self, config: uvicorn.Config, pool: Pool) -> None:
         super().__init__(config)
@@ -205,7 +221,7 @@ def _bounded(limits: Limits) -> type[H11Protocol]:
 
         def handle_events(self) -> None:
             super().handle_events()
-            if self.cycle is not None and self._head is not None:  # the gate looks after the body
+            if self.cycle is not None and self._head is not None:  # the guard looks after the body
                 self._head.cancel()
 
         def connection_lost(self, exc: Exception | None) -> None:

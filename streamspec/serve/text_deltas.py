@@ -1,6 +1,6 @@
-"""Cuts shown text by the tokens it came from, so that a page can colour what was drafted.
+"""Cuts shown text by the tokens it came from, so that a page can colour drafted tokens.
 
-Text lags behind tokens: half characters and what may begin a stop string are held back. Knows nothing about responses.
+Text lags behind tokens: half characters and what may begin a stop string are held back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class TextDelta(NamedTuple):
 
 
 class TextDeltas:
-    """Of one answer."""
+    """Cuts the text of one answer."""
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._detokenizer = Detokenizer(tokenizer)

@@ -1,4 +1,4 @@
-"""bench on fake sessions: what is counted, who takes turns, how differences are judged."""
+"""bench on fake sessions: what is counted, who takes turns, how differences are compared."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from streamspec.bench import records as record
 from streamspec.bench.arms import Arm, SessionTieBreaker, wide_narrow_difference
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.report import Measure, Spread, figures
-from streamspec.bench.tie_breaker import first_difference, judge
+from streamspec.bench.tie_breaker import compare_outputs, first_difference
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Pruning, Sampling
+from streamspec.runtime.decoding.policy import DecodingPolicy
 from tests.support.fake_session import FakeSession
 
 
 class Script:
-    """A referee with fixed answers."""
+    """A tie_breaker with fixed answers."""
 
     def __init__(self, margins: dict[int, float], again: list[list[int]], limit: float = 0.1) -> None:
         self.margins, self.again, self.limit, self.asked = margins, again, limit, 0
@@ -39,33 +40,33 @@ class Script:
 
 
 def test_equal_outputs_ask_nobody() -> None:
-    assert judge([1], [2, 3], [2, 3], Script({}, [])).identical
+    assert compare_outputs([1], [2, 3], [2, 3], Script({}, [])).identical
 
 
 def test_after_a_near_tie_plains_tokens_are_fed_again() -> None:
-    referee = Script({1: 0.05, 3: 0.02}, again=[[7, 99, 5], [5]])
-    verdict = judge([1], [4, 6, 7, 8, 5], [4, 66, 0], referee)
-    assert (verdict.near_ties, verdict.mismatches, verdict.margins) == (2, 0, (0.05, 0.02))
-    assert not verdict.identical and referee.asked == 2
+    tie_breaker = Script({1: 0.05, 3: 0.02}, again=[[7, 99, 5], [5]])
+    agreement = compare_outputs([1], [4, 6, 7, 8, 5], [4, 66, 0], tie_breaker)
+    assert (agreement.near_ties, agreement.mismatches, agreement.margins) == (2, 0, (0.05, 0.02))
+    assert not agreement.identical and tie_breaker.asked == 2
 
 
 def test_a_clear_margin_is_a_mismatch() -> None:
-    verdict = judge([1], [4, 6], [4, 5], Script({1: 0.2}, []))
-    assert (verdict.near_ties, verdict.mismatches) == (0, 1)
+    agreement = compare_outputs([1], [4, 6], [4, 5], Script({1: 0.2}, []))
+    assert (agreement.near_ties, agreement.mismatches) == (0, 1)
 
 
 def test_a_near_tie_does_not_excuse_what_comes_after() -> None:
-    verdict = judge([1], [4, 6, 7], [5, 6, 7], Script({0: 0.05, 1: 3.0}, again=[[9, 7]]))
-    assert (verdict.near_ties, verdict.mismatches) == (1, 1)
+    agreement = compare_outputs([1], [4, 6, 7], [5, 6, 7], Script({0: 0.05, 1: 3.0}, again=[[9, 7]]))
+    assert (agreement.near_ties, agreement.mismatches) == (1, 1)
 
 
 @pytest.mark.parametrize("other", [[4], [4, 6, 7]])
 def test_an_output_that_just_stops_or_goes_on_is_a_mismatch(other: list[int]) -> None:
-    assert judge([1], [4, 6], other, Script({}, [])).mismatches == 1
+    assert compare_outputs([1], [4, 6], other, Script({}, [])).mismatches == 1
 
 
 def test_a_near_tie_in_the_last_token_ends_the_comparison() -> None:
-    assert judge([1], [4, 6], [4, 5], Script({1: 0.05}, [])).near_ties == 1
+    assert compare_outputs([1], [4, 6], [4, 5], Script({1: 0.05}, [])).near_ties == 1
 
 
 def test_first_difference() -> None:
@@ -151,7 +152,7 @@ def test_categories_are_measured_apart_and_without_looping_answers(
     assert all(part["tokens_per_step"] > 1.5 and part["speedup"] > 4 for part in found.values())
 
 
-def test_contenders_change_places(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_change_places(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession()
     use(monkeypatch, mine=session)
     bench("mine", prompts, repeats=2)
@@ -161,7 +162,7 @@ def test_contenders_change_places(prompts: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_difference_within_the_tolerance_is_a_near_tie(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession(wrong_at=6, margin=0.01)
-    session.engine.wobble = 0.02
+    session.wobble = 0.02
     use(monkeypatch, mine=session)
     result = bench("mine", prompts, repeats=1).to_json()
     assert (result["near_ties"], result["mismatches"], result["identical"]) == (2, 0, 0.0)
@@ -201,14 +202,14 @@ def test_a_seed_that_nothing_draws_with_leaves_near_ties_alone() -> None:
         (Sampling(repetition_penalty=1.1), math.inf),
         (Sampling(1.0, seed=5), math.inf),
     ):
-        referee = SessionTieBreaker(Arm("x", session, True, sampling), [])  # type: ignore[arg-type]
-        assert referee.margin(prompt, [7]) == margin
+        tie_breaker = SessionTieBreaker(Arm("x", session, True, sampling), [])  # type: ignore[arg-type]
+        assert tie_breaker.margin(prompt, [7]) == margin
 
 
 def test_what_one_side_learns_no_other_knows(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session, seen = FakeSession(), []
     generate = session.generate
-    monkeypatch.setattr(session, "generate", lambda *a, **k: (seen.append(id(session.learnt)), generate(*a, **k))[1])
+    monkeypatch.setattr(session, "generate", lambda *a, **k: (seen.append(id(session.adaptive)), generate(*a, **k))[1])
     use(monkeypatch, mine=session)
     bench("mine", prompts, repeats=2, rows=[4])
     assert len(set(seen)) == 3 and len(seen) == 15
@@ -216,14 +217,17 @@ def test_what_one_side_learns_no_other_knows(prompts: Path, monkeypatch: pytest.
 
 def test_wide_and_narrow_rows_are_compared_over_the_rows_asked_for() -> None:
     session = FakeSession()
-    session.engine.wobble = 0.5
+    session.wobble = 0.5
     assert wide_narrow_difference(session, [[1, 2, 3], [4, 5]], rows=4) == pytest.approx(0.5)  # type: ignore[arg-type]
 
 
 def test_forced_rows_are_given_back() -> None:
-    session = FakeSession(rows="own", pruning="own", learnt="own")
+    session, used = FakeSession(), list[DecodingPolicy]()
+    own, generate = (session.policy, session.adaptive), session.generate
+    session.generate = lambda *a, **k: (used.append(session.policy), generate(*a, **k))[1]  # type: ignore[method-assign]
     Arm("2 rows", session, True, rows=2, pruning=Pruning(3)).answer("a b", 4)  # type: ignore[arg-type]
-    assert (session.rows, session.calibration, session.pruning, session.learnt) == ("own", None, "own", "own")
+    assert (session.policy, session.adaptive) == own
+    assert [(policy.rows, policy.costs, policy.pruning) for policy in used] == [(2, None, Pruning(3))]
 
 
 @pytest.mark.parametrize(

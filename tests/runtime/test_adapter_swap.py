@@ -120,16 +120,16 @@ def test_drafting_changes_nothing_and_every_return_finds_the_same(session: Sessi
 
 def test_the_drafter_is_the_adapters_own(session: Session) -> None:
     session.swap("tuned")
-    assert session.engine.gamma == 3 and session.manifest.streams is not None and session.manifest.streams.bigram
+    assert session.runner.gamma == 3 and session.manifest.streams is not None and session.manifest.streams.bigram
     answer = session.generate(PROMPT, max_new_tokens=40)
     assert answer.stats.steps > 0
-    learnt = session.learnt
+    learnt = session.adaptive
     session.swap("plain")
-    assert session.engine.gamma == 0 and session.manifest.streams is None and session.learnt is not learnt
+    assert session.runner.gamma == 0 and session.manifest.streams is None and session.adaptive is not learnt
     session.swap("drafts")
     assert session.manifest.prompt_format.kind == "chat" and session.encode("ab") != session.encode([0])
     session.swap("tuned")
-    assert session.learnt is learnt and session.manifest.prompt_format.kind == "raw"
+    assert session.adaptive is learnt and session.manifest.prompt_format.kind == "raw"
 
 
 def test_without_ngrams_an_adapter_without_streams_decodes_plainly(bundle: Path) -> None:
@@ -148,7 +148,7 @@ def test_pruning_goes_with_the_adapter_that_has_an_exit(bundle: Path) -> None:
         == session.generate(PROMPT, max_new_tokens=40, speculate=False).token_ids
     )
     session.swap("plain")
-    assert session.pruning is None
+    assert session.policy.pruning is None
     with pytest.raises(ConfigError, match="early exit"):
         load(bundle, threads=1, adapter="plain", pruning=Pruning(rows=4))
 
@@ -161,7 +161,7 @@ def test_an_adapter_is_measured_once_in_a_session(
     session = load(bundle, threads=1, cache_dir=tmp_path)
     for name in ("tuned", "drafts", "tuned", None):
         session.swap(name)
-        assert session.calibration is not None
+        assert session.policy.costs is not None
         assert (
             session.generate(PROMPT, max_new_tokens=24).token_ids
             == session.generate(PROMPT, max_new_tokens=24, speculate=False).token_ids
@@ -208,11 +208,14 @@ def refused(session: Session, adapter: str | Path, error: type[StreamspecError],
     """In one line, and the adapter of before goes on."""
     before, in_use = (
         session.generate(PROMPT, max_new_tokens=20).token_ids,
-        (session.adapter, session.manifest, session.learnt, session.rows),
+        (session.adapter, session.manifest, session.adaptive, session.policy.rows),
     )
     with pytest.raises(error, match=match) as caught:
         session.swap(adapter)
-    assert "\n" not in str(caught.value) and (session.adapter, session.manifest, session.learnt, session.rows) == in_use
+    assert (
+        "\n" not in str(caught.value)
+        and (session.adapter, session.manifest, session.adaptive, session.policy.rows) == in_use
+    )
     assert session.generate(PROMPT, max_new_tokens=20).token_ids == before
 
 

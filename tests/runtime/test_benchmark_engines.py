@@ -18,8 +18,10 @@ from streamspec.adapters.drafters.streams import StreamConfig
 from streamspec.adapters.training.losses import draft_losses, pick_rows
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
-from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepResult
+from streamspec.runtime.decoding.policy import DecodingPolicy
+from streamspec.runtime.options import GenerationOptions
 from tests.support.tiny_models import tiny_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -47,19 +49,19 @@ def test_two_models_write_what_the_target_writes(
 
     target, small = (load(bundles(name), threads=1, tree="plain") for name in ("fp32", draft))
     steps = tokens = 0
-    fed, verify = [], small.engine.verify
+    fed, verify = [], small.runner.verify
     monkeypatch.setattr(
-        small.engine, "verify", lambda tokens, *rest, **named: fed.append(len(tokens)) or verify(tokens, *rest, **named)
+        small.runner, "verify", lambda tokens, *rest, **named: fed.append(len(tokens)) or verify(tokens, *rest, **named)
     )
     for prompt in map(target.encode, PROMPTS):
-        plain, _, calls = decode(target.engine, prompt, DecodingConfig(30))
+        plain, _, calls = decode(target.runner, prompt, 30)
         assert calls == 29  # the first token is the prompt's
-        engine = TwoModelEngine(target.engine, small.engine, gamma)
-        drafted, _, calls = decode(engine, prompt, DecodingConfig(30, rows=gamma + 1, ngram=False))
+        engine = TwoModelEngine(target.runner, small.runner, gamma)
+        drafted, _, calls = decode(engine, prompt, 30, DecodingPolicy(rows=gamma + 1, ngram=False))
         assert drafted == plain
         steps, tokens = steps + calls, tokens + len(plain) - 1
     assert tokens > 1.5 * steps  # a draft model so close to the target is often right
-    assert max(fed) <= 2  # its last guess and the target's word: all else it knows
+    assert max(fed) <= 2  # its last candidate and the target's token: all else it knows
 
 
 @pytest.mark.parametrize("tree", ["6", "8:3", "8:0.1", "8f", "2x2", "1x3", "2x2c"])
@@ -70,7 +72,7 @@ def test_every_tree_writes_what_plain_decoding_writes(bundles: Bundles, scripts:
     steps = tokens = 0
     for prompt in map(session.encode, PROMPTS):
         decoders = [
-            decoder_of(name, session.engine, DecodingConfig(40, ngram=False), session.manifest.trees)
+            decoder_of(name, session.runner, 40, DecodingPolicy(ngram=False), session.manifest.trees)
             for name in ("plain", tree)
         ]
         plain, drafted = (written(decoder, prompt) for decoder in decoders)
@@ -87,11 +89,11 @@ def test_typical_acceptance_is_exact_where_nothing_is_typical_and_lossy_where_al
     session: Any = load(bundles("fp32"), threads=1, tree=8)
     pace = {}
     for name, epsilon, delta in (("exact", 1.0, 1e9), ("lossy", 1e-9, 1e9)):
-        engine, tokens, steps, same = TypicalEngine(session.engine, epsilon, delta, 0.7), 0, 0, []
+        engine, tokens, steps, same = TypicalEngine(session.runner, epsilon, delta, 0.7), 0, 0, []
         for prompt in map(session.encode, PROMPTS):
             plain, drafted = (
-                SpeculativeDecoder(e, DecodingConfig(30, rows=rows, ngram=False))
-                for e, rows in ((session.engine, 1), (engine, 8))
+                SpeculativeDecoder(e, GenerationOptions(30), DecodingPolicy(rows=rows, ngram=False))
+                for e, rows in ((session.runner, 1), (engine, 8))
             )
             same.append(written(plain, prompt) == written(drafted, prompt))
             tokens, steps = tokens + drafted.stats.step_tokens, steps + drafted.stats.steps
@@ -135,13 +137,13 @@ def test_of_typical_paths_the_longest_is_taken(scripts: Any) -> None:
     tree, tokens = (
         DraftTree((0, 0, 0, 2), (0, 0, 1, 0)),
         np.array([9, 1, 2, 3]),
-    )  # 1 is likelier than 2, but 3 stands behind 2
-    chances = np.full((4, 6), 1e-6)
-    chances[0, [1, 2]], chances[2, 3], chances[1, 4], chances[3, 5] = (0.6, 0.4), 1, 1, 1
+    )  # 1 is likelier than 2, but 3 follows 2
+    probabilities = np.full((4, 6), 1e-6)
+    probabilities[0, [1, 2]], probabilities[2, 3], probabilities[1, 4], probabilities[3, 5] = (0.6, 0.4), 1, 1, 1
 
     class Fixed:
         def forward(self, *_: Any) -> np.ndarray:
-            return np.log(chances)
+            return np.log(probabilities)
 
         def prefill(self, path: list[int], draft: bool) -> StepResult:
             return StepResult(np.array([5]), 0)

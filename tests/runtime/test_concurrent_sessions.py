@@ -81,7 +81,7 @@ def test_threads_with_sessions_of_their_own_answer_as_one_alone(
     for thread in threads:
         thread.join(60)
     assert found == expected
-    assert len({id(session.another().engine.model) for _ in range(3)} | {id(session.engine.model)}) == 1  # type: ignore[attr-defined]
+    assert len({id(session.another().runner.model) for _ in range(3)} | {id(session.runner.model)}) == 1  # type: ignore[attr-defined]
 
 
 def test_loading_from_several_threads_at_once(bundles: Bundles, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_the_context_can_be_capped_and_memory_with_it(bundles: Bundles) -> None:
     assert len(session.generate("x", max_new_tokens=100).token_ids) + len(session.encode("x")) <= 32
     with pytest.raises(ContextOverflow, match="context's 32"):
         session.generate([7] * 32)
-    assert session.engine.cache.capacity <= 32 + engines.CHUNK + 3  # type: ignore[attr-defined]
+    assert session.runner.cache.capacity <= 32 + engines.CHUNK + 3  # type: ignore[attr-defined]
     for wrong in (1, 129, 0, True, 2.5):
         with pytest.raises(ConfigError, match=r"2\.\.128"):
             open_session(bundles("fp32"), context=wrong)
@@ -265,7 +265,7 @@ def test_a_message_that_is_none_is_refused(bundles: Bundles) -> None:
 def test_a_conversation_that_fills_the_context_is_restored(bundle: str, bundles: Bundles, tmp_path: Path) -> None:
     session = open_session(bundles(bundle))
     session.generate([7, 9, 11, 30] * 31, max_new_tokens=4)
-    assert session.engine.length == session.engine.context_length - 1
+    assert session.runner.length == session.runner.context_length - 1
     session.save(tmp_path / "talk")
     session.restore(tmp_path / "talk")
     answer = session.generate([7, 9, 11, 30] * 31, max_new_tokens=4)
@@ -280,7 +280,7 @@ def test_an_empty_conversation_is_one_too(bundles: Bundles, tmp_path: Path) -> N
     session.save(tmp_path / "talk")
     session.chat("hi", max_new_tokens=3)
     session.restore(tmp_path / "talk")
-    assert session.messages == [] and session.engine.length == 0
+    assert session.messages == [] and session.runner.length == 0
 
 
 def test_a_conversation_of_another_bundle_is_refused(bundles: Bundles, tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ def test_a_conversation_of_another_bundle_is_refused(bundles: Bundles, tmp_path:
     session.chat("hi", max_new_tokens=3)
     session.save(tmp_path / "talk")
     other.generate("hello", max_new_tokens=3)
-    before = list(other.engine.tokens)  # type: ignore[attr-defined]
+    before = list(other.runner.tokens)  # type: ignore[attr-defined]
     with pytest.raises(ConversationError, match="another bundle, adapter or template"):
         other.restore(tmp_path / "talk")
-    assert other.engine.tokens == before  # type: ignore[attr-defined]
+    assert other.runner.tokens == before  # type: ignore[attr-defined]
 
 
 def changed(tensors: dict[str, np.ndarray], about: dict[str, Any], how: str) -> tuple[dict[str, np.ndarray], str]:
@@ -324,7 +324,7 @@ def test_files_that_lie_are_refused_and_leave_the_session_as_it_was(how: str, bu
 
     session = open_session(bundles("chat"))
     session.chat("hi", max_new_tokens=3)
-    before = (list(session.engine.tokens), list(session.messages))  # type: ignore[attr-defined]
+    before = (list(session.runner.tokens), list(session.messages))  # type: ignore[attr-defined]
     session.save(tmp_path / "talk")
     tensors = {name: np.array(value) for name, value in load_file(tmp_path / "talk").items()}
     about: dict[str, Any] = {"format": 1, "key": saved.key(session.manifest), "sha256": ""}
@@ -333,7 +333,7 @@ def test_files_that_lie_are_refused_and_leave_the_session_as_it_was(how: str, bu
     save_file(bent, tmp_path / "bent", metadata={"streamspec": json.dumps(about), "messages": messages})
     with pytest.raises(ConversationError):
         session.restore(tmp_path / "bent")
-    assert (session.engine.tokens, session.messages) == before  # type: ignore[attr-defined]
+    assert (session.runner.tokens, session.messages) == before  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_rows_and_tokens_that_no_model_makes_are_refused(bundles: Bundles, tmp_p
 
     session = open_session(bundles("chat"))
     session.chat("hi", max_new_tokens=3)
-    tokens, rows = session.engine.snapshot()  # type: ignore[attr-defined]
+    tokens, rows = session.runner.snapshot()  # type: ignore[attr-defined]
     for bad_tokens, bad_rows in (
         (tokens, np.where(rows == rows.max(), np.nan, rows)),
         ([64] * len(tokens), rows),
@@ -370,6 +370,6 @@ def test_closing_gives_memory_back_and_the_session_lives_on(bundles: Bundles) ->
     session = open_session(bundles("fp32"))
     expected = session.generate("hello", max_new_tokens=8).token_ids
     session.close()
-    assert session.engine.length == 0 and session.messages == []
+    assert session.runner.length == 0 and session.messages == []
     answer = session.generate("hello", max_new_tokens=8)
     assert answer.token_ids == expected and answer.stats.reused_tokens == 0

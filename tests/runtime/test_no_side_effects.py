@@ -324,8 +324,8 @@ def test_a_core_gets_one_thread_by_default(bundles: Bundles, tmp_path: Path, mon
 
     monkeypatch.setattr("streamspec.runtime.engine.loaded_model.physical_cores", lambda: 3)
     monkeypatch.setattr("streamspec.runtime.tuning.select_provider.physical_cores", lambda: 3)
-    assert load(bundles("fp32"), tree="plain", cache_dir=tmp_path).engine.threads == 3  # type: ignore[attr-defined]
-    assert load(bundles("fp32"), tree="plain", threads=2, cache_dir=tmp_path).engine.threads == 2  # type: ignore[attr-defined]
+    assert load(bundles("fp32"), tree="plain", cache_dir=tmp_path).runner.threads == 3  # type: ignore[attr-defined]
+    assert load(bundles("fp32"), tree="plain", threads=2, cache_dir=tmp_path).runner.threads == 2  # type: ignore[attr-defined]
 
 
 def test_second_threads_of_a_core_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

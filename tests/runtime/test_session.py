@@ -11,9 +11,10 @@ from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Man
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Chunk, Session
+from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.tuning.calibration import Calibration
 from tests.support.byte_tokenizers import EOS, byte_level
-from tests.support.toy_runner import ToyEngine, hashed, scripted
+from tests.support.toy_runner import ToyRunner, hashed, scripted
 
 TOKENIZER = byte_level()
 MANIFEST = Manifest(
@@ -34,8 +35,8 @@ def ids(text: str) -> list[int]:
 def saying(text: str, rows: int = 4, end: bool = True, **options: Any) -> Session:
     """A session that answers the prompt `p` with `text`."""
     script = ids(text) + ([EOS] if end else [])
-    engine = ToyEngine(scripted(2, script), 257, **{"skill": 1.0, "width": 1, **options})
-    return Session(engine, MANIFEST, TOKENIZER, None, rows)
+    engine = ToyRunner(scripted(2, script), 257, **{"skill": 1.0, "width": 1, **options})
+    return Session(engine, MANIFEST, TOKENIZER, policy=DecodingPolicy((EOS,), rows))
 
 
 def test_an_answer_ends_at_end_of_text() -> None:
@@ -107,7 +108,7 @@ def test_prompts_are_rendered_checked_or_taken_as_ids() -> None:
 def test_chat_bundles_render_the_template() -> None:
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
     session = Session(
-        ToyEngine(hashed(257), 257), replace(MANIFEST, prompt_format=PromptFormat("chat")), TOKENIZER, template
+        ToyRunner(hashed(257), 257), replace(MANIFEST, prompt_format=PromptFormat("chat")), TOKENIZER, template
     )
     assert TOKENIZER.decode(session.encode("hi"), skip_special_tokens=False) == "[user]hi<eos>[assistant]"
 
@@ -125,8 +126,8 @@ def test_cancel_ends_with_a_cancelled_chunk_and_the_session_lives_on() -> None:
 
 def test_cancel_within_a_call() -> None:
     session = saying("abcdefghijkl")
-    engine = session.engine
-    assert isinstance(engine, ToyEngine)
+    engine = session.runner
+    assert isinstance(engine, ToyRunner)
     engine.on_call = lambda: session.cancel() if len(engine.calls) == 2 else None
     answer = session.generate("p")
     assert (answer.text, answer.finish_reason) == ("abcde", "cancelled")
@@ -180,10 +181,11 @@ def test_time_spent_by_the_consumer_is_not_decode_time() -> None:
 def test_asked_for_rows_are_verified_whatever_a_calibration_said_before() -> None:
     calibration = Calibration({1: 1.0, 2: 1.4, 4: 9.0, 8: 99.0}, {}, 8)
     sizes = []
-    for measured in (calibration, None):  # `bench` takes the calibration away to force rows
-        engine = ToyEngine(scripted(2, ids("one two three four five six")), 257, skill=1.0, width=3)
-        session = Session(engine, MANIFEST, TOKENIZER, None, 8, calibration)
-        session.calibration = measured
-        session.generate("p", max_new_tokens=20)
+    policy = DecodingPolicy((EOS,), 8, calibration.curve)
+    for costs in (calibration.curve, None):  # `bench` takes the costs away to force rows
+        engine = ToyRunner(scripted(2, ids("one two three four five six")), 257, skill=1.0, width=3)
+        session = Session(engine, MANIFEST, TOKENIZER, policy=policy)
+        with session.decode_with(replace(policy, costs=costs), AdaptiveState(costs)):
+            session.generate("p", max_new_tokens=20)
         sizes.append(max(rows for rows, _ in engine.calls[1:]))
     assert sizes[0] == 2 and sizes[1] == 8

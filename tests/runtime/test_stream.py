@@ -12,7 +12,7 @@ import pytest
 from streamspec.errors import ConfigError
 from streamspec.runtime import Session
 from tests.runtime.test_session import saying
-from tests.support.toy_runner import ToyEngine
+from tests.support.toy_runner import ToyRunner
 
 TEXT = "abcdefghijklmnopqrstuvwxyz"
 
@@ -23,9 +23,9 @@ def slow(seconds: float = 0.01) -> Session:
     return session
 
 
-def toy(session: Session) -> ToyEngine:
-    assert isinstance(session.engine, ToyEngine)
-    return session.engine
+def toy(session: Session) -> ToyRunner:
+    assert isinstance(session.runner, ToyRunner)
+    return session.runner
 
 
 def test_a_stream_cancelled_before_it_began_reads_nothing() -> None:

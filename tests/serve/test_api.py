@@ -189,7 +189,7 @@ def test_errors_are_the_clients_own(
     with pytest.raises(raised) as caught:
         ask(server.client(), stream=stream, **fields)
     assert caught.value.code == code and caught.value.type == "invalid_request_error"
-    until(lambda: not server.server.pool.jobs)
+    until(lambda: not server.server.pool.requests)
     assert ask(server.client()).choices[0].message.content == "word word"
 
 
@@ -226,7 +226,7 @@ def test_the_queue_is_bounded_in_order_and_says_when_to_come_back(running: Make)
         answers = []
         for i in range(5):
             answers.append(threads.submit(ask, server.client(), f"say number{i}", max_tokens=2))
-            until(lambda i=i: len(pool.jobs) == i + 1)
+            until(lambda i=i: len(pool.requests) == i + 1)
         queued = list(pool.waiting)
         assert len(queued) == 3
         with pytest.raises(openai.RateLimitError) as caught:
@@ -250,7 +250,7 @@ def test_a_request_that_finds_no_session_in_time_is_told_so(running: Make) -> No
     server.shared.swapping = 2.0
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(ask, server.client(), model="alpha")
-        until(lambda: server.server.pool.jobs)
+        until(lambda: server.server.pool.requests)
         with pytest.raises(openai.InternalServerError) as caught:
             ask(server.client())
         assert caught.value.status_code == 503 and caught.value.code == "timeout"
@@ -284,7 +284,7 @@ def test_a_client_that_goes_frees_its_session(running: Make, stream: bool, still
     until(lambda: not pool.waiting)
     assert server.shared
     server.shared.gate.set()
-    until(lambda: not pool.jobs and not server.shared.running, 2)
+    until(lambda: not pool.requests and not server.shared.running, 2)
     assert pool.counts.cancelled == 3 and pool.counts.finished == 0
     assert ask(server.client()).choices[0].message.content == "word word"
 
@@ -307,7 +307,7 @@ def test_one_client_with_many_requests_does_not_push_in(running: Make) -> None:
     with ThreadPoolExecutor(12) as threads:
         for i in range(12):
             threads.submit(ask, server.client(), f"say {'late' if i == 5 else 'many'}{i}", max_tokens=2)
-            until(lambda i=i: len(server.server.pool.jobs) == i + 1)
+            until(lambda i=i: len(server.server.pool.requests) == i + 1)
         server.shared.gate.set()
     assert [said[4:] for said in server.shared.asked] == [str(i) for i in range(12)]
 
@@ -327,7 +327,7 @@ def test_stopping_ends_everything_within_a_second_and_tells_the_clients(running:
     clients = [threading.Thread(target=talk, args=(i % 2 == 0,)) for i in range(4)]
     for client in clients:
         client.start()
-    until(lambda: len(server.server.pool.jobs) == 4)
+    until(lambda: len(server.server.pool.requests) == 4)
     began = time.monotonic()
     server.stop()
     assert time.monotonic() - began < 1.2

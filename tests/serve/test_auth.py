@@ -208,7 +208,7 @@ def test_a_reader_that_does_not_read_is_cut_off_and_holds_no_session(running: Ma
             + body
         )
         until(lambda: server.shared and server.shared.asked)
-        until(lambda: not server.server.pool.jobs and not server.server._uvicorn.server_state.connections, 10)
+        until(lambda: not server.server.pool.requests and not server.server._uvicorn.server_state.connections, 10)
     with server.http() as client:
         assert client.post("/v1/chat/completions", json=BODY).status_code == 200
 

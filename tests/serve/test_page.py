@@ -269,7 +269,7 @@ def test_stop_ends_the_generation_at_once_and_the_session_is_free(running: Make,
         page.close()
     else:
         page.get_by_role("button", name="Stop" if how == "button" else "New conversation").click()
-    until(lambda: not server.server.pool.jobs, 1.0)
+    until(lambda: not server.server.pool.requests, 1.0)
     assert time.monotonic() - began < 1
     if how == "page closed":
         page = visit(server)
@@ -288,7 +288,7 @@ def test_a_turn_that_was_stopped_before_its_first_token_is_none(running: Make, v
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Send").wait_for()
     assert page.locator(".turn").count() == 0 and page.get_by_label("Message").input_value() == "say word"
-    until(lambda: not server.server.pool.jobs, 1.0)
+    until(lambda: not server.server.pool.requests, 1.0)
 
 
 def test_a_refusal_is_one_line_and_the_message_is_not_lost(running: Make, visit: Open) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from streamspec.runtime import GenerationOptions
 from streamspec.serve.limits import Limits
 from streamspec.serve.pool import Pool, QueuedRequest, Slot
 from tests.support.fake_serve_session import FakeSession, Shared
@@ -15,14 +16,16 @@ SHARED = Shared()
 
 def session(tokens: str, adapter: str | None = None) -> Any:
     made = FakeSession(SHARED, adapter)
-    made.engine.tokens = list(tokens.encode())
+    made.cached_tokens = list(tokens.encode())
     return made
 
 
 def choose(slots: list[Slot], prompt: str, adapter: str | None = None) -> int:
     pool = Pool(session(""), Limits(sessions=len(slots)))
     pool.slots = slots
-    slot = pool._choose(QueuedRequest(pool, adapter, lambda session: prompt, {}, list(prompt.encode())))
+    slot = pool._choose(
+        QueuedRequest(pool, adapter, lambda session: prompt, GenerationOptions(), list(prompt.encode()))
+    )
     return slots.index(slot)
 
 

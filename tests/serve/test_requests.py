@@ -35,19 +35,19 @@ def refused(read: Any, **fields: Any) -> ApiError:
 
 
 def test_a_request_that_says_nothing_is_greedy_and_bounded() -> None:
-    for wish in (
+    for parsed in (
         chat(),
         completion(),
         chat(temperature=None, stop=None, max_tokens=None, seed=None, response_format=None),
     ):
-        options = wish.options
-        assert options["max_new_tokens"] == 50 and options["stop"] == [] and options["speculate"] is True
-        assert options["sampling"].plain_argmax and "grammar" not in options and "logprobs" not in options
-        assert not wish.stream and not wish.usage
+        options = parsed.options
+        assert options.max_new_tokens == 50 and options.stop == [] and options.speculate is True
+        assert options.sampling.plain_argmax and options.grammar is None and options.logprobs is None
+        assert not parsed.stream and not parsed.usage
 
 
 def test_fields_reach_the_runtime() -> None:
-    wish = chat(
+    parsed = chat(
         temperature=0.5,
         top_p=0.9,
         top_k=7,
@@ -62,7 +62,7 @@ def test_fields_reach_the_runtime() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    sampling = wish.options["sampling"]
+    sampling = parsed.options.sampling
     assert (
         sampling.temperature,
         sampling.top_p,
@@ -72,13 +72,13 @@ def test_fields_reach_the_runtime() -> None:
         sampling.seed,
     ) == (0.5, 0.9, 7, 0.1, 1.2, 5)
     assert (
-        wish.options["stop"] == ["END"]
-        and wish.options["max_new_tokens"] == 9
-        and wish.options["speculate"] is False
-        and wish.options["logprobs"] == 3
+        parsed.options.stop == ["END"]
+        and parsed.options.max_new_tokens == 9
+        and parsed.options.speculate is False
+        and parsed.options.logprobs == 3
     )
-    assert wish.stream and wish.usage
-    assert chat(logprobs=True).options["logprobs"] == 0 and completion(logprobs=5).options["logprobs"] == 5
+    assert parsed.stream and parsed.usage
+    assert chat(logprobs=True).options.logprobs == 0 and completion(logprobs=5).options.logprobs == 5
 
 
 def test_messages_become_plain_ones() -> None:

@@ -172,7 +172,7 @@ def test_many_clients_at_once_get_what_each_would_alone(server: Running, cold: C
 
     with ThreadPoolExecutor(6) as threads:
         assert list(threads.map(one, asked)) == [want[which] for which in asked]
-    until(lambda: not server.server.pool.jobs)
+    until(lambda: not server.server.pool.requests)
 
 
 def test_clients_that_leave_at_random_spoil_nothing(server: Running, cold: Callable[..., Any]) -> None:
@@ -186,7 +186,7 @@ def test_clients_that_leave_at_random_spoil_nothing(server: Running, cold: Calla
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(one, range(24)))
-    until(lambda: not server.server.pool.jobs)
+    until(lambda: not server.server.pool.requests)
     for prompt in PROMPTS:
         assert ask(server, user(prompt)).choices[0].message.content == cold(user(prompt), max_new_tokens=30).text
 

@@ -29,7 +29,7 @@ DRAFTED: list[tuple[str, int, Pruning | None]] = [  # bundle, rows of the tree, 
     ("fp32", 2, None),
     ("fp32", 16, None),
     ("fp32", 12, Pruning(4)),
-    ("fp32", 12, Pruning(least=0.05)),
+    ("fp32", 12, Pruning(min_probability=0.05)),
     ("full", 9, None),
     ("full", 16, Pruning(5)),
 ]
@@ -75,15 +75,15 @@ def joint(
         following: dict[tuple[int, ...], float] = {}
         for text, probability in open_.items():
             context = [*PROMPT, *text]
-            chances = processed(
+            step_probabilities = processed(
                 session.score(context)[-1],
                 context,
                 given,
                 following_letters(session, text, pattern) if pattern else None,
             )
-            for token in np.flatnonzero(chances):
+            for token in np.flatnonzero(step_probabilities):
                 target = done if int(token) in eos else following
-                target[*text, int(token)] = probability * chances[token]
+                target[*text, int(token)] = probability * step_probabilities[token]
         open_ = following
     return done | open_
 

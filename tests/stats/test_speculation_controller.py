@@ -1,4 +1,4 @@
-"""The governor on a simulated clock: texts and machines of all kinds, answer after answer."""
+"""The speculation controller on a simulated clock: texts and machines of all kinds, answer after answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.decoding.speculation_controller import DEPOSIT, FRESH_START, PAYBACK, SpeculationController
+from streamspec.runtime.decoding.speculation_controller import FRESH_START, MAX_BUDGET, REFILL, SpeculationController
 
 Text = Callable[[int, np.random.Generator], int]  # (tokens so far, dice) -> tokens a verification step commits there
 
@@ -19,23 +19,23 @@ def clock(
 ) -> float:
     """Time in plain steps, plain decoding's being answers * length. `believed`: what the calibration says, and steps
     are timed then, with an error of `noise` and ten times that in one step of twenty."""
-    governor, dice, time = SpeculationController(), np.random.default_rng(seed), 0.0
+    controller, dice, time = SpeculationController(), np.random.default_rng(seed), 0.0
 
     def timed(true: float) -> float | None:
         late = noise * (10 if dice.random() < 0.05 else 1)
         return None if believed is None else true * (1 + late * dice.random())
 
     for _ in range(answers):
-        governor.begin()
+        controller.begin()
         done = 0
         while done < length:
-            if governor.on and not governor.looks:
+            if controller.on and not controller.probe_due:
                 committed = min(text(done, dice), length - done)
                 time += cost
-                governor.step(committed, believed or cost, timed(cost))
+                controller.step(committed, believed or cost, timed(cost))
             else:
                 committed, time = 1, time + 1
-                governor.plain_step(timed(1.0))
+                controller.plain_step(timed(1.0))
             done += committed
     return time
 
@@ -48,7 +48,7 @@ def clock(
     st.integers(1, 300),
     st.integers(0, 99),
 )
-def test_no_text_costs_more_than_the_account_allows(
+def test_no_text_costs_more_than_the_budget_allows(
     cost: float, skills: list[float], answers: int, length: int, seed: int
 ) -> None:
     """Skill changes within a text at will; the last step of an answer may be cut short, which costs up to `cost`
@@ -59,7 +59,7 @@ def test_no_text_costs_more_than_the_account_allows(
         return 1 + int(dice.binomial(6, skills[(done // 40) % len(skills)]))
 
     time, plain = clock(cost, text, answers, length, seed), answers * length
-    assert time <= plain * (1 + PAYBACK) + DEPOSIT + answers * FRESH_START + cost + 1e-9
+    assert time <= plain * (1 + REFILL) + MAX_BUDGET + answers * FRESH_START + cost + 1e-9
 
 
 @pytest.mark.parametrize("cost", [1.2, 2.0, 4.0])
@@ -78,17 +78,17 @@ def test_good_texts_keep_nearly_all_of_their_gain(cost: float, skill: float) -> 
 
 @pytest.mark.parametrize(("cost", "patience"), [(2.0, 400), (4.0, 800), (6.0, 1000)])
 def test_a_text_that_turns_good_is_noticed(cost: float, patience: int) -> None:
-    governor = SpeculationController()
-    while governor.on:
-        governor.step(1, cost)
+    controller = SpeculationController()
+    while controller.on:
+        controller.step(1, cost)
     waited = 0
-    while not governor.on:
-        governor.plain_step()
+    while not controller.on:
+        controller.plain_step()
         waited += 1
         assert waited < patience
     for _ in range(50):
-        governor.step(5, 2.0)
-    assert governor.on and governor.describe(8).startswith("on")
+        controller.step(5, 2.0)
+    assert controller.on and controller.describe(8).startswith("on")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])

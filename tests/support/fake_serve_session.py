@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Unpack
 
 from streamspec.errors import ConfigError, ContextOverflow
-from streamspec.runtime import Chunk
+from streamspec.runtime import Chunk, GenerationOptions
 from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.options import GenerationKwargs
 from tests.support.byte_tokenizers import byte_level
 
 TOKENIZER = byte_level()
@@ -32,7 +33,7 @@ class Shared:
     swaps: int = 0
     asked: list[str] = field(default_factory=list)  # prompts in the order in which they began
     gate: threading.Event = field(default_factory=threading.Event)  # nothing is said before it is set
-    fails: BaseException | None = None  # raised behind the first chunk
+    fails: BaseException | None = None  # raised after the first chunk
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -43,7 +44,7 @@ class FakeSession:
         self.shared, self.adapter, self.tokenizer = shared, adapter, TOKENIZER
         self.adapters = ["alpha", "beta"]
         self.manifest = SimpleNamespace(prompt_format=SimpleNamespace(kind="raw"))
-        self.engine = SimpleNamespace(tokens=[])
+        self.cached_tokens: list[int] = []
 
     def another(self) -> FakeSession:
         return FakeSession(self.shared, self.adapter)
@@ -51,7 +52,7 @@ class FakeSession:
     def swap(self, adapter: str | Path | None) -> None:
         self.shared.swaps += 1
         time.sleep(self.shared.swapping)
-        self.adapter, self.engine.tokens = None if adapter is None else str(adapter), []
+        self.adapter, self.cached_tokens = None if adapter is None else str(adapter), []
 
     def encode(self, prompt: Any) -> list[int]:
         text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
@@ -61,13 +62,13 @@ class FakeSession:
         return ids
 
     def stream(
-        self, prompt: Any, *, max_new_tokens: int = 256, timeout: float | None = None, **options: Any
+        self, prompt: Any, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
     ) -> FakeStream:
-        ids = self.encode(prompt)
-        if options.get("stop") == ["refuse"]:
+        ids, options = self.encode(prompt), GenerationOptions.of(options, **keywords)
+        if options.stops == ["refuse"]:
             raise ConfigError("a stop string", "another", "correct it")
         cancelled = threading.Event()
-        return FakeStream(self._chunks(ids, max_new_tokens, timeout or 1e9, cancelled), cancelled)
+        return FakeStream(self._chunks(ids, options.max_new_tokens, options.timeout or 1e9, cancelled), cancelled)
 
     def _chunks(self, ids: list[int], limit: int, timeout: float, cancelled: threading.Event) -> Iterator[Chunk]:
         shared, ends = self.shared, time.perf_counter() + timeout
@@ -77,8 +78,8 @@ class FakeSession:
             shared.asked.append(TOKENIZER.decode(ids).split()[-1])
         try:
             reused = next(
-                (i for i, (a, b) in enumerate(zip(self.engine.tokens, ids, strict=False)) if a != b),
-                min(len(ids), len(self.engine.tokens)),
+                (i for i, (a, b) in enumerate(zip(self.cached_tokens, ids, strict=False)) if a != b),
+                min(len(ids), len(self.cached_tokens)),
             )
             word = TOKENIZER.decode(ids).split()[-1] + " "
             stats = Stats(prompt_tokens=len(ids), reused_tokens=reused, prefill_seconds=0.01)
@@ -93,7 +94,7 @@ class FakeSession:
                 stats.step_tokens += count if stats.new_tokens else 0
                 stats.rows = 4 if stats.new_tokens else 0
                 stats.new_tokens += count
-                self.engine.tokens = [*ids, *said[: stats.new_tokens]]
+                self.cached_tokens = [*ids, *said[: stats.new_tokens]]
                 reason = (
                     "length"
                     if stats.new_tokens == limit

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.hardware.providers import ProviderChoice
 
@@ -22,25 +24,6 @@ def target(ids: Sequence[int]) -> int:
     return 1 + hash(tuple(ids)) % (VOCAB - 1)
 
 
-class FakeEngine:
-    threads, context_length = 2, 100
-
-    def __init__(self, logits: Callable[[Sequence[int]], np.ndarray]) -> None:
-        self.ids: list[int] = []
-        self._logits, self._pending = logits, [0]
-        self.wobble = 0.0  # what rows on their own are off by
-
-    def reset(self) -> None:
-        self.ids = []
-
-    def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:
-        self._pending = list(tokens)
-        return self._logits([*self.ids, *tokens])[None] + self.wobble
-
-    def commit(self, path: Sequence[int]) -> None:
-        self.ids += [self._pending[i] for i in path]
-
-
 @dataclass
 class FakeSession:
     """`wrong_at`: position in the answer where speculation writes another token; `margin`: plain's lead there."""
@@ -48,25 +31,30 @@ class FakeSession:
     wrong_at: int | None = None
     margin: float = 5.0
     seconds: tuple[float, float] = (0.4, 0.1)  # decode time per step, plain and speculative
-    rows: Any = 1
-    calibration: Any = None
-    pruning: Any = None
-    learnt: Any = None
+    wobble: float = 0.0  # of logits of rows on their own
+    policy: DecodingPolicy = field(default_factory=DecodingPolicy)
+    adaptive: AdaptiveState = field(default_factory=AdaptiveState)
     speculation: str = "on"
     provider: ProviderChoice = field(default_factory=lambda: ProviderChoice("cpu"))
     calls: list[bool] = field(default_factory=list)
     manifest: Any = field(default_factory=lambda: SimpleNamespace(trees=object(), static=None))
 
-    def __post_init__(self) -> None:
-        self.engine = FakeEngine(self.logits)
+    threads, context_length = 2, 100
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         row = np.zeros(VOCAB, np.float32)
         row[target(ids)] = self.margin if len(ids) == self.wrong_at else 5.0
         return row
 
-    def forget(self) -> None:
-        self.engine.reset()
+    def forget(self) -> None: ...
+
+    @contextmanager
+    def decode_with(self, policy: DecodingPolicy, adaptive: AdaptiveState) -> Iterator[None]:
+        before, (self.policy, self.adaptive) = (self.policy, self.adaptive), (policy, adaptive)
+        try:
+            yield
+        finally:
+            self.policy, self.adaptive = before
 
     def encode(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
@@ -103,3 +91,6 @@ class FakeSession:
 
     def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
         return np.stack([self.logits(ids[:end]) for end in range(start + 1, len(ids) + 1)])
+
+    def score_one_by_one(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        return (row + self.wobble for row in self.score(ids))

@@ -65,7 +65,7 @@ def lettered_base(folder: Path, eos: bool = True) -> Path:
 
 def tiny_adapter(folder: Path, base: Path, streams: bool = True, kind: str = "raw", full: bool = False) -> Path:
     """Random streams; `full`: with a LoRA of their own, a draft vocabulary and a bigram. The recorded ranks make a tree
-    of many first-level guesses, so that some come true by chance.
+    of many first-level candidates, so that some come true at random.
     """
     random = np.random.default_rng(0)
     identity = resolve_base(base, lambda line: None)

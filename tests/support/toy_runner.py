@@ -1,21 +1,27 @@
-"""A toy model that offers the engine's interface: its next token is a hash of all tokens so far, or a script."""
+"""A toy `ModelRunner`: its next token is a hash of all tokens so far, or a script."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
-from streamspec.runtime.decoding.model_runner import Cancelled, Pruning, StepResult
+from streamspec.runtime.decoding.drafter_gate import DrafterGate
+from streamspec.runtime.decoding.grammar_state import GrammarState
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
+from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner, Pruning, StepResult
+from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.runner import shared_prefix
+from streamspec.runtime.options import GenerationOptions
 
 Rule = Callable[[Sequence[int]], int]
 
@@ -56,12 +62,12 @@ class ToyModel:
     def reload(self) -> None: ...
 
 
-class ToyEngine:
+class ToyRunner:
     """Keeps its cache as token ids. Candidates are right with probability `skill`, at a random rank, and of random
     probabilities.
     """
 
-    cache_layers, cache_dtype = 1, np.dtype(np.float32)
+    threads, cache_layers, cache_dtype = 1, 1, np.dtype(np.float32)
 
     def __init__(
         self,
@@ -206,6 +212,33 @@ class ToyEngine:
                 out[j, self.random.integers(self.width)] = ahead[-1]
         probabilities = np.sort(self.random.dirichlet(np.ones(self.width), self.gamma))[:, ::-1]
         return IndependentProposal(out, np.log(probabilities))
+
+
+@dataclass
+class Setup:
+    """How a toy is decoded: what a call's options, a session's policy and its adaptive state hold together."""
+
+    limit: int
+    eos: Collection[int] = ()
+    rows: int = 1
+    costs: np.ndarray | None = None
+    ngram: bool = True
+    pruning: Pruning | None = None
+    grammar: GrammarState | None = None
+    logprobs: int | None = None
+    adaptive: AdaptiveState = field(default_factory=AdaptiveState)
+
+    def decoder(self, runner: ModelRunner) -> SpeculativeDecoder:
+        options = GenerationOptions(max_new_tokens=self.limit, logprobs=self.logprobs)
+        policy = DecodingPolicy(self.eos, self.rows, self.costs, self.ngram, self.pruning)
+        return SpeculativeDecoder(runner, options, policy, self.adaptive, self.grammar)
+
+
+def adaptive(controller: SpeculationController | None = None, gate: DrafterGate | None = None) -> AdaptiveState:
+    """A state with parts that a test looks at; a controller that believes the costs it is given."""
+    state = AdaptiveState()
+    state.controller, state.gate = controller or Untimed(), gate
+    return state
 
 
 class Untimed(SpeculationController):

@@ -1,4 +1,4 @@
-// Turns of the conversation on the page: an answer grows token by token and keeps the figures of its steps. Knows nothing about requests.
+// Shows the turns of the conversation: an answer grows token by token and keeps the figures of its steps.
 // Whatever a model or a person wrote goes through textContent.
 
 const ENDS = { length: "cut at max tokens", timeout: "out of time", cancelled: "stopped" };

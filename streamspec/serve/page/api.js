@@ -1,4 +1,4 @@
-// The server as the page sees it: the token, the models, one answer as a stream of events. Knows nothing about the page.
+// Talks to the server: the token, the models, one answer as a stream of events.
 
 const KEY = "streamspec-token";
 
@@ -51,9 +51,9 @@ export async function* ask(body, signal) {
     for (const event of events) {
       const data = event.replace(/^data: /, "");
       if (data === "[DONE]") return;
-      const said = JSON.parse(data);
-      if (said.error) throw new Refused(0, said.error.message);
-      yield said;
+      const message = JSON.parse(data);
+      if (message.error) throw new Refused(0, message.error.message);
+      yield message;
     }
   }
 }
@@ -68,6 +68,6 @@ async function send(path, options) {
     throw new Refused(0, "the server cannot be reached");
   }
   if (response.ok) return response;
-  const said = await response.json().catch(() => null);
-  throw new Refused(response.status, said?.error?.message ?? `the server answered ${response.status}`);
+  const body = await response.json().catch(() => null);
+  throw new Refused(response.status, body?.error?.message ?? `the server answered ${response.status}`);
 }

@@ -1,5 +1,5 @@
-// The steps of an answer as a picture: a grey bar as high as the tree, in it what was accepted, over all the running tokens per step.
-// Knows nothing about answers beside `steps`, a list of {rows, accepted, committed, tau}.
+// Draws the steps of an answer: a grey bar as high as the tree, in it the accepted tokens, over all the running tokens per step.
+// `steps`: a list of {rows, accepted, committed, tau}.
 
 const SVG = "http://www.w3.org/2000/svg";
 const LEFT = 18, RIGHT = 4, TOP = 8, BOTTOM = 16;

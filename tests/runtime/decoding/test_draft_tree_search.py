@@ -10,19 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamspec.runtime.decoding.draft_tree_search import (
-    LEAST,
-    MOST_ROWS,
+    MAX_ROWS,
+    MIN_SHARPNESS,
     SHARPNESS,
     Draft,
     DraftCalibration,
     IndependentProposal,
     TreeProposal,
-    draft,
+    build_draft_tree,
 )
-from streamspec.runtime.decoding.loop import DecodingConfig
 from streamspec.runtime.decoding.ngram import CONTINUATION, LONGEST, MEASURED, NgramIndex, NgramMatch
 from tests.runtime.decoding.test_loop import decode
-from tests.support.toy_runner import ToyEngine, Untimed, scripted, varied
+from tests.support.toy_runner import Setup, ToyRunner, adaptive, scripted, varied
 
 
 def index_of(text: list[int]) -> NgramIndex:
@@ -41,58 +40,60 @@ def test_find_equals_its_definition(text: list[int]) -> None:
             at = before[-1]
             match = max(m for m in range(n, at + 1) if text[at - m : at] == text[len(text) - m :])
             assert found is not None
-            assert found.tokens == tuple(text[at : at + CONTINUATION]) and found.match == min(match, MEASURED)
+            assert found.tokens == tuple(text[at : at + CONTINUATION]) and found.length == min(match, MEASURED)
             return
     assert found is None
 
 
-def sure(tokens: tuple[int, ...], chance: float, match: int = 3) -> NgramMatch:
-    return NgramMatch(tokens, match, dict.fromkeys(("differs", "agrees", "alone"), chance))
+def sure(tokens: tuple[int, ...], probability: float, match: int = 3) -> NgramMatch:
+    return NgramMatch(tokens, match, dict.fromkeys(("differs", "agrees", "alone"), probability))
 
 
 def test_the_rates_follow_what_came() -> None:
     index = index_of([1, 2, 3, 1, 2])
-    experience = DraftCalibration(index.rates)
+    calibration = DraftCalibration(index.rates)
     first = index.find()
-    assert first is not None and first.match == 2 and first.tokens == (3, 1, 2)
-    guesses = IndependentProposal(np.array([[3], [4]]), np.zeros((2, 1)))
+    assert first is not None and first.length == 2 and first.tokens == (3, 1, 2)
+    proposal = IndependentProposal(np.array([[3], [4]]), np.zeros((2, 1)))
     for _ in range(300):
-        experience.observe(guesses, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
+        calibration.observe(proposal, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
     later = index.find(limit=1)
     assert later is not None and later.tokens == (3,)
-    assert later.chance["agrees"] > 0.98 and later.chance["differs"] > 0.95 and later.chance["alone"] < 0.05
+    assert (
+        later.probability["agrees"] > 0.98 and later.probability["differs"] > 0.95 and later.probability["alone"] < 0.05
+    )
     for _ in range(400):
-        experience.observe(guesses, first, [4])
+        calibration.observe(proposal, first, [4])
     assert index.rates.of("agrees", 2) < 0.2  # the past fades
 
 
 @pytest.mark.parametrize("boast", [0.7, 1.0, 3.0])
 def test_the_streams_are_believed_as_far_as_what_came_bears_them_out(boast: float) -> None:
     random = np.random.default_rng(0)
-    experience, late = DraftCalibration(), []
+    calibration, late = DraftCalibration(), []
     for step in range(4000):
-        chances = random.dirichlet(np.full(6, 0.3), 2)
-        guesses = IndependentProposal(np.array([range(6), range(6)]), boast * np.log(chances + 1e-9))
-        experience.observe(guesses, None, [random.choice(6, p=row) for row in chances])
-        late += [experience.sharpness] if step >= 2000 else []
+        probabilities = random.dirichlet(np.full(6, 0.3), 2)
+        proposal = IndependentProposal(np.array([range(6), range(6)]), boast * np.log(probabilities + 1e-9))
+        calibration.observe(proposal, None, [random.choice(6, p=row) for row in probabilities])
+        late += [calibration.sharpness] if step >= 2000 else []
     assert np.mean(late) == pytest.approx(1 / boast, rel=0.1)
 
 
-def test_tokens_that_no_stream_guesses_make_them_less_believed_but_not_without_end() -> None:
-    experience = DraftCalibration()
+def test_tokens_that_no_stream_proposes_make_them_less_believed_but_not_without_end() -> None:
+    calibration = DraftCalibration()
     for _ in range(3000):
-        experience.observe(GUESSES, None, [99, 99])
-    assert experience.sharpness == LEAST
-    experience.observe(None, None, [99])
-    experience.observe(GUESSES, None, [])
-    assert experience.sharpness == LEAST
+        calibration.observe(PROPOSAL, None, [99, 99])
+    assert calibration.sharpness == MIN_SHARPNESS
+    calibration.observe(None, None, [99])
+    calibration.observe(PROPOSAL, None, [])
+    assert calibration.sharpness == MIN_SHARPNESS
 
 
-def guessing(tokens: np.ndarray, chances: np.ndarray) -> IndependentProposal:
-    return IndependentProposal(tokens, np.log(chances) / SHARPNESS)
+def proposal_of(tokens: np.ndarray, probabilities: np.ndarray) -> IndependentProposal:
+    return IndependentProposal(tokens, np.log(probabilities) / SHARPNESS)
 
 
-GUESSES = guessing(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.75, 0.25], [0.75, 0.25], [0.6, 0.4]]))
+PROPOSAL = proposal_of(np.array([[10, 11], [20, 21], [30, 31]]), np.array([[0.75, 0.25], [0.75, 0.25], [0.6, 0.4]]))
 
 
 def paths(made: Draft) -> set[tuple[int, ...]]:
@@ -103,14 +104,16 @@ def paths(made: Draft) -> set[tuple[int, ...]]:
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 3), st.integers(0, 10_000))
 def test_the_tree_holds_the_likeliest_paths(rows: int, gamma: int, width: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    chances = np.sort(random.dirichlet(np.ones(width), gamma))[:, ::-1]
-    guesses = guessing(np.arange(gamma * width).reshape(gamma, width), chances)
+    probabilities = np.sort(random.dirichlet(np.ones(width), gamma))[:, ::-1]
+    proposal = proposal_of(np.arange(gamma * width).reshape(gamma, width), probabilities)
     every = {
-        tuple(d * width + r for d, r in enumerate(ranks)): float(np.prod([chances[d, r] for d, r in enumerate(ranks)]))
+        tuple(d * width + r for d, r in enumerate(ranks)): float(
+            np.prod([probabilities[d, r] for d, r in enumerate(ranks)])
+        )
         for depth in range(gamma + 1)
         for ranks in product(range(width), repeat=depth)
     }
-    made = draft(99, guesses, None, rows)
+    made = build_draft_tree(99, proposal, None, rows)
     best = sorted(every.values(), reverse=True)[:rows]
     found = {path[1:] for path in paths(made)}
     assert len(found) == len(made.tree) == len(best)
@@ -119,15 +122,15 @@ def test_the_tree_holds_the_likeliest_paths(rows: int, gamma: int, width: int, s
 
 
 def test_no_draft_outgrows_the_cache_however_many_rows_are_asked_for() -> None:
-    guesses = guessing(np.arange(60).reshape(6, 10), np.full((6, 10), 0.1))
-    assert len(draft(99, guesses, None, 100_000).tree) == MOST_ROWS
+    proposal = proposal_of(np.arange(60).reshape(6, 10), np.full((6, 10), 0.1))
+    assert len(build_draft_tree(99, proposal, None, 100_000).tree) == MAX_ROWS
 
 
 def test_costs_decide_how_many_rows_a_draft_has() -> None:
-    assert len(draft(5, GUESSES, None, 16, np.ones(16)).tree) == 15  # all there are
-    assert len(draft(5, GUESSES, None, 16, np.arange(1.0, 17.0)).tree) == 2
-    priced = draft(5, GUESSES, None, 16, 1 + 0.1 * np.arange(16))
-    sizes = {n: draft(5, GUESSES, None, n).expected / (1 + 0.1 * (n - 1)) for n in range(2, 16)}
+    assert len(build_draft_tree(5, PROPOSAL, None, 16, np.ones(16)).tree) == 15  # all there are
+    assert len(build_draft_tree(5, PROPOSAL, None, 16, np.arange(1.0, 17.0)).tree) == 2
+    priced = build_draft_tree(5, PROPOSAL, None, 16, 1 + 0.1 * np.arange(16))
+    sizes = {n: build_draft_tree(5, PROPOSAL, None, n).expected / (1 + 0.1 * (n - 1)) for n in range(2, 16)}
     assert len(priced.tree) == max(sizes, key=lambda n: sizes[n])
 
 
@@ -135,49 +138,49 @@ def test_costs_decide_how_many_rows_a_draft_has() -> None:
 @given(st.integers(2, 40), st.integers(1, 5), st.integers(1, 5), st.integers(0, 10_000))
 def test_ending_the_search_early_does_not_change_the_draft(rows: int, gamma: int, width: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    guesses = guessing(
+    proposal = proposal_of(
         np.arange(gamma * width).reshape(gamma, width), random.dirichlet(np.full(width, 0.5), gamma) + 1e-9
     )
     costs = np.cumsum(random.exponential(0.2, rows)) + 1
-    whole = draft(99, guesses, None, rows)
-    chances = np.sort(whole.chances)[::-1]
+    whole = build_draft_tree(99, proposal, None, rows)
+    probabilities = np.sort(whole.probabilities)[::-1]
     sizes = range(2, len(whole.tree) + 1)
-    best = max(sizes, key=lambda n: chances[:n].sum() / costs[n - 1], default=len(whole.tree))
-    assert len(draft(99, guesses, None, rows, costs).tree) == best
+    best = max(sizes, key=lambda n: probabilities[:n].sum() / costs[n - 1], default=len(whole.tree))
+    assert len(build_draft_tree(99, proposal, None, rows, costs).tree) == best
 
 
 def test_streams_and_text_compete_and_agreeing_nodes_are_one() -> None:
-    made = draft(5, GUESSES, sure((10, 50, 51), 0.5), 6)
+    made = build_draft_tree(5, PROPOSAL, sure((10, 50, 51), 0.5), 6)
     # 10: 0.75 by both; 10 50: 0.375, the text's, which leaves 0.28 to 10 20; 11: 0.25; 10 50 51: 0.19; 10 20 30: 0.17
     assert paths(made) == {(5,), (5, 10), (5, 10, 50), (5, 10, 20), (5, 11), (5, 10, 50, 51)}
     assert made.tokens[:4].tolist() == [5, 10, 50, 51]  # the likeliest path first
 
 
 def test_a_certain_continuation_takes_the_rows_and_goes_deeper_than_the_streams() -> None:
-    made = draft(5, GUESSES, sure(tuple(range(70, 80)), 0.95), 6)
+    made = build_draft_tree(5, PROPOSAL, sure(tuple(range(70, 80)), 0.95), 6)
     assert made.tree.depth == 5 and made.tokens.tolist() == [5, 70, 71, 72, 73, 74]
-    alone = draft(5, None, sure((7, 8), 0.5), 6)
-    assert alone.tokens.tolist() == [5, 7, 8] and draft(5, None, None, 6).tokens.tolist() == [5]
+    alone = build_draft_tree(5, None, sure((7, 8), 0.5), 6)
+    assert alone.tokens.tolist() == [5, 7, 8] and build_draft_tree(5, None, None, 6).tokens.tolist() == [5]
 
 
-def test_chances_are_a_guess_s_share_of_its_row_given_the_guess_before() -> None:
+def test_probabilities_are_a_candidate_s_share_of_its_row_given_the_candidate_before() -> None:
     tokens = np.array([[10, 11], [20, 21]])
     pairs = np.zeros((2, 2, 2), np.float32)
     pairs[1, 1] = [0, 10 / SHARPNESS]  # after 11, 21 is all but certain
-    guesses = IndependentProposal(tokens, np.zeros((2, 2), np.float32), pairs)
-    assert guesses.behind(1, 0) == [(20, 0.5, 0), (21, 0.5, 1)] == guesses.behind(1, None)
-    (token, chance, number), _ = guesses.behind(1, 1)
-    assert (token, number) == (21, 1) and chance == pytest.approx(1, abs=1e-4)
-    assert paths(draft(5, guesses, None, 5)) == {(5,), (5, 10), (5, 11), (5, 11, 21), (5, 10, 20)}
+    proposal = IndependentProposal(tokens, np.zeros((2, 2), np.float32), pairs)
+    assert proposal.after(1, 0) == [(20, 0.5, 0), (21, 0.5, 1)] == proposal.after(1, None)
+    (token, probability, number), _ = proposal.after(1, 1)
+    assert (token, number) == (21, 1) and probability == pytest.approx(1, abs=1e-4)
+    assert paths(build_draft_tree(5, proposal, None, 5)) == {(5,), (5, 10), (5, 11), (5, 11, 21), (5, 10, 20)}
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 60), st.integers(4, 80), st.floats(0, 1), st.integers(2, 9))
 def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
     rule = varied(3, seed)
-    plain, *_ = decode(ToyEngine(rule, 8, context=context), DecodingConfig(limit), [1, 2, 3])
-    engine = ToyEngine(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
-    assert decode(engine, DecodingConfig(limit, rows=rows), [1, 2, 3])[0] == plain
+    plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
+    engine = ToyRunner(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
+    assert decode(engine, Setup(limit, rows=rows), [1, 2, 3])[0] == plain
 
 
 @settings(max_examples=100, deadline=None)
@@ -186,10 +189,10 @@ def test_output_is_plain_decoding_s_with_ngrams_alone(
     seed: int, limit: int, context: int, rows: int, costly: bool
 ) -> None:
     rule = varied(3, seed)
-    plain, *_ = decode(ToyEngine(rule, 8, context=context), DecodingConfig(limit), [1, 2, 3])
+    plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
     costs = np.linspace(1, 4 if costly else 1.5, rows)
-    engine = ToyEngine(rule, 8, gamma=0, context=context)
-    assert decode(engine, DecodingConfig(limit, rows=rows, costs=costs), [1, 2, 3])[0] == plain
+    engine = ToyRunner(rule, 8, gamma=0, context=context)
+    assert decode(engine, Setup(limit, rows=rows, costs=costs), [1, 2, 3])[0] == plain
     assert not any(drafted for _, drafted in engine.calls)
 
 
@@ -197,8 +200,8 @@ def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
     runs = [
         decode(
-            ToyEngine(rule, 50, gamma=0, context=200),
-            DecodingConfig(90, rows=6, costs=np.r_[1, [cost] * 5], governor=Untimed()),
+            ToyRunner(rule, 50, gamma=0, context=200),
+            Setup(90, rows=6, costs=np.r_[1, [cost] * 5], adaptive=adaptive()),
             [1, 2, 3],
         )[2]
         for cost in (1.1, 99.0)
@@ -209,12 +212,12 @@ def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
 
 def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
-    engine = ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0)
-    _, _, run = decode(engine, DecodingConfig(90, rows=6), [1, 2, 3])
+    engine = ToyRunner(rule, 50, gamma=3, width=2, context=200, skill=0.0)
+    _, _, run = decode(engine, Setup(90, rows=6), [1, 2, 3])
     assert run.stats.tau > 3
     _, _, without = decode(
-        ToyEngine(rule, 50, gamma=3, width=2, context=200, skill=0.0),
-        DecodingConfig(90, rows=6, ngram=False),
+        ToyRunner(rule, 50, gamma=3, width=2, context=200, skill=0.0),
+        Setup(90, rows=6, ngram=False),
         [1, 2, 3],
     )
     assert without.stats.tau < 1.2
@@ -222,10 +225,11 @@ def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
 
 def test_a_continuation_that_a_layer_did_not_foresee_stands_alone() -> None:
     tokens, logits = np.array([[10, 11], [20, 21]]), np.zeros((2, 2), np.float32)
-    grown = TreeProposal(tokens, logits, np.array([-1, 0]), (1, 1))  # the second level stands behind 10 only
+    grown = TreeProposal(tokens, logits, np.array([-1, 0]), (1, 1))  # the second level follows 10 only
     found = NgramMatch((7, 8), 4, {"differs": 0.25, "agrees": 0.95, "alone": 0.65})
-    made = draft(5, grown, found, 8)
-    chance = {
-        tuple(made.tokens[list(made.tree.path(node))].tolist()): made.chances[node] for node in range(len(made.tree))
+    made = build_draft_tree(5, grown, found, 8)
+    probability = {
+        tuple(made.tokens[list(made.tree.path(node))].tolist()): made.probabilities[node]
+        for node in range(len(made.tree))
     }
-    assert chance[5, 7] == pytest.approx(0.25) and chance[5, 7, 8] == pytest.approx(0.25 * 0.65)
+    assert probability[5, 7] == pytest.approx(0.25) and probability[5, 7, 8] == pytest.approx(0.25 * 0.65)

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError, ConfigError
-from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, draft
+from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, build_draft_tree
 from streamspec.runtime.decoding.grammar_state import GrammarState
-from streamspec.runtime.decoding.logprobs import Logprob
-from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepResult
-from tests.support.toy_runner import ToyEngine, ToyMatcher, Untimed, hashed
+from streamspec.runtime.decoding.sampling import Logprob
+from tests.support.toy_runner import Setup, ToyMatcher, ToyRunner, Untimed, adaptive, hashed
 
 VOCAB = 8
 
 
 def decode(
-    engine: ToyEngine, plan: DecodingConfig, prompt: list[int]
+    engine: ToyRunner, setup: Setup, prompt: list[int]
 ) -> tuple[list[int], str | None, list[Logprob], SpeculativeDecoder]:
-    decoder, tokens, reason, said = SpeculativeDecoder(engine, plan), [], None, []
+    decoder, tokens, reason, said = setup.decoder(engine), [], None, []
     for done in decoder.run(prompt):
         tokens, reason, said = tokens + done.tokens, done.finish_reason, said + done.logprobs
         assert len(done.tokens) == len(done.drafted) == len(done.logprobs)
@@ -39,14 +39,14 @@ def test_speculative_equals_plain_under_a_grammar(
 ) -> None:
     prompt, rule, eos = [1, 2, 3], hashed(VOCAB, seed), (5,) if ends else ()
 
-    def run(plan: DecodingConfig) -> tuple[list[int], str | None, list[Logprob], SpeculativeDecoder]:
-        plan.grammar, plan.logprobs, plan.ngram = GrammarState(ToyMatcher(VOCAB, seed), eos), 2, ngram
+    def run(setup: Setup) -> tuple[list[int], str | None, list[Logprob], SpeculativeDecoder]:
+        setup.grammar, setup.logprobs, setup.ngram = GrammarState(ToyMatcher(VOCAB, seed), eos), 2, ngram
         return decode(
-            ToyEngine(rule, VOCAB, gamma=3 * (seed % 4 > 0), context=context, skill=0.8, seed=seed), plan, prompt
+            ToyRunner(rule, VOCAB, gamma=3 * (seed % 4 > 0), context=context, skill=0.8, seed=seed), setup, prompt
         )
 
-    *plain, _ = run(DecodingConfig(limit, eos))
-    *spec, decoder = run(DecodingConfig(limit, eos, rows))
+    *plain, _ = run(Setup(limit, eos))
+    *spec, decoder = run(Setup(limit, eos, rows))
     assert spec == plain
     tokens, reason, _ = plain
     matcher = ToyMatcher(VOCAB, seed)
@@ -83,64 +83,62 @@ class Chain:
 
 
 def test_forced_tokens_are_drafted_without_a_drafter() -> None:
-    engine = ToyEngine(hashed(50, 3), 50, gamma=0, context=64)
+    engine = ToyRunner(hashed(50, 3), 50, gamma=0, context=64)
     tokens, _, _, run = decode(
-        engine, DecodingConfig(21, (), 8, grammar=GrammarState(Chain(20), ()), ngram=False, logprobs=0), [7]
+        engine, Setup(21, (), 8, grammar=GrammarState(Chain(20), ()), ngram=False, logprobs=0), [7]
     )
     assert tokens[:20] == list(range(1, 21))
     assert [rows for rows, _ in engine.calls] == [1, 8, 8, 4] and run.stats.forced_tokens == 20
 
 
 def test_forced_tokens_are_drafted_while_speculation_pauses_and_do_not_end_the_pause() -> None:
-    governor = Untimed()
-    while governor.on:
-        governor.step(1, 5.0)
-    engine = ToyEngine(hashed(50, 3), 50, gamma=3, context=64)
-    plan = DecodingConfig(
-        23, (), 8, costs=np.full(8, 1.5), governor=governor, grammar=GrammarState(Chain(20), ()), logprobs=0
+    controller = Untimed()
+    while controller.on:
+        controller.step(1, 5.0)
+    engine = ToyRunner(hashed(50, 3), 50, gamma=3, context=64)
+    setup = Setup(
+        23, (), 8, costs=np.full(8, 1.5), adaptive=adaptive(controller), grammar=GrammarState(Chain(20), ()), logprobs=0
     )
-    decode(engine, plan, [7])
-    assert [rows for rows, _ in engine.calls] == [1, 8, 8, 4, 1, 1] and not governor.on
+    decode(engine, setup, [7])
+    assert [rows for rows, _ in engine.calls] == [1, 8, 8, 4, 1, 1] and not controller.on
     assert not any(streams for _, streams in engine.calls[1:])
 
 
 def test_a_forced_chain_ends_with_the_context() -> None:
-    engine = ToyEngine(hashed(50, 3), 50, gamma=0, context=12)
-    tokens, reason, _, _ = decode(
-        engine, DecodingConfig(99, (), 8, grammar=GrammarState(Chain(20), ()), logprobs=0), [7]
-    )
+    engine = ToyRunner(hashed(50, 3), 50, gamma=0, context=12)
+    tokens, reason, _, _ = decode(engine, Setup(99, (), 8, grammar=GrammarState(Chain(20), ()), logprobs=0), [7])
     assert (tokens, reason) == (list(range(1, 12)), "length")
 
 
 def test_only_what_the_grammar_allows_is_drafted() -> None:
-    walk = GrammarState(ToyMatcher(VOCAB, 3), (5,))
-    guesses = IndependentProposal(
+    state = GrammarState(ToyMatcher(VOCAB, 3), (5,))
+    proposal = IndependentProposal(
         np.array([np.random.default_rng(i).permutation(VOCAB) for i in range(4)]), np.zeros((4, VOCAB))
     )
-    made = draft(0, guesses, None, 30, walk=walk)
+    made = build_draft_tree(0, proposal, None, 30, grammar_state=state)
     assert len(made.tree) > 5
     for node in range(1, len(made.tree)):
         path = [int(made.tokens[i]) for i in made.tree.path(node)[1:]]
         matcher = ToyMatcher(VOCAB, 3)
         assert all(token != 5 and matcher.consume(token) for token in path)
-    masks = walk.masks(made.tree, made.tokens)
+    masks = state.tree_masks(made.tree, made.tokens)
     assert masks.shape == (len(made.tree), VOCAB) and masks.any(axis=1).all()
 
 
 def test_what_is_learnt_of_drafts_is_not_learnt_under_a_grammar() -> None:
-    plan = DecodingConfig(40, (), 8, grammar=GrammarState(ToyMatcher(50, 1), ()), logprobs=0)
-    before = plan.experience.sharpness
-    decode(ToyEngine(hashed(50, 3), 50), plan, [1, 2, 3])
-    assert plan.experience.sharpness == before
+    setup = Setup(40, (), 8, grammar=GrammarState(ToyMatcher(50, 1), ()), logprobs=0)
+    before = setup.adaptive.calibration.sharpness
+    decode(ToyRunner(hashed(50, 3), 50), setup, [1, 2, 3])
+    assert setup.adaptive.calibration.sharpness == before
 
 
 def test_a_graph_that_ignores_its_mask_is_refused() -> None:
-    class Deaf(ToyEngine):
+    class Deaf(ToyRunner):
         def prefill(self, ids: Sequence[int], draft: bool, *options: Any) -> StepResult:
             return super().prefill(ids, draft)
 
     with pytest.raises(BundleError, match="chose token 0 although its mask"):
-        decode(Deaf(lambda ids: 0, 50), DecodingConfig(5, grammar=GrammarState(Chain(20), ()), logprobs=0), [1])
+        decode(Deaf(lambda ids: 0, 50), Setup(5, grammar=GrammarState(Chain(20), ()), logprobs=0), [1])
 
 
 def test_a_dead_end_is_refused() -> None:
@@ -149,12 +147,12 @@ def test_a_dead_end_is_refused() -> None:
             return np.zeros(50, np.bool_), False
 
     with pytest.raises(ConfigError, match="nothing in this vocabulary"):
-        GrammarState(Dead(3), (2,)).at()
+        GrammarState(Dead(3), (2,)).after()
 
 
-def test_masks_are_those_behind_each_path() -> None:
-    walk = GrammarState(Chain(2), (49,))
+def test_masks_are_those_after_each_path() -> None:
+    state = GrammarState(Chain(2), (49,))
     tree = DraftTree((0, 0, 1), (0, 0, 0))
-    assert [np.flatnonzero(mask).tolist() for mask in walk.masks(tree, [9, 1, 2])] == [[1], [2], [0, 1, 49]]
-    walk.advance([1, 2])
-    assert np.flatnonzero(walk.at().mask).tolist() == [0, 1, 49]
+    assert [np.flatnonzero(mask).tolist() for mask in state.tree_masks(tree, [9, 1, 2])] == [[1], [2], [0, 1, 49]]
+    state.advance([1, 2])
+    assert np.flatnonzero(state.after().mask).tolist() == [0, 1, 49]

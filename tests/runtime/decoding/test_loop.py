@@ -13,16 +13,14 @@ from hypothesis import strategies as st
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.loop import DecodingConfig, SpeculativeDecoder
+from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
-from streamspec.runtime.decoding.speculation_controller import LOOKS
-from tests.support.toy_runner import ToyEngine, Untimed, hashed
+from streamspec.runtime.decoding.speculation_controller import PROBES
+from tests.support.toy_runner import Setup, ToyRunner, Untimed, adaptive, hashed
 
 
-def decode(
-    engine: ToyEngine, plan: DecodingConfig, prompt: list[int]
-) -> tuple[list[int], str | None, SpeculativeDecoder]:
-    decoder, tokens, reason = SpeculativeDecoder(engine, plan), [], None
+def decode(engine: ToyRunner, setup: Setup, prompt: list[int]) -> tuple[list[int], str | None, SpeculativeDecoder]:
+    decoder, tokens, reason = setup.decoder(engine), [], None
     for done in decoder.run(prompt):
         assert len(done.tokens) == len(done.drafted) > 0
         tokens += done.tokens
@@ -36,9 +34,9 @@ def test_speculative_equals_plain(rows: int, seed: int, limit: int, context: int
     prompt = [1, 2, 3][: context - 1]
     eos = (5,) if seed % 2 else ()
     rule = hashed(8, seed)
-    plain, plain_reason, plain_run = decode(ToyEngine(rule, 8, context=context), DecodingConfig(limit, eos), prompt)
-    plan = DecodingConfig(limit, eos, rows, pruning=Pruning(3) if pruned else None)
-    spec, reason, run = decode(ToyEngine(rule, 8, context=context, skill=skill, seed=seed), plan, prompt)
+    plain, plain_reason, plain_run = decode(ToyRunner(rule, 8, context=context), Setup(limit, eos), prompt)
+    setup = Setup(limit, eos, rows, pruning=Pruning(3) if pruned else None)
+    spec, reason, run = decode(ToyRunner(rule, 8, context=context, skill=skill, seed=seed), setup, prompt)
     assert (spec, reason) == (plain, plain_reason)
     assert len(spec) <= min(limit, context - len(prompt))
     assert run.stats.new_tokens == len(spec) == 1 + run.stats.step_tokens + run.stats.plain_steps
@@ -46,56 +44,54 @@ def test_speculative_equals_plain(rows: int, seed: int, limit: int, context: int
 
 
 def test_a_perfect_drafter_commits_gamma_plus_one_per_step() -> None:
-    engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=1, context=64, skill=1.0)
-    _, _, run = decode(engine, DecodingConfig(41, (), 4, ngram=False), [1])
+    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=64, skill=1.0)
+    _, _, run = decode(engine, Setup(41, (), 4, ngram=False), [1])
     assert run.stats.steps == 10 and run.stats.tau == 4.0 and run.stats.plain_steps == 0
     assert run.stats.call_reduction == pytest.approx(41 / 11)
 
 
 def test_near_the_end_of_the_context_plain_steps_take_over() -> None:
-    engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=1, context=12, skill=1.0)
-    tokens, reason, run = decode(engine, DecodingConfig(99, (), 4, ngram=False), [1])
+    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=12, skill=1.0)
+    tokens, reason, run = decode(engine, Setup(99, (), 4, ngram=False), [1])
     assert len(tokens) == 11 and reason == "length"
     assert run.stats.steps > 0 and run.stats.plain_steps > 0
 
 
 def test_plain_decoding_never_asks_for_streams() -> None:
-    engine = ToyEngine(hashed(50), 50)
-    decode(engine, DecodingConfig(10), [1])
+    engine = ToyRunner(hashed(50), 50)
+    decode(engine, Setup(10), [1])
     assert engine.calls == [(1, False)] * 10
 
 
 def test_a_graph_that_accepts_another_node_is_refused() -> None:
-    class Wrong(ToyEngine):
+    class Wrong(ToyRunner):
         def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool, *options: Any) -> StepResult:
             right = super().verify(tokens, tree, draft)
-            return StepResult(right.choices, 99, right.guesses)
+            return StepResult(right.choices, 99, right.proposal)
 
     with pytest.raises(BundleError, match="accepted node 99"):
-        decode(Wrong(hashed(50), 50), DecodingConfig(10, (), 4), [1])
+        decode(Wrong(hashed(50), 50), Setup(10, (), 4), [1])
 
 
 def test_useless_drafts_switch_speculation_off_and_it_is_tried_again() -> None:
-    engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=1, context=4000, skill=0.0)
-    plan = DecodingConfig(500, (), 4, costs=np.full(4, 2.0), governor=Untimed(), ngram=False)
-    tokens, _, run = decode(engine, plan, [1])
+    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=4000, skill=0.0)
+    setup = Setup(500, (), 4, costs=np.full(4, 2.0), adaptive=adaptive(), ngram=False)
+    tokens, _, run = decode(engine, setup, [1])
     rows = [n for n, _ in engine.calls[1:]]
     first = rows.index(1)
     assert rows[:first] == [4] * first and first < 12
     again = rows.index(4, first)
     assert again - first > 100 and rows.index(1, again) - again <= 4
-    plain, _, _ = decode(ToyEngine(hashed(50, 3), 50, context=4000), DecodingConfig(plan.limit), [1])
+    plain, _, _ = decode(ToyRunner(hashed(50, 3), 50, context=4000), Setup(setup.limit), [1])
     assert tokens == plain
     assert "off (accepted 1." in run.stats.speculation and "2.0x step cost" in run.stats.speculation
 
 
 def test_good_drafts_stay_on() -> None:
-    engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=3, context=400, skill=1.0)
-    _, _, run = decode(
-        engine, DecodingConfig(300, (), 40, costs=np.full(40, 1.5), governor=Untimed(), ngram=False), [1]
-    )
-    # Each of the three first looks at what a plain step takes is one plain step, and another that drafts again.
-    assert run.stats.plain_steps <= 1 + 2 * len(LOOKS) and run.stats.speculation.startswith("on")
+    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=3, context=400, skill=1.0)
+    _, _, run = decode(engine, Setup(300, (), 40, costs=np.full(40, 1.5), adaptive=adaptive(), ngram=False), [1])
+    # Each of the three first probes of what a plain step takes is one plain step, and another that drafts again.
+    assert run.stats.plain_steps <= 1 + 2 * len(PROBES) and run.stats.speculation.startswith("on")
 
 
 def test_a_step_that_is_timed_does_nothing_but_decode() -> None:
@@ -106,8 +102,8 @@ def test_a_step_that_is_timed_does_nothing_but_decode() -> None:
             timed.append(seconds)
             super().plain_step()
 
-    engine = ToyEngine(hashed(50, 3), 50, gamma=3, width=3, context=2000, skill=0.9)
-    decode(engine, DecodingConfig(1500, (), 8, costs=np.full(8, 1.5), governor=Listening(), ngram=False), [1])
+    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=3, context=2000, skill=0.9)
+    decode(engine, Setup(1500, (), 8, costs=np.full(8, 1.5), adaptive=adaptive(Listening()), ngram=False), [1])
     plain = [draft for rows, draft in engine.calls[1:] if rows == 1]
-    assert len(plain) == len(timed) >= 2 * len(LOOKS)
+    assert len(plain) == len(timed) >= 2 * len(PROBES)
     assert [seconds is None for seconds in timed] == plain

@@ -37,8 +37,8 @@ def open_on(folder: Path, provider: str, **options: Any) -> Session:
 @pytest.mark.parametrize("bundle", ["fp32", "fp16", "int8", "int4", "full", "jakiro", "lora"])
 def test_answers_are_those_of_a_cache_in_the_machines_memory(bundle: str, sampling: Sampling, bundles: Bundles) -> None:
     there, here = open_on(bundles(f"device {bundle}"), "device"), open_on(bundles(f"device {bundle}"), "cpu")
-    assert isinstance(there.engine, OrtRunner) and isinstance(there.engine.cache, DeviceCache)
-    assert isinstance(here.engine, OrtRunner) and isinstance(here.engine.cache, KeyValueCache)
+    assert isinstance(there.runner, OrtRunner) and isinstance(there.runner.cache, DeviceCache)
+    assert isinstance(here.runner, OrtRunner) and isinstance(here.runner.cache, KeyValueCache)
     for prompt in PROMPTS:
         wanted = here.generate(prompt, max_new_tokens=40, sampling=sampling, speculate=False).token_ids
         assert there.generate(prompt, max_new_tokens=40, sampling=sampling).token_ids == wanted

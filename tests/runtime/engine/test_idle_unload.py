@@ -210,7 +210,7 @@ def test_nothing_of_an_unloaded_graph_stays(bundles: Bundles, tmp_path: Path) ->
     session.generate("hello", max_new_tokens=4)
     session.score([5, 6, 7])
     session.generate("hello", max_new_tokens=4)
-    there = weakref.ref(session.engine.model.session)  # type: ignore[attr-defined]
+    there = weakref.ref(session.runner.model.session)  # type: ignore[attr-defined]
     session.unload()
     gc.collect()
     assert there() is None
@@ -250,7 +250,7 @@ def test_a_graph_that_not_all_can_take_hold_of_is_not_kept(
     sessions = [first, first.another()]
     expected = first.generate("hello", max_new_tokens=4).token_ids
     first.unload()
-    caches = [first.engine._empty_cache()]  # type: ignore[attr-defined]
+    caches = [first.runner._empty_cache()]  # type: ignore[attr-defined]
 
     def scarce(engine: object) -> object:
         if not caches:
@@ -258,9 +258,9 @@ def test_a_graph_that_not_all_can_take_hold_of_is_not_kept(
         return caches.pop()
 
     with monkeypatch.context() as patch, pytest.raises(ResourceError):
-        patch.setattr(type(first.engine), "_empty_cache", scarce)
+        patch.setattr(type(first.runner), "_empty_cache", scarce)
         first.generate("hello")
-    assert not first.loaded and first.engine.model.session is None  # type: ignore[attr-defined]
+    assert not first.loaded and first.runner.model.session is None  # type: ignore[attr-defined]
     assert [session.generate("hello", max_new_tokens=4).token_ids for session in sessions] == [expected, expected]
 
 
@@ -311,7 +311,7 @@ def test_an_answer_can_be_ended_while_its_bundle_reloads(
     how: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = opened(bundles("fp32"), tmp_path)
-    graph = session.engine.model  # type: ignore[attr-defined]
+    graph = session.runner.model  # type: ignore[attr-defined]
     opening, ended, verify = threading.Event(), threading.Event(), graphs.verify_files
 
     def slow(*arguments: object) -> object:

@@ -205,10 +205,10 @@ session = load({str(bundles("fp32"))!r}, threads=1, tree="plain", cache_dir={str
 resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 session.generate(list(range(3, 60)), max_new_tokens=40)
 for end in (session.forget, session.close):
-    session.engine.cache.data[:] = 1  # as if it were full
+    session.runner.cache.data[:] = 1  # as if it were full
     full = resident()
     end()
-    assert full - resident() > 0.8 * session.engine.cache.data.nbytes, (full, resident())
+    assert full - resident() > 0.8 * session.runner.cache.data.nbytes, (full, resident())
 print(len(session.generate("hello", max_new_tokens=3).token_ids))
 """
     assert (

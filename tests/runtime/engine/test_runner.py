@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ def open_session(folder: Path, tree: int | str = 16) -> Session:
 
 
 def engine_of(session: Session) -> OrtRunner:
-    assert isinstance(session.engine, OrtRunner)
-    return session.engine
+    assert isinstance(session.runner, OrtRunner)
+    return session.runner
 
 
 def assert_near_tie(session: Session, prompt: str, plain: list[int], spec: list[int]) -> None:
@@ -49,7 +50,7 @@ def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) ->
     session = open_session(bundles(precision))
     steps = tokens = 0
     for rows in (2, 4, 13, 32):
-        session.rows = rows
+        session.policy = replace(session.policy, rows=rows)
         for prompt in PROMPTS:
             plain = session.generate(prompt, max_new_tokens=40, speculate=False)
             spec = session.generate(prompt, max_new_tokens=40)
@@ -67,30 +68,37 @@ def test_speculative_output_is_plain_output(bundles: Bundles, precision: str) ->
 
 def test_two_rows_equal_one_bit_for_bit(bundles: Bundles) -> None:
     session = open_session(bundles("int8"))
-    session.rows = 2
+    session.policy = replace(session.policy, rows=2)
     for prompt in PROMPTS:
         plain = session.generate(prompt, max_new_tokens=40, speculate=False)
         assert session.generate(prompt, max_new_tokens=40).token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("pruning", [Pruning(2), Pruning(4), Pruning(least=0.02), Pruning(5, 0.01)])
+@pytest.mark.parametrize("pruning", [Pruning(2), Pruning(4), Pruning(min_probability=0.02), Pruning(5, 0.01)])
 @pytest.mark.parametrize("bundle", ["int8", "full"])
 def test_pruning_changes_no_token(bundle: str, pruning: Pruning, bundles: Bundles) -> None:
     session = open_session(bundles(bundle))
-    session.rows = 12
+    session.policy = replace(session.policy, rows=12)
     drafted = 0
     for prompt in PROMPTS:
         plain = session.generate(prompt, max_new_tokens=40, speculate=False)
-        session.pruning = pruning
+        session.policy = replace(session.policy, pruning=pruning)
         answer = session.generate(prompt, max_new_tokens=40)
-        session.pruning = None
+        session.policy = replace(session.policy, pruning=None)
         assert answer.token_ids == plain.token_ids
         drafted += sum(answer.drafted)
     assert drafted > 0
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rows": 0}, {"rows": 2.5}, {"least": 1.0}, {"least": -0.1}, {"least": float("nan")}]
+    "wrong",
+    [
+        {"rows": 0},
+        {"rows": 2.5},
+        {"min_probability": 1.0},
+        {"min_probability": -0.1},
+        {"min_probability": float("nan")},
+    ],
 )
 def test_senseless_pruning_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="pruning"):
@@ -103,7 +111,7 @@ def test_a_graph_that_chooses_no_token_is_refused(chosen: list[int]) -> None:
         checked_tokens(np.array(chosen), 64)
 
 
-@pytest.mark.parametrize("pruning", [Pruning(4), Pruning(least=0.05)])
+@pytest.mark.parametrize("pruning", [Pruning(4), Pruning(min_probability=0.05)])
 def test_a_pruned_step_does_no_more_than_it_was_asked(pruning: Pruning, bundles: Bundles) -> None:
     engine = engine_of(open_session(bundles("fp32")))
     engine.reset()
@@ -175,7 +183,7 @@ def test_a_row_sees_only_its_ancestors(bundles: Bundles) -> None:
 
 def test_a_plain_bundle_drafts_from_its_text_and_says_the_same(bundles: Bundles) -> None:
     session = load(bundles("lora"), threads=1, cache_dir=bundles("lora").parent / "cache")
-    assert session.rows > 1 and session.speculation.startswith("on")
+    assert session.policy.rows > 1 and session.speculation.startswith("on")
     steps = 0
     for prompt in [*PROMPTS, "abcabcabcabc"]:
         answer = session.generate(prompt, max_new_tokens=60)
@@ -186,7 +194,7 @@ def test_a_plain_bundle_drafts_from_its_text_and_says_the_same(bundles: Bundles)
 
 def test_a_plain_bundle_without_ngrams_decodes_plainly(bundles: Bundles) -> None:
     session = load(bundles("lora"), threads=1, ngram=False)
-    assert session.rows == 1 and session.speculation == "off (the bundle has no streams)"
+    assert session.policy.rows == 1 and session.speculation == "off (the bundle has no streams)"
     answer = session.generate("hello", max_new_tokens=12)
     assert answer.stats.steps == 0 and answer.stats.plain_steps == len(answer.token_ids) - 1
     same = open_session(bundles("fp32"), "plain")
@@ -210,7 +218,7 @@ def test_a_cancelled_call_leaves_a_usable_engine(bundle: str, bundles: Bundles) 
         engine.verify(np.array([9]), ROOT_ONLY, draft=False)
     assert engine.length == 3
     engine.reset()
-    assert engine.prefill([5, 6, 7], draft=True).guesses is not None
+    assert engine.prefill([5, 6, 7], draft=True).proposal is not None
 
 
 def test_cancel_from_another_thread(bundles: Bundles) -> None:
@@ -241,7 +249,7 @@ def test_senseless_options_are_refused(bundles: Bundles, options: dict[str, obje
 def test_a_cache_that_grew_is_not_kept_twice(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv, "FIRST_CAPACITY", 16)
     monkeypatch.setattr(kv, "RESERVED", 0)
-    engine: Any = open_session(bundles("fp32")).engine
+    engine: Any = open_session(bundles("fp32")).runner
     engine.score([5, 6, 7])
     old = weakref.ref(engine.cache.data)
     engine.prefill(list(range(3, 40)), draft=False)

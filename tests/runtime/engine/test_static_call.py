@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ def open_session(folder: Path, tree: int | str = 8, **options: Any) -> Session:
 
 
 def engine_of(session: Session) -> OrtRunner:
-    assert isinstance(session.engine, OrtRunner) and isinstance(session.engine._call, StaticCall)
-    return session.engine
+    assert isinstance(session.runner, OrtRunner) and isinstance(session.runner._call, StaticCall)
+    return session.runner
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
@@ -39,7 +40,7 @@ def test_speculative_output_is_plain_output(bundle: str, sampling: Sampling, bun
     session = open_session(bundles(f"static {bundle}"))
     steps = tokens = 0
     for rows in (2, 5, 32):  # the graph takes 8
-        session.rows = rows
+        session.policy = replace(session.policy, rows=rows)
         for prompt in SOME:
             plain = session.generate(prompt, max_new_tokens=40, speculate=False, sampling=sampling)
             spec = session.generate(prompt, max_new_tokens=40, sampling=sampling)
@@ -69,10 +70,10 @@ def test_every_step_costs_the_same_and_is_measured_once(
 
     monkeypatch.setattr(calibrate, "_time_step", watched)
     session = load(bundles("static fp32"), threads=1, cache_dir=tmp_path)
-    assert set(asked) == {1} and session.rows == 8 and session.calibration
-    assert session.calibration.curve.tolist() == [1.0] * 8
+    assert set(asked) == {1} and session.policy.rows == 8 and session.policy.costs is not None
+    assert session.policy.costs.tolist() == [1.0] * 8
     asked.clear()
-    assert load(bundles("static fp32"), threads=1, cache_dir=tmp_path).rows == 8 and not asked  # remembered
+    assert load(bundles("static fp32"), threads=1, cache_dir=tmp_path).policy.rows == 8 and not asked  # remembered
     stats = session.generate("hello", max_new_tokens=8).stats
     assert stats.call_rows == 8 and "every call computes 8 rows, plain ones too" in str(stats)
 
@@ -148,7 +149,7 @@ def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: p
         )
         engine.prefill([5, 6, 7], draft=False)
         result = engine.verify(np.array([greedy]), ROOT_ONLY, draft=True)
-        assert (result.guesses is None) == (drawn is not None)
+        assert (result.proposal is None) == (drawn is not None)
 
 
 def test_a_plain_bundle_drafts_from_its_text(bundles: Bundles) -> None:

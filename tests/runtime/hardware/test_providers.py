@@ -83,7 +83,7 @@ def test_auto_takes_the_fastest_that_is_right(
 ) -> None:
     opened = Opened(monkeypatch, **speeds)
     session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
-    assert session.provider.name == session.engine.provider == best and sorted(opened.names) == ["cpu", "mirror"]
+    assert session.provider.name == session.runner.provider == best and sorted(opened.names) == ["cpu", "mirror"]
     assert dict(session.provider.passed_over)[other] == f"{speeds[other]} tokens/s expected, {best} {speeds[best]}"
     again = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     assert again.provider == session.provider and opened.names[2:] == [best]
@@ -330,4 +330,4 @@ def test_the_default_looks_for_plug_ins_without_loading_any(bundles: Bundles, mo
         raise AssertionError(plugin)
 
     monkeypatch.setattr(providers, "_register", refuse)
-    assert load(bundles("fp32"), threads=1, tree="plain").engine.provider == "cpu"  # type: ignore[attr-defined]
+    assert load(bundles("fp32"), threads=1, tree="plain").runner.provider == "cpu"  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime import Completion, Grammar, Logprob, Sampling, Session, load
 from streamspec.runtime.decoding.sampling import GREEDY
-from streamspec.runtime.text.grammar import MOST_PATTERN, MOST_TEXT, Vocabulary
+from streamspec.runtime.text.grammar import MAX_PATTERN, MAX_TEXT, Vocabulary
 from tests.support.byte_tokenizers import EOS, byte_fallback, byte_level
 
 Bundles = Callable[[str], Path]
@@ -156,7 +157,7 @@ def test_with_every_drafter_constrained_text_is_the_plain_one(bundles: Bundles, 
     session = open_session(bundles(bundle))
     grammar, forced, steps = Grammar.json_schema(PERSON), 0, 0
     for rows in (2, 5, 16):
-        session.rows = rows
+        session.policy = replace(session.policy, rows=rows)
         for sampling in (
             GREEDY,
             *(Sampling(**HOT, seed=seed) for seed in range(4)),
@@ -229,13 +230,13 @@ def test_separators_are_those_asked_for(bundles: Bundles) -> None:
 
 def test_end_of_text_comes_where_the_grammar_may_end_and_nowhere_else(bundles: Bundles) -> None:
     session = open_session(bundles("lettered fp32"))
-    walk = session._vocabulary.walk(Grammar.regex("aa?"))
+    state = session._vocabulary.start(Grammar.regex("aa?"))
     eos, a = session.manifest.model.eos_token_ids[0], session.tokenizer.token_to_id("a")
-    assert np.flatnonzero(walk.at().mask).tolist() == [a] and walk.at().forced == a
-    assert np.flatnonzero(walk.at((a,)).mask).tolist() == [eos, a]
-    assert np.flatnonzero(walk.at((a, a)).mask).tolist() == [eos] and walk.at((a, a)).forced is None
-    text = session._vocabulary.walk(Grammar.regex(".{1,9}"))
-    assert not text.at().mask[: eos + 1].any()  # special tokens are no text
+    assert np.flatnonzero(state.after().mask).tolist() == [a] and state.after().forced == a
+    assert np.flatnonzero(state.after((a,)).mask).tolist() == [eos, a]
+    assert np.flatnonzero(state.after((a, a)).mask).tolist() == [eos] and state.after((a, a)).forced is None
+    text = session._vocabulary.start(Grammar.regex(".{1,9}"))
+    assert not text.after().mask[: eos + 1].any()  # special tokens are no text
 
 
 @pytest.mark.parametrize("bundle", ["lettered fp32", "static lettered fp32"])
@@ -304,7 +305,7 @@ WRONG: list[tuple[Callable[[], Grammar], str]] = [
     (lambda: Grammar.json_schema({"enum": []}), "anyOf is empty"),
     (lambda: Grammar.json_schema({"type": "string", "maxLength": 10**18}), "repetition|decimal|regex"),
     (lambda: Grammar.json_schema('{"items":' * 5000 + "{}" + "}" * 5000), "levels|no JSON"),
-    (lambda: Grammar.json_schema({"description": "x" * MOST_TEXT}), "characters"),
+    (lambda: Grammar.json_schema({"description": "x" * MAX_TEXT}), "characters"),
     (lambda: Grammar.json_schema({"type": "string", "pattern": BOMBS[0]}), "repeats"),
     (lambda: Grammar.json_schema({"patternProperties": {BOMBS[0]: {}}}), "repeats"),
     (lambda: Grammar.json_schema({"allOf": [{"properties": {"a": {"pattern": BOMBS[1]}}}]}), "repeats"),
@@ -312,13 +313,13 @@ WRONG: list[tuple[Callable[[], Grammar], str]] = [
     (lambda: Grammar.regex("\ud800"), "regular expression '"),
     (lambda: Grammar.regex("(?=a)b"), "look-around"),
     (lambda: Grammar.regex("(a"), "unclosed"),
-    (lambda: Grammar.regex("[" * MOST_PATTERN), "unclosed|cannot be used"),
-    (lambda: Grammar.regex("a" * (MOST_PATTERN + 1)), "characters"),
+    (lambda: Grammar.regex("[" * MAX_PATTERN), "unclosed|cannot be used"),
+    (lambda: Grammar.regex("a" * (MAX_PATTERN + 1)), "characters"),
     *[(lambda bomb=bomb: Grammar.regex(bomb), "repeats") for bomb in BOMBS],  # type: ignore[misc]
     (lambda: Grammar.choice([]), "choices"),
     (lambda: Grammar.choice([""]), "choices"),
     (lambda: Grammar.choice("ab"), "choices"),
-    (lambda: Grammar.choice(["x" * MOST_TEXT, "y"]), "characters"),
+    (lambda: Grammar.choice(["x" * MAX_TEXT, "y"]), "characters"),
 ]
 
 
@@ -371,10 +372,10 @@ def test_a_vocabulary_that_cannot_write_the_grammar_is_refused(bundles: Bundles)
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_tokenizers_of_both_kinds_can_be_used(make: Callable[[], Any]) -> None:
     tokenizer = make()
-    walk = Vocabulary(tokenizer, tokenizer.get_vocab_size(), [EOS]).walk(Grammar.choice(["a b!", "a b é"]))
+    state = Vocabulary(tokenizer, tokenizer.get_vocab_size(), [EOS]).start(Grammar.choice(["a b!", "a b é"]))
     tokens: list[int] = []
     while EOS not in tokens:
-        mask = walk.at(tuple(tokens)).mask
+        mask = state.after(tuple(tokens)).mask
         tokens.append(int(np.flatnonzero(mask)[0]))
     assert tokenizer.decode(tokens).strip() in ("a b!", "a b é")
 
@@ -390,7 +391,7 @@ def test_a_tokenizer_without_bytes_is_refused() -> None:
 
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     with pytest.raises(BundleError, match="a tokenizer that grammars cannot use"):
-        Vocabulary(words, 2, [0]).walk(Grammar.choice(["a"]))
+        Vocabulary(words, 2, [0]).start(Grammar.choice(["a"]))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streamspec.bench.pruning import CHANCES, best_chance
+from streamspec.bench.pruning import PROBABILITIES, best_probability
 from streamspec.bench.report import Spread
 from streamspec.cli import app
-from streamspec.runtime import Pruning, load
+from streamspec.runtime import Pruning, Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.tuning import calibration as calibrate
@@ -46,6 +45,13 @@ def test_plain_decoding_wins_where_trees_cost_too_much() -> None:
     assert "2.8 tokens per step expected at 3.0x" in choose_rows({1: 1.0, 2: 2.9, 4: 3.0}, NODES).reason
 
 
+def known(session: Session, cache_dir: Path | None = None) -> calibrate.Calibration:
+    """The calibration that later sessions will find."""
+    found = calibrate.cached_calibration("cpu", session.threads, session.manifest, cache_dir)
+    assert found is not None
+    return found
+
+
 def test_measurements_are_cached_and_damaged_ones_ignored(
     bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,8 +66,8 @@ def test_measurements_are_cached_and_damaged_ones_ignored(
 
     def opened() -> dict[int, float]:
         session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
-        assert session.calibration is not None
-        return session.calibration.costs
+        assert session.policy.costs is not None
+        return known(session, tmp_path).costs
 
     first = opened()
     assert len(calls) == 1 and set(first) == {1, 2, 4, 6, 8, 12, 16, 24, 32} and opened() == first and len(calls) == 1
@@ -84,13 +90,14 @@ def test_measurements_are_cached_and_damaged_ones_ignored(
 
 def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles, tmp_path: Path) -> None:
     session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
-    assert session.pruning is None and isinstance(session.engine, OrtRunner)
-    calibrate.keep_least(session.engine, session.manifest, 0.02, tmp_path)
+    assert session.policy.pruning is None and isinstance(session.runner, OrtRunner)
+    calibrate.keep_min_probability(session.runner, session.manifest, 0.02, tmp_path)
     later = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
-    assert later.pruning == Pruning(least=0.02) and later.calibration == replace(session.calibration, least=0.02)  # type: ignore[type-var]
-    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).pruning == Pruning(3)
-    calibrate.tune(session.engine, session.manifest, [8], tmp_path)
-    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path).pruning is None
+    assert later.policy.pruning == Pruning(min_probability=0.02) and known(later, tmp_path).min_probability == 0.02
+    np.testing.assert_array_equal(later.policy.costs, session.policy.costs)
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).policy.pruning == Pruning(3)
+    calibrate.tune(session.runner, session.manifest, [8], tmp_path)
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path).policy.pruning is None
 
 
 def test_tune_keeps_what_it_found_on_the_prompts(
@@ -103,16 +110,15 @@ def test_tune_keeps_what_it_found_on_the_prompts(
     done = CliRunner().invoke(app, ["tune", str(bundles("fp32")), *map(str, options)])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout.splitlines()[-1])
-    assert [one["name"] for one in found["prune"]["tried"]] == [f"chance {chance:g}" for chance in CHANCES]
+    assert [one["name"] for one in found["prune"]["tried"]] == [f"chance {p:g}" for p in PROBABILITIES]
     assert not any(one["mismatches"] for one in found["prune"]["tried"])
-    calibration = load(bundles("fp32"), threads=1).calibration
-    assert calibration is not None and calibration.least == found["prune"]["least"]
+    assert known(load(bundles("fp32"), threads=1)).min_probability == found["prune"]["least"]
 
 
 def test_pruning_has_to_pay_in_every_repetition() -> None:
     without = Spread(2.0, 1.9, 2.2)
-    assert best_chance(without, [Spread(2.1, 1.95, 2.3), Spread(2.0, 2.0, 2.0)], (0.1, 0.2)) == 0
-    assert best_chance(without, [Spread(2.1, 2.05, 2.3), Spread(2.4, 2.3, 2.5)], (0.1, 0.2)) == 0.2
+    assert best_probability(without, [Spread(2.1, 1.95, 2.3), Spread(2.0, 2.0, 2.0)], (0.1, 0.2)) == 0
+    assert best_probability(without, [Spread(2.1, 2.05, 2.3), Spread(2.4, 2.3, 2.5)], (0.1, 0.2)) == 0.2
 
 
 def test_pruning_wants_an_early_exit(bundles: Bundles, tmp_path: Path) -> None:
@@ -122,13 +128,13 @@ def test_pruning_wants_an_early_exit(bundles: Bundles, tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_no_error(bundles: Bundles, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path / "file").calibration is not None
+    assert load(bundles("fp32"), threads=1, cache_dir=tmp_path / "file").policy.costs is not None
 
 
 def test_a_tight_budget_measures_plain_and_the_most_telling_tree(bundles: Bundles) -> None:
     session = load(bundles("fp32"), threads=1, tree="plain")
-    assert isinstance(session.engine, OrtRunner)
-    costs, complete = calibrate.measure(session.engine, NODES, budget=0.0)
+    assert isinstance(session.runner, OrtRunner)
+    costs, complete = calibrate.measure(session.runner, NODES, budget=0.0)
     assert set(costs) == {1, 4} and min(costs.values()) > 0 and not complete
 
 

@@ -186,10 +186,10 @@ def test_the_probe_keeps_to_the_rows_of_a_graph_of_one_shape(bundles: Bundles, m
         OrtRunner, "forward", lambda self, tokens, *args: seen.append(len(tokens)) or forward(self, tokens, *args)
     )
     session = load(bundles("fp32"), threads=1, tree="plain")
-    assert isinstance(session.engine, OrtRunner) and session.manifest.probe
-    session.engine.rows = 8
+    assert isinstance(session.runner, OrtRunner) and session.manifest.probe
+    session.runner.rows = 8
     seen.clear()
-    check_numerics(session.engine, session.manifest)
+    check_numerics(session.runner, session.manifest)
     assert seen == [len(session.manifest.probe.input_ids), 7, 4, 1]
 
 

@@ -1,0 +1,91 @@
+"""Options of a call and of a load: one dataclass each, whose fields the keywords and the command line share."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+from streamspec.cli import bench, generate, serve, shared_options, tune
+from streamspec.errors import ConfigError
+from streamspec.option_fields import help_of
+from streamspec.runtime import GenerationOptions, LoadOptions, Pruning, Sampling, load
+from streamspec.runtime.options import GenerationKwargs, LoadKwargs
+from tests.runtime.test_session import saying
+
+
+def types(*options: type) -> dict[str, Any]:
+    return {field.name: get_type_hints(one)[field.name] for one in options for field in fields(one) if field.init}
+
+
+def test_keywords_are_the_fields() -> None:
+    assert get_type_hints(GenerationKwargs) == types(GenerationOptions, Sampling)
+    assert get_type_hints(LoadKwargs) == types(LoadOptions)
+
+
+@pytest.mark.parametrize("options", [GenerationOptions, LoadOptions, Sampling])
+def test_every_field_has_its_help(options: type) -> None:
+    assert all(help_of(options, field.name) for field in fields(options) if field.init)
+
+
+def test_sampling_may_be_given_as_keywords() -> None:
+    made = GenerationOptions.of(temperature=0.7, top_p=0.9, seed=1, max_new_tokens=4)
+    assert made == GenerationOptions(max_new_tokens=4, sampling=Sampling(0.7, top_p=0.9, seed=1))
+    assert GenerationOptions.of() == GenerationOptions()
+    session = saying("abc", rows=1)
+    answer = session.generate("p", temperature=0.7, top_p=0.9, seed=1)
+    assert answer.text == "abc" and session.runner.sampling == Sampling(0.7, top_p=0.9, seed=1)  # type: ignore[attr-defined]
+
+
+def test_sampling_in_two_ways_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match="sampling beside temperature, seed; expected one or the other") as caught:
+        saying("abc").generate("p", sampling=Sampling(), temperature=0.7, seed=1)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="temperature -1"):
+        saying("abc").generate("p", temperature=-1)
+
+
+def test_options_are_given_whole_or_as_keywords() -> None:
+    options = GenerationOptions(max_new_tokens=2)
+    assert saying("abc").generate("p", options).text == "ab"
+    with pytest.raises(ConfigError, match="options beside stop"):
+        saying("abc").generate("p", options, stop="c")
+    with pytest.raises(ConfigError, match="options of type dict; expected a GenerationOptions"):
+        saying("abc").generate("p", {"max_new_tokens": 2})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="nonsense"):
+        saying("abc").generate("p", nonsense=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("tree", ["all", 0, True, None])
+def test_a_load_s_options_are_checked_before_anything_is_opened(tree: Any) -> None:
+    with pytest.raises(ConfigError, match="tree"):
+        load("nowhere", tree=tree)
+
+
+def test_the_old_name_of_pruning_s_probability_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="min_probability"):
+        old = Pruning(least=0.1)
+    assert old == Pruning(min_probability=0.1) == Pruning(None, 0.1) and old.least == 0.1
+    assert pickle.loads(pickle.dumps(old)) == old and hash(old) == hash(Pruning(None, 0.1))
+    pickled = Pruning.__new__(Pruning)
+    pickled.__setstate__({"rows": None, "least": 0.1})  # as up to 0.1
+    assert pickled == old
+    for wrong in ({"rows": 0}, {"min_probability": 1.0}, {"min_probability": -0.1}):
+        with pytest.raises(ConfigError, match="pruning"):
+            Pruning(**wrong)
+
+
+def test_options_survive_pickling() -> None:
+    for options in (GenerationOptions(stop="x", sampling=Sampling(0.5, seed=2)), LoadOptions(tree=4)):
+        assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_flags_take_help_and_defaults_from_the_fields() -> None:
+    for module in (generate, bench, tune, serve):
+        for name, hint in get_type_hints(module.command, include_extras=True).items():
+            field = "adapter" if name == "use" and module is not serve else name
+            for options in (GenerationOptions, LoadOptions, Sampling):
+                if hint in vars(shared_options).values() and hasattr(options, field):
+                    assert hint.__metadata__[0].help == help_of(options, field), (module.__name__, name)
