@@ -1,4 +1,8 @@
-"""The drafters in training: one row of one table each. Free of torch; the networks are imported on use."""
+"""The drafters in training: one row of one table each. Free of torch; the networks are imported on use.
+
+To add a drafter, write its network as a `DraftingModel` (drafters/base.py) in a file here, its options in options.py,
+and its row in `DRAFTERS`. Medusa (drafters/medusa.py) is the smallest.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Options of each drafter, beside the drafters and free of torch. `streamspec.adapters.training.config.TrainConfig` is
-composed from these groups; a group's docstring is its heading in the reference.
+"""Options of each drafter, beside the drafters and free of torch. `streamspec.adapters.training.config.TrainConfig` has
+all of these groups' fields; a group's docstring is its heading in the reference.
 """
 
 from __future__ import annotations
@@ -19,17 +19,6 @@ def parsed_taps(value: Any) -> str:
     if len(taps) < len(parts) or 0 in taps or len(set(taps)) < len(taps):
         raise ConfigError(f"taps = {value!r}", "whole numbers from 1 on with commas, each once", "change --taps")
     return ",".join(map(str, taps))
-
-
-@dataclass
-class TrainedAloneOptions:
-    """Drafter stages"""
-
-    stream_batch_size: int | None = option(
-        None,
-        "texts per step of a drafter's stages; default: 2 where the drafter learns alone (staged), else batch_size",
-        minimum=1,
-    )
 
 
 @dataclass
@@ -109,3 +98,26 @@ class JakiroOptions:
     expert_weight: float = option(
         0.0, "weight of a loss that penalises experts for agreeing or for being used unevenly", minimum=0
     )
+
+
+@dataclass
+class TrainedAloneOptions:
+    """Drafter stages"""
+
+    stream_batch_size: int | None = option(
+        None,
+        "texts per step of a drafter's stages; default: 2 where the drafter learns alone (staged), else batch_size",
+        minimum=1,
+    )
+
+
+@dataclass
+class MethodOptions(  # dataclass fields come in the order of these bases read from the last to the first
+    TrainedAloneOptions,
+    JakiroOptions,
+    UnrolledOptions,
+    DraftLayerOptions,
+    MedusaOptions,
+    StreamingOptions,
+):
+    """The options of all methods. A new group is added here."""

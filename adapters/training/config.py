@@ -5,20 +5,13 @@ resolved config and the reference page. Free of torch.
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, Field, asdict, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from streamspec.adapters.drafters import DRAFTERS, RECIPES, DrafterMethod, readers
-from streamspec.adapters.drafters.options import (
-    DraftLayerOptions,
-    JakiroOptions,
-    MedusaOptions,
-    StreamingOptions,
-    TrainedAloneOptions,
-    UnrolledOptions,
-)
+from streamspec.adapters.drafters.options import MethodOptions
 from streamspec.adapters.training.fields import (
     check_rules,
     converted,
@@ -27,23 +20,22 @@ from streamspec.adapters.training.fields import (
     option,
     plain_type,
     require,
-    required,
 )
 from streamspec.errors import ConfigError
 from streamspec.prompt.prompt_format import KINDS
 
 LABELS = ("hard", "kl", "tv", "topk")
 CLOCKS = ("wall", "cpu")
-MAX_GAMMA = 8
+MAX_TRAINED_GAMMA = 8
 
 
 @dataclass
 class InputOptions:
     """Base, data and recipe"""
 
-    base: str = required("base model: `smollm2-135m`, a Hugging Face name, a folder or a GGUF file")
-    data: Path = required("training data, JSON lines")
-    out: Path = required("adapter folder to write")
+    base: str = field(metadata={"help": "base model: `smollm2-135m`, a Hugging Face name, a folder or a GGUF file"})
+    data: Path = field(metadata={"help": "training data, JSON lines"})
+    out: Path = field(metadata={"help": "adapter folder to write"})
     val: Path | None = option(None, "validation data, JSON lines; default: the last rows of --data")
     method: str = option("streaming", "how the model drafts; lora: a plain fine-tune", choices=tuple(DRAFTERS))
     recipe: str | None = option(
@@ -63,7 +55,9 @@ class InputOptions:
 class DraftingOptions:
     """Every drafter"""
 
-    gamma: int = option(6, "draft tokens per step (number of streams, heads or passes)", minimum=1, maximum=MAX_GAMMA)
+    gamma: int = option(
+        6, "draft tokens per step (number of streams, heads or passes)", minimum=1, maximum=MAX_TRAINED_GAMMA
+    )
     alpha: float = option(0.1, "weight of the first position's loss beside the next-token loss (joint)", minimum=0)
     alpha_decay: float = option(1.0, "the weight of each further position's loss over that of the one before", above=0)
     draft_vocab: int = option(
@@ -148,19 +142,7 @@ class RunOptions:
 
 
 @dataclass
-class TrainConfig(  # dataclass fields come in the order of these bases read from the last to the first
-    RunOptions,
-    SelfDistillationOptions,
-    OptimiserOptions,
-    TrainedAloneOptions,
-    JakiroOptions,
-    UnrolledOptions,
-    DraftLayerOptions,
-    MedusaOptions,
-    StreamingOptions,
-    DraftingOptions,
-    InputOptions,
-):
+class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodOptions, DraftingOptions, InputOptions):
     """All options of a run. Field names are YAML keys; with dashes they are flags. Raises ConfigError for values that
     are out of range, contradict each other or belong to another method.
     """
@@ -263,8 +245,9 @@ class TrainConfig(  # dataclass fields come in the order of these bases read fro
 
 def grouped_fields() -> list[tuple[Field[Any], type]]:
     """Every option with the group that declares it, group by group."""
-    groups = [group for group in reversed(TrainConfig.__mro__) if "__annotations__" in vars(group)]
-    owner = {name: group for group in groups for name in vars(group)["__annotations__"]}
+    owner: dict[str, type] = {}
+    for group in reversed(TrainConfig.__mro__[:-1]):  # groups come before the classes composed of them
+        owner = dict.fromkeys((one.name for one in fields(group)), group) | owner
     return [(one, owner[one.name]) for one in fields(TrainConfig)]
 
 

@@ -22,11 +22,6 @@ def option(default: Any, help: str, **rules: Any) -> Any:
     return field(default=default, metadata={"help": help, **rules})
 
 
-def required(help: str) -> Any:
-    """A dataclass field without a default."""
-    return field(metadata={"help": help})
-
-
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 

@@ -22,7 +22,7 @@ TASK_CONFIG, TASK_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  
 STREAM_CONFIG, STREAM_WEIGHTS = "streamspec_config.json", "streamspec.safetensors"
 ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
 RESTORE = "train the adapter again or restore the file"
-MAX_RANK, MAX_PATTERN = 4096, 500
+MAX_LORA_RANK, MAX_PATTERN = 4096, 500
 # Settings of PEFT that import modules by name, copy layers, or compute something of the base while the LoRA is loaded:
 NOT_NEEDED = (
     "megatron_config",
@@ -132,7 +132,7 @@ def check_task_lora(folder: Path) -> None:
     if raw.get("peft_type") != "LORA":
         faults.append(f"peft_type {str(raw.get('peft_type'))[:60]}")
     if not isinstance(ranks, dict) or not all(
-        type(rank) is int and 1 <= rank <= MAX_RANK for rank in (raw.get("r"), *ranks.values())
+        type(rank) is int and 1 <= rank <= MAX_LORA_RANK for rank in (raw.get("r"), *ranks.values())
     ):
         faults.append(f"ranks {str([raw.get('r'), ranks])[:60]}")
     patterns = [
@@ -152,7 +152,9 @@ def check_task_lora(folder: Path) -> None:
         faults.append(f"no {TASK_WEIGHTS}")
     if faults:
         raise AdapterError(
-            f"{folder}: {'; '.join(faults[:4])}", f"a plain LoRA of ranks up to {MAX_RANK} in {TASK_WEIGHTS}", RESTORE
+            f"{folder}: {'; '.join(faults[:4])}",
+            f"a plain LoRA of ranks up to {MAX_LORA_RANK} in {TASK_WEIGHTS}",
+            RESTORE,
         )
 
 

@@ -1,6 +1,6 @@
 """Cuts shown text by the tokens it came from, so that a page can colour drafted tokens.
 
-Text comes later than tokens: half characters and what may begin a stop string are held back.
+Text comes later than its tokens: half characters and what may begin a stop string are held back.
 """
 
 from __future__ import annotations

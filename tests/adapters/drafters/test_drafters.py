@@ -14,7 +14,7 @@ from streamspec import adapters
 from streamspec.adapters.drafters import DRAFTERS, RECIPES
 from streamspec.adapters.drafters.base import DraftingModel
 from streamspec.adapters.models import drafter_class
-from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.config import TrainConfig, grouped_fields
 from streamspec.bundle.manifest import METHODS
 from tests.support.tiny_models import options
 
@@ -36,9 +36,8 @@ def test_a_row_names_options_recipes_and_a_network_that_exist(method: str, tmp_p
 
 
 def test_options_are_declared_once() -> None:
-    groups = [group for group in TrainConfig.__mro__ if "__annotations__" in vars(group)]
-    names = [name for group in groups for name in vars(group)["__annotations__"]]
-    assert len(names) == len(set(names))
+    groups = {group for _, group in grouped_fields()}
+    assert sum(len(fields(group)) for group in groups) == len(fields(TrainConfig))
 
 
 def test_no_code_asks_which_drafter_it_has() -> None:
