@@ -1,6 +1,6 @@
 """Reads task data: JSON lines in the four TRL shapes, detected by their columns. Used by training and `bench`.
 
-Every error names the file and the line.
+Every error names the file and the line. Tests: tests/adapters/training/test_data.py.
 """
 
 from __future__ import annotations

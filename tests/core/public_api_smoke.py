@@ -20,6 +20,7 @@ def load_and_generate(folder: Path) -> None:
     completion = session.generate("Hello", sampling=Sampling(temperature=0.7, seed=1), grammar=Grammar.choice(["a"]))
     assert_type(session.generate("Hello", temperature=0.7, top_p=0.9, seed=1), Completion)
     assert_type(completion, Completion)
+    assert_type(session.generate("Hello", temperature=0.7, top_p=0.9, seed=1), Completion)
     assert_type(completion.text, str)
     assert_type(completion.token_ids, list[int])
     assert_type(completion.stats, Stats)
