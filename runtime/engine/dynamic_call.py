@@ -16,7 +16,7 @@ from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState, checked_tokens
 from streamspec.runtime.engine.io_binding import IoBinding
-from streamspec.runtime.engine.kv_cache import Cache
+from streamspec.runtime.kv_cache.host_cache import Cache
 
 NO_LIMIT = np.array([-np.inf], np.float32)
 

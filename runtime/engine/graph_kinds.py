@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from streamspec import step_graph as sg
 from streamspec.errors import ProviderError
-from streamspec.runtime.engine.device_cache import DeviceCache
 from streamspec.runtime.engine.dynamic_call import DynamicCall
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import DrafterShape, GraphCall, SamplingState
-from streamspec.runtime.engine.kv_cache import Cache, KeyValueCache
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.static_call import StaticCall
 from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, STATIC, flavour, named
+from streamspec.runtime.kv_cache.device_cache import DeviceCache
+from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
 
 
 def host_cache(model: LoadedModel, rows: int) -> Cache:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from streamspec import step_graph as sg
-from streamspec.runtime.engine.kv_cache import Cache
+from streamspec.runtime.kv_cache.host_cache import Cache
 
 SMALL = 64  # input buffers of up to this many rows are kept for reuse
 TYPES: dict[str, Any] = {

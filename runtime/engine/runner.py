@@ -21,9 +21,9 @@ from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, GraphCall, SamplingState
 from streamspec.runtime.engine.graph_kinds import cached_layers, graph_kind
-from streamspec.runtime.engine.kv_cache import Cache
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
+from streamspec.runtime.kv_cache.host_cache import Cache
 
 SHARED_CHUNK = 64  # most prompt rows per call while other requests wait
 SCORE_CHUNK = 64  # rows of logits per call: 64 x 150,000 x 4 bytes is 38 MB

@@ -22,7 +22,7 @@ from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState, checked_tokens
 from streamspec.runtime.engine.io_binding import IoBinding
-from streamspec.runtime.engine.kv_cache import Cache, KeyValueCache, views
+from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache, views
 
 
 class StaticCall:

@@ -15,10 +15,10 @@ from streamspec.bundle.files import read_manifest
 from streamspec.cli import app
 from streamspec.cli.doctor import about
 from streamspec.runtime import doctor
-from streamspec.runtime.engine.kv_cache import KeyValueCache
 from streamspec.runtime.hardware import cpu
 from streamspec.runtime.hardware import huge_pages as pages
 from streamspec.runtime.hardware.providers import PROVIDERS, fitting, flavour
+from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 
 Bundles = Callable[[str], Path]
 

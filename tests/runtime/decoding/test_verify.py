@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamspec.draft_tree import DraftTree, cartesian, chain
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.verify import SUM_BLOCK, accept, commit, cut, off_borders
-from streamspec.runtime.engine.kv_cache import KeyValueCache, compaction
+from streamspec.runtime.kv_cache.host_cache import KeyValueCache, compaction
 
 
 def small_trees(nodes: int, ranks: int) -> Iterator[DraftTree]:
@@ -82,8 +82,8 @@ def test_the_cache_keeps_exactly_the_accepted_rows(data: st.DataObject) -> None:
 
 
 def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamspec.runtime.engine.kv_cache.FIRST_CAPACITY", 4)
-    monkeypatch.setattr("streamspec.runtime.engine.kv_cache.RESERVED", 0)
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.FIRST_CAPACITY", 4)
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 0)
     cache = KeyValueCache(1, 2, 8, limit=20, dtype=np.dtype(np.float32))
     assert cache.capacity == 4 and not cache.reserve(4)
     cache.data[..., :3, :] = 7

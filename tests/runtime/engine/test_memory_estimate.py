@@ -17,11 +17,11 @@ from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.runtime import load
-from streamspec.runtime.engine import kv_cache as kv
 from streamspec.runtime.engine import memory_estimate as memory
-from streamspec.runtime.engine.kv_cache import KeyValueCache
 from streamspec.runtime.engine.memory_estimate import check_memory, prompt_rows
 from streamspec.runtime.hardware import cpu
+from streamspec.runtime.kv_cache import host_cache as kv
+from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from streamspec.runtime.memory import estimate
 from tests.support.manifests import manifest
 

@@ -16,9 +16,9 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Cancelled, Pruning
-from streamspec.runtime.engine import kv_cache as kv
 from streamspec.runtime.engine.graph_call import checked_tokens
 from streamspec.runtime.engine.runner import OrtRunner, causal_mask
+from streamspec.runtime.kv_cache import host_cache as kv
 
 Bundles = Callable[[str], Path]
 PROMPTS = ["hello", "abc", "x", "The lighthouse", "Wo ist?", "zzzzzz", "a b c d e f"]
@@ -137,8 +137,8 @@ def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> N
 
 def test_small_chunks_and_a_growing_cache_change_nothing(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [open_session(bundles("fp32")).generate(p, max_new_tokens=100).token_ids for p in PROMPTS]
-    monkeypatch.setattr("streamspec.runtime.engine.kv_cache.FIRST_CAPACITY", 4)
-    monkeypatch.setattr("streamspec.runtime.engine.kv_cache.RESERVED", 0)
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.FIRST_CAPACITY", 4)
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 0)
     monkeypatch.setattr("streamspec.runtime.engine.runner.CHUNK", 3)
     monkeypatch.setattr("streamspec.runtime.engine.io_binding.SMALL", 2)
     session = open_session(bundles("fp32"))

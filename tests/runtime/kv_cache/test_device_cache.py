@@ -15,11 +15,11 @@ import pytest
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import ProviderError
 from streamspec.runtime import Pruning, Sampling, Session, load
-from streamspec.runtime.engine.device_cache import DeviceCache
 from streamspec.runtime.engine.io_binding import IoBinding
-from streamspec.runtime.engine.kv_cache import KeyValueCache
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.providers import CPU
+from streamspec.runtime.kv_cache.device_cache import DeviceCache
+from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from tests.runtime.engine.test_runner import PROMPTS
 
 Bundles = Callable[[str], Path]
@@ -59,7 +59,7 @@ def test_rows_pruned_above_the_exit_are_moved_apart(bundles: Bundles) -> None:
 @pytest.fixture
 def caches(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> tuple[DeviceCache, KeyValueCache]:
     """Empty ones of the same shape, which grow at once."""
-    monkeypatch.setattr("streamspec.runtime.engine.kv_cache.RESERVED", 0)
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 0)
     folder = bundles("device full")
     model = read_manifest(folder).model
     mover = onnxruntime.InferenceSession(str(folder / "compact.onnx"), providers=[CPU.ort])

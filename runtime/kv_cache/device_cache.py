@@ -13,13 +13,13 @@ import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.errors import BundleError
-from streamspec.runtime.engine.kv_cache import FIRST_CAPACITY, compaction, enough
+from streamspec.runtime.kv_cache.host_cache import FIRST_CAPACITY, compaction, enough
 
 Pair = tuple[Any, Any]
 
 
 class DeviceCache:
-    """See `streamspec.runtime.engine.kv_cache.Cache`. `data`: key and value of each layer, OrtValues [1, kv_heads,
+    """See `streamspec.runtime.kv_cache.host_cache.Cache`. `data`: key and value of each layer, OrtValues [1, kv_heads,
     capacity, head_dim] float32 on `device`.
 
     `compactor`: a session of the compaction graph. `limit` bounds the capacity; growing makes a new list.

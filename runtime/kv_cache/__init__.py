@@ -1,0 +1,1 @@
+"""KV caches: growth, and compaction of the rows of an accepted path."""
