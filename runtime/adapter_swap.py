@@ -20,10 +20,10 @@ from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding_policy import choose_policy
 from streamspec.runtime.engine.runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
 from streamspec.runtime.options import LoadOptions
+from streamspec.runtime.tuning.choose_policy import choose_policy
 
 
 class Tensors(dict[str, Any]):

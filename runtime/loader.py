@@ -7,12 +7,12 @@ from typing import Unpack
 
 from streamspec.bundle import swappable
 from streamspec.bundle.files import verify_files
-from streamspec.runtime.decoding_policy import choose_policy
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory
 from streamspec.runtime.options import LoadKwargs, LoadOptions
 from streamspec.runtime.session import Session
 from streamspec.runtime.text.tokenizer import read_template, read_tokenizer
+from streamspec.runtime.tuning.choose_policy import choose_policy
 
 
 def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unpack[LoadKwargs]) -> Session:

@@ -101,7 +101,7 @@ def read_adapter(path: Path) -> Adapter:
         raise AdapterError(f"{file}: {type(error).__name__} {error}", "an adapter's configuration", RESTORE) from None
     if version != FORMAT_VERSION:
         raise AdapterError(f"{path}: adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
-    if found.method not in METHODS or (found.method == "lora") == isinstance(found.streams, dict):
+    if found.method not in METHODS or (METHODS[found.method] is None) == isinstance(found.streams, dict):
         raise AdapterError(
             f"{path}: method {found.method} with streams {'null' if found.streams is None else 'set'}",
             f"one of {', '.join(METHODS)}; streams for all but lora",

@@ -26,9 +26,18 @@ COMPACT = "compact.onnx"  # of a bundle for a device: compacts the KV cache in t
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes candidates from further down
 
-METHODS = ("streaming", "medusa", "jakiro", "eagle", "mtp", "hydra", "lora")
+# Method of training -> the kind of its drafter, None where there is none.
+METHODS = {
+    "streaming": "streams",
+    "medusa": "heads",
+    "jakiro": "draft layer",
+    "eagle": "draft layer",
+    "mtp": "draft layer",
+    "hydra": "draft layer",
+    "lora": None,
+}
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
-DRAFT_LAYERS = ("jakiro", "eagle", "mtp", "hydra")  # methods whose drafter is a layer of its own
+DRAFT_LAYERS = tuple(method for method, kind in METHODS.items() if kind == "draft layer")
 POSITIONS = ("shifted", "same")
 MAX_LEVEL = 64  # rows of candidates at one depth
 MAX_NODES, MAX_CANDIDATES = 256, 1024
@@ -193,7 +202,7 @@ class Manifest:
             parse_json(data.encode() if isinstance(data, str) else data, MANIFEST, most=MAX_MANIFEST), "manifest"
         )
         version = _version(raw)
-        method = raw.choice("method", METHODS)
+        method = raw.choice("method", tuple(METHODS))
         model = _model(raw.nested("model"))
         streams, trees = read_drafts(raw, model)
         _check_drafter(method, streams, trees)
@@ -248,17 +257,18 @@ def _version(raw: Fields) -> int:
 def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInfo | None) -> None:
     """Raises BundleError where method, streams and trees contradict each other."""
     fix = "export the bundle again"
-    if (method == "lora") != (streams is None) or (streams is None) != (trees is None):
+    kind = METHODS[method]
+    if (kind is None) != (streams is None) or (streams is None) != (trees is None):
         found = f"streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}"
         raise BundleError(f"method {method} with {found}", "streams and trees for every method but lora", fix)
     if streams is None:
         return
     levels = list(streams.levels)
-    if bool(levels) != (method in DRAFT_LAYERS):
+    if bool(levels) != (kind == "draft layer"):
         raise BundleError(f"method {method} with levels {levels}", f"levels for {' and '.join(DRAFT_LAYERS)}", fix)
     if levels and (len(levels) != streams.gamma or levels[0] != 1):
         raise BundleError(f"levels {levels}", f"{streams.gamma}, the first of one row", fix)
-    if (streams.ns == 0) != (method != "streaming") or (streams.pruning and not streams.ns):
+    if (streams.ns == 0) != (kind != "streams") or (streams.pruning and not streams.ns):
         found = f"method {method} with streams over {streams.ns} layers"
         raise BundleError(found, "layers for streaming, and only there", fix)
 

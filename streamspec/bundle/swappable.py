@@ -33,7 +33,7 @@ from streamspec.prompt.prompt_format import PromptFormat
 FORMAT_VERSION = 1
 ADAPTERS, ADAPTER, TENSORS = "adapters", "adapter.json", "adapter.onnx_adapter"
 SCALES = "smoothing.safetensors"  # beside the graph: what further adapters are converted with
-METHODS = ("streaming", "lora")
+METHODS = {"streaming": "streams", "lora": None}  # of `manifest.METHODS`: what a swappable graph has inputs for
 AGAIN = "make it again with `streamspec adapt`"
 
 
@@ -94,7 +94,7 @@ class SwappableAdapter:
             )
         base, graph = read_base(raw), raw.digest("graph")
         _check_fits(base, graph, bundle)
-        method = raw.choice("method", METHODS)
+        method = raw.choice("method", tuple(METHODS))
         streams, trees = read_drafts(raw, bundle.model)
         _check_drafter(method, streams, trees, bundle)
         tensors = raw.nested("file")
@@ -131,7 +131,7 @@ def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInf
     """Raises AdapterError where method, streams and trees contradict each other or exceed the bundle's capacity."""
     capacity = bundle.swappable
     assert capacity is not None
-    if (streams is None) != (method == "lora") or (streams is None) != (trees is None):
+    if (streams is None) != (METHODS[method] is None) or (streams is None) != (trees is None):
         raise AdapterError(
             f"method {method} with streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}",
             "both for streaming, and only there",
