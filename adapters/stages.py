@@ -25,7 +25,7 @@ from streamspec.adapters.training.device import clock_of
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.training.self_distillation import CompletionFile, regenerate
-from streamspec.adapters.training.stage import Stage, run_stage
+from streamspec.adapters.training.trainer import Stage, run_stage
 from streamspec.atomic import write_text
 from streamspec.data import Example
 from streamspec.draft_tree import DraftTree

@@ -246,8 +246,8 @@ def curve(bundle: Path, threads: int | None) -> dict[int, float]:
     """Maps rows to ms of a step: medians, interleaved, of a chain of draft tokens after `CONTEXT` tokens."""
     from streamspec.bundle.files import read_manifest
     from streamspec.runtime.engine.loaded_model import LoadedModel
-    from streamspec.runtime.engine.runner import OrtRunner
-    from streamspec.runtime.tuning.calibration import CONTEXT, TUNING_ROUNDS, measure
+    from streamspec.runtime.engine.ort_runner import OrtRunner
+    from streamspec.runtime.tuning.step_costs import CONTEXT, TUNING_ROUNDS, measure
 
     engine = OrtRunner(LoadedModel(bundle / "model.onnx", read_manifest(bundle), threads=threads))
     chain = [(max(0, node - 1), 0, 1.0) for node in range(32)]

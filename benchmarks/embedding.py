@@ -115,7 +115,7 @@ def measure_mapped(bundle: str, folder: str, packed: bool) -> dict[str, Any]:
     from streamspec.bundle.files import read_manifest
     from streamspec.draft_tree import chain
     from streamspec.runtime.engine.loaded_model import LoadedModel
-    from streamspec.runtime.engine.runner import OrtRunner
+    from streamspec.runtime.engine.ort_runner import OrtRunner
 
     model, written = Path(bundle) / "model.onnx", Path(folder) / "model.onnx"
 

@@ -22,7 +22,7 @@ import onnxruntime_genai as genai
 from streamspec.bundle.files import read_manifest
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.cpu import physical_cores
 
 WARM = 4  # tokens that do not count

@@ -22,7 +22,7 @@ from streamspec.bundle.files import read_manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import huge_pages as pages
 
 CONTEXT, ROUNDS, BLOCK = 64, 10, 14

@@ -39,7 +39,7 @@ def parts(bundle: Path) -> None:
     from streamspec.draft_tree import chain
     from streamspec.runtime import load as loading
     from streamspec.runtime.engine import loaded_model as graph
-    from streamspec.runtime.engine import runner as engine
+    from streamspec.runtime.engine import ort_runner as engine
     from streamspec.runtime.tuning import self_test as probe
 
     say("imports")

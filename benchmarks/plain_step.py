@@ -17,7 +17,7 @@ from step_profile import prepare, step
 from streamspec.bundle.files import read_manifest
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 
 BLOCK = 12  # steps of a bundle before the next one's turn; the first two bring its weights back into the caches
 

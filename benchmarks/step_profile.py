@@ -23,7 +23,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 
 PARTS = ("trunk", "attention", "main head", "streams", "stream head", "acceptance and rest")
 

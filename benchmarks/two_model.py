@@ -34,7 +34,7 @@ from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.decoding.verify import accept
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.options import GenerationOptions
 
 
@@ -194,7 +194,7 @@ def train(arguments: argparse.Namespace) -> None:
     from streamspec.adapters.training.data import joined
     from streamspec.adapters.training.device import spare_allocator
     from streamspec.adapters.training.losses import next_token_loss
-    from streamspec.adapters.training.stage import Stage, run_stage
+    from streamspec.adapters.training.trainer import Stage, run_stage
     from streamspec.bundle.adapter_folder import read_adapter
     from streamspec.export.weights.load_weights import load_model
 

@@ -26,7 +26,7 @@ from streamspec.runtime import load
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.options import GenerationOptions
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import sys
 
 from streamspec.export.bundle_writer import export_bundle
-from streamspec.export.genai import export_genai
+from streamspec.export.deployment_target import Target
+from streamspec.export.onnxruntime_genai import export_genai
 from streamspec.export.swappable_bundle import adapt, export_swappable
-from streamspec.export.target import Target
 from streamspec.export.validate.perplexity import HeldOut
 
 export = export_bundle

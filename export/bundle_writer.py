@@ -1,4 +1,4 @@
-"""Exports a base and an adapter as a bundle: resolve, check, build, quantise, compare with PyTorch, write; or nothing.
+"""Exports a base and an adapter as a bundle: resolve, check, build, quantize, compare with PyTorch, write; or nothing.
 
 Each step lives in a module of its own; this one has their order.
 """
@@ -33,13 +33,14 @@ from streamspec.bundle.manifest import (
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import ConfigError
 from streamspec.export.bundle_card import write_card
+from streamspec.export.deployment_target import PLAIN_CPU, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.base import DraftSpec, graph_features, most_candidates
 from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS
 from streamspec.export.drafters.table import DRAFTERS, read_drafter
 from streamspec.export.graphs.cache_compaction import compact_graph
+from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
-from streamspec.export.graphs.step_graph import StepGraph
 from streamspec.export.layers.decoder import Source
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.sampling import choice_graph
@@ -47,7 +48,6 @@ from streamspec.export.ops.builder import IR_VERSION, OPSET, WeightStore
 from streamspec.export.quantization import smoothing as smooth
 from streamspec.export.quantization.precisions import Precision
 from streamspec.export.quantization.static_precisions import StaticPrecision
-from streamspec.export.target import PLAIN_CPU, ROWS, SLOTS, Target
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.parity import TREE_ROWS, check_parity, expect, make_probe, page, passage

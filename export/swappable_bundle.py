@@ -56,7 +56,7 @@ from streamspec.export.bundle_writer import (
 from streamspec.export.drafters.adapter_section import read_nodes
 from streamspec.export.drafters.streams import StreamSpec
 from streamspec.export.drafters.table import DRAFTERS, read_drafter
-from streamspec.export.graphs.step_graph import StepGraph
+from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.swappable import SwappableStore, adapter_rows, empty_streams
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.quantization.arithmetic import Array

@@ -16,7 +16,7 @@ from streamspec.export.drafters.streams import StreamSpec
 from streamspec.export.graphs.swappable import adapter_rows, update
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantise_rows
+from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantize_rows
 from streamspec.export.quantization.precisions import Fp32, Precision
 from streamspec.export.weights.load_weights import ModelSource
 from streamspec.step_graph import (
@@ -92,7 +92,7 @@ def _stream_tensors(
     if isinstance(precision, Fp32):
         out[DRAFT_HEAD_FLOAT] = rows.T
     else:
-        codes, out[DRAFT_HEAD_SCALE] = quantise_rows(rows, NO_SATURATION)
+        codes, out[DRAFT_HEAD_SCALE] = quantize_rows(rows, NO_SATURATION)
         out[DRAFT_HEAD_INT8] = codes.T
     bias = source.bias("lm_head.bias")
     return out if bias is None else out | {DRAFT_HEAD_BIAS: bias[vocabulary]}

@@ -20,7 +20,7 @@ from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
 from streamspec.runtime.options import LoadOptions
 from streamspec.runtime.tuning.choose_policy import choose_policy

@@ -18,8 +18,8 @@ from streamspec.runtime.hardware import huge_pages
 from streamspec.runtime.hardware.cpu import cpu_model, instruction_sets, logical_cores, memory, physical_cores
 from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.runtime.hardware.providers import PROVIDERS, find, import_onnxruntime
-from streamspec.runtime.tuning.calibration import measure
 from streamspec.runtime.tuning.select_provider import open_on
+from streamspec.runtime.tuning.step_costs import measure
 
 PLAIN = ((0, 0, 1.0),)  # the tree of one row
 

@@ -47,9 +47,11 @@ class GenerationKwargs(TypedDict, total=False):
 class GenerationOptions:
     """`stop`: strings that end the text; they are left out of it. `speculate` False decodes plainly, with the same
     result, sampled or not (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds.
-    `grammar`: see docs/guides/structured.md. `logprobs`: return each token's log-probability by the model itself, and
-    so many of the likeliest tokens. `progress(read, tokens)` is called while the prompt is read. Raises ConfigError for
-    values out of range."""
+    `grammar`: see docs/guides/structured-output.md. `logprobs`: return each token's log-probability by the model
+    itself, and so many of the likeliest tokens. `progress(read, tokens)` is called while the prompt is read.
+
+    Raises ConfigError for values out of range.
+    """
 
     max_new_tokens: int = option(256, "Most tokens to write.")
     stop: str | Sequence[str] = option((), "End the answer before this text; may be given again.")

@@ -1,6 +1,6 @@
 """Turns a GGUF file into a Hugging Face folder: config, weights, tokenizer, chat template.
 
-transformers does the de-quantising; this module keeps its result bit for bit and adds what it leaves out.
+transformers does the de-quantizing; this module keeps its result bit for bit and adds what it leaves out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIGIT_SPLITTERS = {"smollm"}
 def convert(gguf: Path, folder: Path) -> None:
     """Writes the model in `gguf` to the empty `folder`. Raises BaseModelError where transformers cannot read it.
 
-    Weights are stored as fp32: a de-quantised weight is scale * q + minimum and needs more bits than a half has. On the
+    Weights are stored as fp32: a de-quantized weight is scale * q + minimum and needs more bits than a half has. On the
     reference base, bf16 would change 82 % of all weights (by 0.14 % rms) and fp16 48 %, and "the same weights" as
     llama.cpp would be true no longer.
     """
@@ -35,7 +35,7 @@ def convert(gguf: Path, folder: Path) -> None:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise BaseModelError(
             f"{gguf} could not be converted ({type(error).__name__}: {reason})",
-            "a whole GGUF file of a family that transformers can de-quantise",
+            "a whole GGUF file of a family that transformers can de-quantize",
             "check the file, or use the model's Hugging Face folder",
         ) from None
 
@@ -49,12 +49,12 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     logging.disable_progress_bar()
     source = {"pretrained_model_name_or_path": str(gguf.resolve().parent), "gguf_file": gguf.name}
-    # The de-quantiser's own bar is welcome on a terminal and a page of carriage returns elsewhere.
+    # The de-quantizer's own bar is welcome on a terminal and a page of carriage returns elsewhere.
     with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**source)
 
-    # The config still claims to be quantised, which would make every later load ask for the GGUF file.
+    # The config still claims to be quantized, which would make every later load ask for the GGUF file.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     weights = {name: tensor.contiguous() for name, tensor in sorted(model.state_dict().items())}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.adapters.training.fields import require
+from streamspec.adapters.training.option_checks import require
 from streamspec.bundle.adapter_folder import odd_draft_layer
 from streamspec.errors import BaseModelError, ConfigError
 from streamspec.model_families import FAMILIES

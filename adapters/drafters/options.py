@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.adapters.training.fields import option
+from streamspec.adapters.training.option_checks import option
 from streamspec.bundle.manifest import POSITIONS
 from streamspec.errors import ConfigError
 

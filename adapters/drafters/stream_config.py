@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.adapters.training.fields import flag
+from streamspec.adapters.training.option_checks import flag
 from streamspec.errors import ConfigError
 
 

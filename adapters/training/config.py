@@ -10,9 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from streamspec.adapters.drafters import DRAFTERS, RECIPES, DrafterMethod, readers
 from streamspec.adapters.drafters.options import MethodOptions
-from streamspec.adapters.training.fields import (
+from streamspec.adapters.drafters.table import DRAFTERS, RECIPES, DrafterMethod, readers
+from streamspec.adapters.training.option_checks import (
     check_rules,
     converted,
     expected,

@@ -19,7 +19,7 @@ from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, Draf
 from streamspec.export.layers.attention import RowExactAttention
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.layers.early_exit import PruningSpec
+from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import Array, Scope, declared, onnx_type
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.step_graph import (

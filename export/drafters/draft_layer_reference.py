@@ -22,7 +22,7 @@ from streamspec.export.validate.draft_reference import (
     TreePass,
 )
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
-from streamspec.export.validate.reference import ReferenceModel
+from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES, ORIGINS
 
 

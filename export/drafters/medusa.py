@@ -17,7 +17,7 @@ from streamspec.export.drafters.base import Accepted, DraftSpec, ParallelDraftPa
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.export.validate.draft_reference import ParallelReference
-from streamspec.export.validate.reference import ReferenceOutput
+from streamspec.export.validate.pytorch_reference import ReferenceOutput
 
 
 @dataclass(frozen=True, kw_only=True)

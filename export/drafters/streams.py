@@ -21,7 +21,7 @@ from streamspec.export.drafters.base import Accepted, DraftSpec, Lora, ParallelD
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Linear, Residual, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.layers.early_exit import PruningSpec
+from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.weights.lazy_weights import LazyMatrix

@@ -14,7 +14,7 @@ from streamspec.export.drafters.streams import StreamSpec
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import ParallelReference
-from streamspec.export.validate.reference import ReferenceOutput
+from streamspec.export.validate.pytorch_reference import ReferenceOutput
 from streamspec.export.weights.lazy_weights import Float32Decoder
 
 

@@ -24,7 +24,7 @@ from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import DraftReference
-from streamspec.export.validate.reference import ReferenceModel
+from streamspec.export.validate.pytorch_reference import ReferenceModel
 
 
 @dataclass(frozen=True)

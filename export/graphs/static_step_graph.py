@@ -1,5 +1,6 @@
-"""Writes the static step graph of docs/guides/static.md: fixed shapes and standard operators alone, for providers that
-compile one shape. `streamspec/step_graph.py` has its interface.
+"""Writes the static step graph of docs/guides/static-shapes.md: fixed shapes and standard operators alone.
+
+It is for providers that compile one shape. `streamspec/step_graph.py` has its interface.
 
 The same decoder, layer stack and drafters as in the dynamic graph, built in a scope that lowers their operators
 (`static_scope`). One shape serves prompt chunks and padded trees. The cache is only read: the K/V of a call's rows are

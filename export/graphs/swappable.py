@@ -24,7 +24,7 @@ from streamspec.export.drafters.base import Accepted, DraftSpec, graph_features
 from streamspec.export.drafters.streams import StreamPass, StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.layers.early_exit import PruningSpec
+from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import Array, Scope, WeightStore, declared, tensor
 from streamspec.export.quantization.precisions import Fp32, Int8, Precision, Rows, Weight
 from streamspec.export.weights.lora_inputs import LowRank

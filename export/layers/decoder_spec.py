@@ -205,7 +205,7 @@ def check_fields(config: Any, family: Family) -> None:
     the class does not know and that is not empty."""
     if getattr(config, "quantization_config", None):
         raise BaseModelError(
-            "a base that is quantised already", "weights in float16, bfloat16 or float32", "export the original"
+            "a base that is quantized already", "weights in float16, bfloat16 or float32", "export the original"
         )
     usual, shared = type(config)().to_dict(), PreTrainedConfig().to_dict()
     known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only, *shared, *NOTES}

@@ -1,4 +1,4 @@
-"""The arithmetic of weight quantisation, on numpy arrays.
+"""The arithmetic of weight quantization, on numpy arrays.
 
 Weights are [out, in] as in Hugging Face. Rows are treated independently and in chunks, so the peak is one chunk of
 floats.
@@ -21,7 +21,7 @@ Array = NDArray[Any]
 # mends constants only
 NO_SATURATION = 63
 CHUNK = 1 << 22  # weights handled at a time
-SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantise_blocks`
+SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantize_blocks`
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Simulation:
     peaks: bool
 
 
-def quantise_rows(weight: Array | LazyMatrix, largest: int = 127) -> tuple[Array, Array]:
+def quantize_rows(weight: Array | LazyMatrix, largest: int = 127) -> tuple[Array, Array]:
     """int8 weights up to +-`largest` and float32 scales [out]: symmetric, plain absmax per output channel."""
     out = np.empty(weight.shape, np.int8)
     scales = np.empty(weight.shape[0], np.float32)
@@ -48,12 +48,12 @@ def quantise_rows(weight: Array | LazyMatrix, largest: int = 127) -> tuple[Array
     return out, scales
 
 
-def dequantise_rows(codes: Array, scales: Array) -> Array:
-    """Float weights of `quantise_rows`; rows of activations are quantised the same way."""
+def dequantize_rows(codes: Array, scales: Array) -> Array:
+    """Float weights of `quantize_rows`; rows of activations are quantized the same way."""
     return codes.astype(np.float32) * scales[:, None]
 
 
-def quantise_blocks(weight: Array | LazyMatrix, bits: int, block: int) -> tuple[Array, Array, Array | None]:
+def quantize_blocks(weight: Array | LazyMatrix, bits: int, block: int) -> tuple[Array, Array, Array | None]:
     """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or
     None.
 
@@ -94,8 +94,8 @@ def round_blocks(weight: Array, block: int) -> Array:
     return (levels * step).reshape(len(weight), -1)[:, : weight.shape[1]]
 
 
-def dequantise_blocks(packed: Array, scales: Array, zeros: Array | None, columns: int) -> Array:
-    """Float weights [out, columns] of `quantise_blocks`."""
+def dequantize_blocks(packed: Array, scales: Array, zeros: Array | None, columns: int) -> Array:
+    """Float weights [out, columns] of `quantize_blocks`."""
     if zeros is None:
         levels = packed.astype(np.float32) - 128
     else:

@@ -4,7 +4,7 @@ Every precision keeps rows independent: the result of a row never depends on its
 what plain decoding would compute. (But for int4 in blocks of 128, which ONNX Runtime adds up otherwise for odd numbers
 of rows: 1e-5.)
 
-int8, node by node (x [1, n, K], one quantisation per linear map since q/k/v and gate/up are fused):
+int8, node by node (x [1, n, K], one quantization per linear map since q/k/v and gate/up are fused):
 
     Abs, ReduceMax, Mul 1/127       row scale s [1, n, 1]
     QuantizeLinear                  block_size = K: one scale per row (opset 21), uint8 around 128
@@ -36,9 +36,9 @@ from streamspec.export.ops.builder import CONTRIB, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import (
     Array,
     Simulation,
-    dequantise_rows,
-    quantise_blocks,
-    quantise_rows,
+    dequantize_rows,
+    quantize_blocks,
+    quantize_rows,
     round_blocks,
 )
 from streamspec.export.weights.lazy_weights import LazyMatrix
@@ -47,7 +47,7 @@ from streamspec.export.weights.lora_inputs import LowRank
 BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
 SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
-ACCURACY_INT8 = 4  # MatMulNBits quantises activations to int8, per row and block
+ACCURACY_INT8 = 4  # MatMulNBits quantizes activations to int8, per row and block
 P = TypeVar("P")
 
 
@@ -77,7 +77,7 @@ class Precision(Protocol):
 
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
-    coded: bool  # whether rows are quantised before they are multiplied
+    coded: bool  # whether rows are quantized before they are multiplied
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str: ...
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
@@ -132,54 +132,54 @@ class Int8:
 
     name = "int8"
     simulation: Simulation | None = Simulation(
-        weight=lambda weight: dequantise_rows(*quantise_rows(weight)),
-        rows=lambda x: dequantise_rows(*quantise_rows(x)),
+        weight=lambda weight: dequantize_rows(*quantize_rows(weight)),
+        rows=lambda x: dequantize_rows(*quantize_rows(x)),
         powers=SMOOTH_INT8,
         peaks=True,
     )
     coded = True
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
-        quantised, scales = self._columns(g.store, weight)
-        activations, row_scale = self._quantise(g, x, rows, rank=3, width=weight.columns)
+        quantized, scales = self._columns(g.store, weight)
+        activations, row_scale = self._quantize(g, x, rows, rank=3, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
-        product = g.contrib("MatMulIntegerToFloat", activations, quantised, one, scales, middle)
+        product = g.contrib("MatMulIntegerToFloat", activations, quantized, one, scales, middle)
         for update in updates:
             product = update.added(g, product, update.of_codes(g, activations))
         return g.op("Mul", product, row_scale)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
-        quantised, scales = self._table(g.store, weight)
-        activations, row_scale = self._quantise(g, x, rows, rank=2, width=weight.columns)
+        quantized, scales = self._table(g.store, weight)
+        activations, row_scale = self._quantize(g, x, rows, rank=2, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         zeros = f"{weight.name}.zero"
         if zeros not in g.store:
             g.store.add(zeros, np.zeros(weight.rows, np.int8))
-        return g.contrib("QGemm", activations, one, middle, quantised, scales, zeros, out=out, transB=1), row_scale
+        return g.contrib("QGemm", activations, one, middle, quantized, scales, zeros, out=out, transB=1), row_scale
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
-        quantised, scales = self._table(g.store, weight)
-        codes = g.op("Cast", g.op("Gather", quantised, ids, axis=0), to=FLOAT)
+        quantized, scales = self._table(g.store, weight)
+        codes = g.op("Cast", g.op("Gather", quantized, ids, axis=0), to=FLOAT)
         scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
         return g.op("Mul", codes, scale)
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [out, in] and scales [out]."""
-        return self._quantised(store, weight, transposed=False)
+        return self._quantized(store, weight, transposed=False)
 
     def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [in, out] and scales [out]."""
-        return self._quantised(store, weight, transposed=True)
+        return self._quantized(store, weight, transposed=True)
 
-    def _quantised(self, store: WeightStore, weight: Weight, transposed: bool) -> tuple[str, str]:
-        quantised, scales = f"{weight.name}.int8", f"{weight.name}.scale"
-        if quantised not in store:
-            codes, scale = quantise_rows(weight.load())
-            store.add(quantised, codes.T if transposed else codes)
+    def _quantized(self, store: WeightStore, weight: Weight, transposed: bool) -> tuple[str, str]:
+        quantized, scales = f"{weight.name}.int8", f"{weight.name}.scale"
+        if quantized not in store:
+            codes, scale = quantize_rows(weight.load())
+            store.add(quantized, codes.T if transposed else codes)
             store.add(scales, scale)
-        return quantised, scales
+        return quantized, scales
 
-    def _quantise(self, g: Scope, x: str, rows: Rows, rank: int, width: int) -> tuple[str, str]:
+    def _quantize(self, g: Scope, x: str, rows: Rows, rank: int, width: int) -> tuple[str, str]:
         largest = g.op("ReduceMax", g.op("Abs", x), g.ints(-1), keepdims=1)
         scale = g.op("Mul", largest, g.store.constant(1 / 127, np.float32))
         if rank not in rows.zero_points:
@@ -288,7 +288,7 @@ def _blocks(store: WeightStore, weight: Weight, bits: int, block: int) -> tuple[
     """Codes, scales and zero points ('' where they are the operator's own) as MatMulNBits reads them."""
     codes, scales, zeros = (f"{weight.name}.int{bits}", f"{weight.name}.scale", f"{weight.name}.zero")
     if codes not in store:
-        packed, scale, zero = quantise_blocks(weight.load(), bits, block)
+        packed, scale, zero = quantize_blocks(weight.load(), bits, block)
         store.add(codes, packed)
         store.add(scales, scale)
         if zero is not None:

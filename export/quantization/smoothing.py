@@ -1,9 +1,9 @@
-"""Moves outliers from activations into weights before quantising, at no cost when the graph runs.
+"""Moves outliers from activations into weights before quantizing, at no cost when the graph runs.
 
 A linear map y = W x equals (W s)(x / s) for any positive vector s over its inputs, and whatever makes x can absorb the
 1/s: the norm before q/k/v and gate/up, the up projection before down (where what stands between is linear in it), the
 value projection before o. s = amax(x)^a / amax(W)^(1-a) (SmoothQuant, arXiv 2211.10438, equation 4) or mean|x|^a (AWQ,
-arXiv 2306.00978, equation 5); a is searched per group: the one whose quantised product is closest to the exact one on a
+arXiv 2306.00978, equation 5); a is searched per group: the one whose quantized product is closest to the exact one on a
 page of mixed text. The function computed stays the same, streams included.
 """
 
@@ -24,7 +24,7 @@ from streamspec.export.drafters.base import DraftSpec, Lora
 from streamspec.export.layers.decoder import Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import Array, Simulation
-from streamspec.export.validate.reference import ReferenceModel
+from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.export.weights.lazy_weights import LazyMatrix
 
 TINY = np.float32(1e-6)

@@ -1,4 +1,4 @@
-"""Precisions of the static graph: weights at rest in 8 or 4 bits, dequantised by standard operators, rows in float32.
+"""Precisions of the static graph: weights at rest in 8 or 4 bits, dequantized by standard operators, rows in float32.
 
 `DequantizeLinear` in front of a product is what providers fold into kernels of their own, some of which round rows to 8
 bits again, each row for itself. int8 has one scale per output channel; int4 has blocks with zero points, and keeps 8
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from streamspec.errors import ConfigError
 from streamspec.export.ops.builder import Scope, WeightStore
-from streamspec.export.quantization.arithmetic import Simulation, quantise_blocks, unpack
+from streamspec.export.quantization.arithmetic import Simulation, quantize_blocks, unpack
 from streamspec.export.quantization.precisions import (
     BLOCKS,
     Fp16,
@@ -85,7 +85,7 @@ class StaticInt4(StaticInt8):
             )
         names = (f"{weight.name}.uint4", f"{weight.name}.scale", f"{weight.name}.zero")
         if names[0] not in store:
-            packed, scale, zeros = quantise_blocks(weight.load(), 4, self.block)
+            packed, scale, zeros = quantize_blocks(weight.load(), 4, self.block)
             assert zeros is not None
             store.add_uint4(names[0], unpack(packed).reshape(weight.rows, -1).T)
             store.add(names[1], scale.T)

@@ -16,7 +16,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.base import DraftSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
-from streamspec.export.validate.reference import ReferenceModel, ReferenceOutput
+from streamspec.export.validate.pytorch_reference import ReferenceModel, ReferenceOutput
 from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES
 
 NODES = 4  # of a tree, beside which drafts are compared

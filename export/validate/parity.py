@@ -1,6 +1,6 @@
 """Compares an exported graph with PyTorch: plain rows, a draft tree, drafts; and makes the probe of the manifest.
 
-Graphs in floating point must agree to `LIMITS`, quantised ones are reported.
+Graphs in floating point must agree to `LIMITS`, quantized ones are reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamspec.export.drafters.table import row_of
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import DraftedTree, ExpectedDrafts, TreePass
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper
-from streamspec.export.validate.reference import ReferenceModel, tree_rows
+from streamspec.export.validate.pytorch_reference import ReferenceModel, tree_rows
 from streamspec.step_graph import CHOICES
 
 LIMITS = {"fp32": 1e-3, "fp16": 0.02}  # of the logits' standard deviation, root mean square

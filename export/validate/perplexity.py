@@ -16,7 +16,7 @@ from streamspec.data import Example, read_examples
 from streamspec.errors import DataError
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.graph_runner import stepper
-from streamspec.export.validate.reference import ReferenceModel
+from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.prompt.prompt_format import PromptFormat
 
 LIMIT = 20  # rows

@@ -8,7 +8,7 @@ prevent that:
 - its kernel for single rows is for products without a factor, so products have one (`FACTOR`);
 - it adds in pieces whose length depends on the columns of a thread, but never in pieces shorter than `PIECE`: so x and
   A are cut into pieces no longer than that, whose sums are added at last;
-- where rows are quantised anyway (int8), A is of int8 too and reads their codes: sums of whole numbers have no order,
+- where rows are quantized anyway (int8), A is of int8 too and reads their codes: sums of whole numbers have no order,
   and A is a quarter as large.
 
 B's sums are as long as the rank of a map, `PIECE` at most for this to hold. Rank 0 adds nothing.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamspec.export.ops.builder import Scope
-from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantise_rows
+from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantize_rows
 from streamspec.step_graph import LORA_A, LORA_A_SCALE, LORA_B, LORA_RANK, LORA_RANKS, GraphTensor, lora_name
 
 FACTOR = 0.5  # a power of two, which rounds nothing
@@ -81,7 +81,7 @@ class LowRank:
             if pair:
                 out[lora_name(LORA_B, label)] = pair[1].T / np.float32(FACTOR)
         if coded:
-            codes, scale = quantise_rows(down, NO_SATURATION)
+            codes, scale = quantize_rows(down, NO_SATURATION)
             return out | {self._a: codes.T, self._scale: scale}
         return out | {self._a: down.T.reshape(-1, self.piece, len(down)) / np.float32(FACTOR)}
 

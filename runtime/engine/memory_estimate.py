@@ -1,6 +1,6 @@
 """Estimates how much memory a bundle will take, from its manifest alone, and checks that the machine has it.
 
-The figures were fitted to what sessions took on CPUs (docs/guides/embedding.md has both).
+The figures were fitted to what sessions took on CPUs (docs/guides/embed-in-an-app.md has both).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of a static step graph (docs/guides/static.md): one shape for prompt chunks, drafts and plain steps alike.
+"""Calls of a static step graph (docs/guides/static-shapes.md): one shape for prompts, drafts and plain steps.
 
 A call pads its rows to the graph's. The graph only reads the cache; the accepted rows alone are written here, so
 nothing is ever compacted. The graph chooses greedily and drafts after that; where tokens are sampled, a second small

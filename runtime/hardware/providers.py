@@ -66,7 +66,7 @@ def _exact(threads: int) -> ProviderOptions:
 
 
 def _float32(threads: int) -> ProviderOptions:
-    # Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantised weights: a rounding
+    # Else bfloat16 where the processor has it, and rows rounded to 8 bits in front of quantized weights: a rounding
     # makes a whole step of the small differences between plain and drafted rows (docs/lab/decisions).
     exact = {
         "INFERENCE_PRECISION_HINT": "f32",

@@ -1,7 +1,7 @@
-"""The KV cache: one stacked array for all layers, grown on demand, compacted in place after each step.
+"""The KV cache in the machine's memory: one array for all layers, grown on demand, compacted in place after each step.
 
 Where the system allows it, address space for the whole limit is taken at once and memory as rows are written: nothing
-is copied, nothing taken for rows that never come.
+is copied, nothing taken for rows that never come. `device_cache` is the same in a device's memory.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from streamspec.runtime.decoding.policy import NOT_ASKED, DecodingPolicy
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
-    from streamspec.runtime.engine.runner import OrtRunner
+    from streamspec.runtime.engine.ort_runner import OrtRunner
 
 
 def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -> DecodingPolicy:
     """Measures what steps cost, unless that is known, and chooses by it."""
-    from streamspec.runtime.tuning.calibration import calibrated
+    from streamspec.runtime.tuning.step_costs import calibrated
 
     rows, costs = 1, None
     reason = NOT_ASKED if manifest.streams is not None else "the bundle has no streams"

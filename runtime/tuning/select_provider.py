@@ -11,11 +11,11 @@ from streamspec.bundle.manifest import MODEL, Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.cpu import physical_cores
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice, fitting, flavour, named
-from streamspec.runtime.tuning.calibration import Calibration, cached_calibration, calibrated
 from streamspec.runtime.tuning.self_test import check_numerics
+from streamspec.runtime.tuning.step_costs import Calibration, cached_calibration, calibrated
 
 AUTO = "auto"
 

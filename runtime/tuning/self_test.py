@@ -16,7 +16,7 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.verify import accept
-from streamspec.runtime.engine.runner import OrtRunner, causal_mask
+from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
 
 TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differently, wrong ones are far off
 # Root mean square of a tree's logits less those of the same rows in a chain, over the logits' standard deviation. The

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from streamspec.bench.measure import bench
 from streamspec.bench.report import Report, Spread
-from streamspec.bench.runner import bench
 
 PROBABILITIES = (0.01, 0.03, 0.1, 0.3)
 REPEATS = 3

@@ -83,7 +83,7 @@ def command(
         bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
     ] = False,
 ) -> None:
-    """Write a bundle: graph, quantised weights, tokenizer and draft trees, checked against PyTorch."""
+    """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.export import Target, export_bundle, export_genai, export_swappable
     from streamspec.export.validate.perplexity import LIMIT, HeldOut
 

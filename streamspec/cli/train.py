@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import typer
 
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
-from streamspec.adapters.training.fields import flag, plain_type
+from streamspec.adapters.training.option_checks import flag, plain_type
 from streamspec.errors import ConfigError
 
 MAX_YAML = 1 << 20  # bytes

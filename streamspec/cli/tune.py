@@ -15,7 +15,7 @@ from streamspec.runtime.options import LoadOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from streamspec.runtime.tuning.calibration import Calibration
+    from streamspec.runtime.tuning.step_costs import Calibration
 
 
 def command(
@@ -48,7 +48,7 @@ def command(
     from rich.console import Console
 
     from streamspec.runtime import load
-    from streamspec.runtime.tuning.calibration import keep_min_probability, tune
+    from streamspec.runtime.tuning.step_costs import keep_min_probability, tune
 
     session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use)
     if prompts is not None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session, Stream
-from streamspec.runtime.engine.runner import shared_prefix
+from streamspec.runtime.engine.ort_runner import shared_prefix
 from streamspec.serve.errors import closing, out_of_time, too_many
 from streamspec.serve.limits import Limits
 

@@ -78,7 +78,7 @@ SETTINGS = {
     "numbers computed from the base": {"init_lora_weights": "pissa"},
     "another method of PEFT": {"peft_type": "PROMPT_TUNING"},
     "an unknown method": {"peft_type": "EXEC"},
-    "quantisation at load": {"loftq_config": {"loftq_bits": 4}},
+    "quantization at load": {"loftq_config": {"loftq_bits": 4}},
 }
 
 

@@ -16,7 +16,7 @@ from streamspec.adapters.base_models.resolve import Base
 from streamspec.bundle.files import read_manifest, verify_files
 from streamspec.errors import AdapterError, BaseModelError, BundleError, ConfigError, StreamspecError
 from streamspec.export import export, export_bundle
-from streamspec.export.graphs.step_graph import StepGraph
+from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization import smoothing
@@ -69,7 +69,7 @@ def test_writes_a_complete_bundle(base: Base, adapter: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_quantised_bundles_report_how_far_they_are(base: Base, adapter: Path, tmp_path: Path, precision: str) -> None:
+def test_quantized_bundles_report_how_far_they_are(base: Base, adapter: Path, tmp_path: Path, precision: str) -> None:
     manifest = export(str(base.path), adapter, tmp_path / "bundle", precision, progress=lambda line: None)
     assert 0 < manifest.parity["plain"]["relative"] < 1 and manifest.precision == precision
 

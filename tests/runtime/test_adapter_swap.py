@@ -24,7 +24,7 @@ from streamspec.cli import app
 from streamspec.errors import AdapterError, BundleError, ConfigError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_swappable
 from streamspec.runtime import Sampling, Session, load
-from streamspec.runtime.tuning import calibration as calibrate
+from streamspec.runtime.tuning import step_costs as calibrate
 from tests.export.test_swappable_bundle import quiet, tuned
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 

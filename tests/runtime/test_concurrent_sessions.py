@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from streamspec.errors import ConfigError, ContextOverflow, ConversationError, DataError
 from streamspec.runtime import Completion, Sampling, Session, load
 from streamspec.runtime.conversation import forget
-from streamspec.runtime.engine import runner as engines
+from streamspec.runtime.engine import ort_runner as engines
 
 Bundles = Callable[[str], Path]
 HOT = Sampling(temperature=1.0, seed=5)

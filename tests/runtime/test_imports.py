@@ -23,7 +23,7 @@ def run(code: str) -> str:
 
 def test_runtime_imports_without_torch_transformers_peft_onnx() -> None:
     run(
-        "import streamspec.runtime, streamspec.runtime.engine.runner, streamspec.runtime.tuning.calibration, "
+        "import streamspec.runtime, streamspec.runtime.engine.ort_runner, streamspec.runtime.tuning.step_costs, "
         "streamspec.runtime.adapter_swap\nfrom streamspec import load"
     )
 

@@ -12,7 +12,7 @@ from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Chunk, Session
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.tuning.calibration import Calibration
+from streamspec.runtime.tuning.step_costs import Calibration
 from tests.support.byte_tokenizers import EOS, byte_level
 from tests.support.toy_runner import ToyRunner, hashed, scripted
 

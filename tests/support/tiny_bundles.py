@@ -16,7 +16,7 @@ from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.drafters.draft_layer import DraftLayerModel
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.export import Target, export_bundle
-from streamspec.export.target import PLAIN_CPU
+from streamspec.export.deployment_target import PLAIN_CPU
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
 HIDDEN, GAMMA, VOCAB = 32, 3, 64

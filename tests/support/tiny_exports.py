@@ -19,10 +19,10 @@ from streamspec.draft_tree import DraftTree
 from streamspec.export.drafters.base import DraftSpec
 from streamspec.export.drafters.medusa import MedusaSpec
 from streamspec.export.drafters.streams import StreamSpec
+from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
-from streamspec.export.graphs.step_graph import StepGraph
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
-from streamspec.export.layers.early_exit import PruningSpec
+from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import WeightStore
 from streamspec.export.quantization.precisions import precision
 from streamspec.export.quantization.static_precisions import static_precision

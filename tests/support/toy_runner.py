@@ -20,7 +20,7 @@ from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
 from streamspec.runtime.engine.idle_unload import IdleUnloader
-from streamspec.runtime.engine.runner import shared_prefix
+from streamspec.runtime.engine.ort_runner import shared_prefix
 from streamspec.runtime.options import GenerationOptions
 
 Rule = Callable[[Sequence[int]], int]

@@ -20,11 +20,19 @@ from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Array, WeightStore, tensor
 from streamspec.export.ops.static_scope import LOWERED, StaticScope
-from streamspec.export.quantization.arithmetic import dequantise_blocks, dequantise_rows, quantise_blocks, quantise_rows
+from streamspec.export.quantization.arithmetic import dequantize_blocks, dequantize_rows, quantize_blocks, quantize_rows
 from streamspec.export.quantization.precisions import BLOCKS
 from streamspec.export.quantization.static_precisions import STATIC_PRECISIONS, static_precision
 from streamspec.export.weights.load_weights import ModelSource
-from tests.export.graphs.test_step_graph import CLOSE, CONTEXT, DRAFT, TREE, check_against_reference, off, run_tree
+from tests.export.graphs.test_dynamic_step_graph import (
+    CLOSE,
+    CONTEXT,
+    DRAFT,
+    TREE,
+    check_against_reference,
+    off,
+    run_tree,
+)
 from tests.support.tiny_exports import (
     FAMILIES,
     LAYERS,
@@ -145,18 +153,18 @@ class Rounded(ModelSource):
             for module in self.spec.family.out
         )
         if self.kind == "int8" or sensitive:
-            return dequantise_rows(*quantise_rows(weight))
-        return dequantise_blocks(*quantise_blocks(weight, 4, BLOCKS[0]), weight.shape[1])
+            return dequantize_rows(*quantize_rows(weight))
+        return dequantize_blocks(*quantize_blocks(weight, 4, BLOCKS[0]), weight.shape[1])
 
     def rows_of(self, name: str) -> Any:
-        return dequantise_rows(*quantise_rows(super().rows_of(name)))
+        return dequantize_rows(*quantize_rows(super().rows_of(name)))
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_nothing_but_the_weights_is_rounded(kind: str, tmp_path: Path) -> None:
     model = tiny_model()
     outs = []
-    for name, options in (("whole", {"source": Rounded(model, kind)}), ("quantised", {"kind": kind})):
+    for name, options in (("whole", {"source": Rounded(model, kind)}), ("quantized", {"kind": kind})):
         (tmp_path / name).mkdir()
         steps = build_static(tmp_path / name, model, tiny_streams(describe(model), lora=False), **options).stepper()  # type: ignore[arg-type]
         outs.append(steps.prefill(CONTEXT, streams=3, forced_node=len(CONTEXT) - 1))

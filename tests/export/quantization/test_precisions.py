@@ -13,7 +13,7 @@ import torch
 from streamspec.errors import ConfigError
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
-from streamspec.export.quantization.arithmetic import dequantise_blocks, dequantise_rows, quantise_blocks, quantise_rows
+from streamspec.export.quantization.arithmetic import dequantize_blocks, dequantize_rows, quantize_blocks, quantize_rows
 from streamspec.export.quantization.precisions import PRECISIONS, Int4, Int8, Rows, Weight, precision
 from streamspec.export.quantization.smoothing import RARE, _best_scale
 from streamspec.export.validate.graph_runner import open_session
@@ -38,8 +38,8 @@ def linear(folder: Path, kind: str, weight: np.ndarray, head: bool = False, **se
     exact = {
         "fp32": lambda: weight,
         "fp16": lambda: weight,
-        "int8": lambda: dequantise_rows(*quantise_rows(weight)),
-        "int4": lambda: dequantise_blocks(*quantise_blocks(weight, 8 if head else 4, 32), weight.shape[1]),
+        "int8": lambda: dequantize_rows(*quantize_rows(weight)),
+        "int4": lambda: dequantize_blocks(*quantize_blocks(weight, 8 if head else 4, 32), weight.shape[1]),
     }[kind]()
     return open_session(folder / "model.onnx", threads=1, **session), exact
 
@@ -103,7 +103,7 @@ def test_whole_steps_do_not_depend_on_siblings_and_are_close_to_pytorch(family: 
 
 def test_four_bit_blocks_are_closer_than_plain_rounding() -> None:
     weight = RNG.standard_normal((40, 100)).astype(np.float32)  # 100 is no multiple of 32
-    searched = dequantise_blocks(*quantise_blocks(weight, 4, 32), 100)
+    searched = dequantize_blocks(*quantize_blocks(weight, 4, 32), 100)
     low, high = weight[:, :32].min(axis=1), weight[:, :32].max(axis=1)
     step = (high - low) / 15
     plain = np.rint((weight[:, :32] - low[:, None]) / step[:, None]) * step[:, None] + low[:, None]
@@ -117,7 +117,7 @@ def test_four_bit_grid_with_whole_zero_point_is_kept() -> None:
     codes[..., 0], codes[..., 1] = 0, 15
     zeros = RNG.integers(3, 12, (6, 2, 1))
     weight = ((codes - zeros) * 0.25).astype(np.float32).reshape(6, 64)
-    np.testing.assert_allclose(dequantise_blocks(*quantise_blocks(weight, 4, 32), 64), weight, atol=1e-6)
+    np.testing.assert_allclose(dequantize_blocks(*quantize_blocks(weight, 4, 32), 64), weight, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", PRECISIONS)
@@ -158,7 +158,7 @@ def test_larger_blocks_and_what_keeps_8_bits_are_computed_as_they_are_written(bi
         finish(g, [tensor("x", 1, [1, "n", 256])], [tensor("y", 1, [1, "n", 48])], "test"), tmp_path / "model.onnx"
     )
     x = RNG.standard_normal((5, 256)).astype(np.float32)
-    exact = x @ dequantise_blocks(*quantise_blocks(weight, bits, 128), 256).T
+    exact = x @ dequantize_blocks(*quantize_blocks(weight, bits, 128), 256).T
     found = run(open_session(tmp_path / "model.onnx", threads=1), x, False)
     assert np.abs(found - exact).max() < 0.02 * np.abs(exact).max()
 

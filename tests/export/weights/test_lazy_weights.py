@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from streamspec.export.layers.decoder_spec import describe
-from streamspec.export.validate.reference import ReferenceModel
+from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.export.weights.lazy_weights import LazyMatrix
 from streamspec.export.weights.load_weights import ModelSource
 from tests.support.tiny_exports import FAMILIES, VOCAB, tiny_model

@@ -14,11 +14,11 @@ from streamspec.draft_tree import DraftTree, chain
 from streamspec.errors import ContextOverflow, ProviderError
 from streamspec.runtime import Sampling, Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.engine.static_call import StaticCall
 from streamspec.runtime.hardware.providers import PROVIDERS, STATIC, find
-from streamspec.runtime.tuning import calibration as calibrate
-from tests.runtime.engine.test_runner import PROMPTS
+from streamspec.runtime.tuning import step_costs as calibrate
+from tests.runtime.engine.test_ort_runner import PROMPTS
 
 Bundles = Callable[[str], Path]
 SOME = PROMPTS[::2]

@@ -19,7 +19,7 @@ from streamspec.cli import app
 from streamspec.errors import BundleError, ConfigError, ProviderError
 from streamspec.runtime import load
 from streamspec.runtime.engine import loaded_model as graph
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import providers
 from streamspec.runtime.hardware.providers import (
     CPU,
@@ -35,8 +35,8 @@ from streamspec.runtime.hardware.providers import (
     flavour,
     prepare,
 )
-from streamspec.runtime.tuning import calibration as calibrate
 from streamspec.runtime.tuning import select_provider as choice
+from streamspec.runtime.tuning import step_costs as calibrate
 
 Bundles = Callable[[str], Path]
 # The CPU under another name: takes every path that a provider of its own takes.

@@ -16,11 +16,11 @@ from streamspec.bundle.files import read_manifest
 from streamspec.errors import ProviderError
 from streamspec.runtime import Pruning, Sampling, Session, load
 from streamspec.runtime.engine.io_binding import IoBinding
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.providers import CPU
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
-from tests.runtime.engine.test_runner import PROMPTS
+from tests.runtime.engine.test_ort_runner import PROMPTS
 
 Bundles = Callable[[str], Path]
 HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamspec.runtime.text.detokenize import Detokenizer, StopStrings, TextStream
+from streamspec.runtime.text.detokenize import Detokenizer, TextStream
+from streamspec.runtime.text.stop_strings import StopStrings
 from tests.support.byte_tokenizers import byte_fallback, byte_level
 
 BYTES, PIECES = byte_level(), byte_fallback()

@@ -19,7 +19,7 @@ from streamspec.errors import BundleError
 from streamspec.export import export_bundle
 from streamspec.runtime import load
 from streamspec.runtime.engine import dynamic_call
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from streamspec.runtime.tuning.self_test import _check_prompt, check_numerics, two_branches
 from tests.support.tiny_exports import save_base, tiny_model

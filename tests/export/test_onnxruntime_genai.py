@@ -41,7 +41,7 @@ def test_an_ordinary_runtime_gives_the_tokens_that_pytorch_gives(family: str, tm
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_quantised_folders_run_too(precision: str, tmp_path: Path) -> None:
+def test_quantized_folders_run_too(precision: str, tmp_path: Path) -> None:
     base = save_base(tmp_path / "base")
     report = export_genai(base.path, None, tmp_path / "out", precision, progress=lambda line: None)
     assert 0 < report["plain"]["relative"] < 1 and len(answer(tmp_path / "out", 20)) == 20

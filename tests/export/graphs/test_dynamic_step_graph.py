@@ -16,7 +16,7 @@ from streamspec.export.drafters.table import row_of
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.draft_reference import ParallelReference
 from streamspec.export.validate.parity import sample_tree
-from streamspec.export.validate.reference import ReferenceModel, tree_rows
+from streamspec.export.validate.pytorch_reference import ReferenceModel, tree_rows
 from streamspec.step_graph import SAMPLING_INPUTS
 from tests.support.tiny_exports import FAMILIES, LAYERS, VOCAB, Built, build, tiny_heads, tiny_model, tiny_streams
 
@@ -352,10 +352,10 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(family: str, changes:
     assert words in str(refused.value)
 
 
-def test_other_families_and_quantised_bases_are_refused() -> None:
+def test_other_families_and_quantized_bases_are_refused() -> None:
     model = tiny_model()
     model.config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(BaseModelError, match="quantised already"):
+    with pytest.raises(BaseModelError, match="quantized already"):
         describe(model)
     model.config.model_type = "mamba"
     with pytest.raises(

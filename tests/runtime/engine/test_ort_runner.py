@@ -17,7 +17,7 @@ from streamspec.errors import BundleError, ConfigError, ContextOverflow, DataErr
 from streamspec.runtime import Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Cancelled, Pruning
 from streamspec.runtime.engine.graph_call import checked_tokens
-from streamspec.runtime.engine.runner import OrtRunner, causal_mask
+from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
 from streamspec.runtime.kv_cache import host_cache as kv
 
 Bundles = Callable[[str], Path]
@@ -139,7 +139,7 @@ def test_small_chunks_and_a_growing_cache_change_nothing(bundles: Bundles, monke
     expected = [open_session(bundles("fp32")).generate(p, max_new_tokens=100).token_ids for p in PROMPTS]
     monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.FIRST_CAPACITY", 4)
     monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 0)
-    monkeypatch.setattr("streamspec.runtime.engine.runner.CHUNK", 3)
+    monkeypatch.setattr("streamspec.runtime.engine.ort_runner.CHUNK", 3)
     monkeypatch.setattr("streamspec.runtime.engine.io_binding.SMALL", 2)
     session = open_session(bundles("fp32"))
     assert [session.generate(p, max_new_tokens=100).token_ids for p in PROMPTS] == expected
@@ -152,7 +152,7 @@ def test_score_gives_what_plain_decoding_chose(bundles: Bundles, monkeypatch: py
     logits = session.score(prompt + answer, start=len(prompt) - 1)
     assert logits.shape == (len(answer) + 1, 64) and logits.dtype == np.float32
     assert logits.argmax(axis=1)[:-1].tolist() == answer
-    monkeypatch.setattr("streamspec.runtime.engine.runner.SCORE_CHUNK", 3)
+    monkeypatch.setattr("streamspec.runtime.engine.ort_runner.SCORE_CHUNK", 3)
     assert np.abs(session.score(prompt + answer)[len(prompt) - 1 :] - logits).max() < 1e-4
     with pytest.raises(ContextOverflow):
         session.score([5] * 129)

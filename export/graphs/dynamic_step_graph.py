@@ -25,7 +25,7 @@ from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import RowExactAttention
 from streamspec.export.layers.decoder import Decoder, Residual, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.layers.early_exit import EarlyExit
+from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.quantization.precisions import Precision, Rows

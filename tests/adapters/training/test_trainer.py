@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from streamspec.adapters.training.device import processor_time
-from streamspec.adapters.training.stage import COMPLETE, Clock, last_checkpoint
+from streamspec.adapters.training.trainer import COMPLETE, Clock, last_checkpoint
 
 
 def test_learning_rate_warms_up_and_reaches_zero_with_the_steps() -> None:

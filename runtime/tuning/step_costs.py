@@ -25,7 +25,7 @@ from streamspec.errors import ConfigError, StreamspecError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.ngram import CONTINUATION
-from streamspec.runtime.engine.runner import OrtRunner
+from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.cpu import cpu_model
 from streamspec.runtime.hardware.providers import import_onnxruntime
 

@@ -15,9 +15,9 @@ from streamspec.bench.report import Spread
 from streamspec.cli import app
 from streamspec.runtime import Pruning, Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
-from streamspec.runtime.engine.runner import OrtRunner
-from streamspec.runtime.tuning import calibration as calibrate
-from streamspec.runtime.tuning.calibration import Calibration, choose_rows
+from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.tuning import step_costs as calibrate
+from streamspec.runtime.tuning.step_costs import Calibration, choose_rows
 
 Bundles = Callable[[str], Path]
 NODES = [(0, 0, 1.0), (0, 0, 0.8), (1, 0, 0.6), (2, 0, 0.4)]
