@@ -27,14 +27,9 @@ REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes candidates from further down
 
 # Method of training -> the kind of its drafter, None where there is none.
-METHODS = {
-    "streaming": "streams",
-    "medusa": "heads",
-    "jakiro": "draft layer",
-    "eagle": "draft layer",
-    "mtp": "draft layer",
-    "hydra": "draft layer",
-    "lora": None,
+METHODS: dict[str, str | None] = {
+    **{"streaming": "streams", "medusa": "heads", "jakiro": "draft layer", "eagle": "draft layer"},
+    **{"mtp": "draft layer", "hydra": "draft layer", "lora": None},
 }
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
 DRAFT_LAYERS = tuple(method for method, kind in METHODS.items() if kind == "draft layer")

@@ -23,7 +23,7 @@ def named(page: Path) -> str:
 
 
 def hooks() -> ModuleType:
-    found = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    found = importlib.util.spec_from_file_location("docs_hooks", DOCS / "mkdocs_hooks.py")
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
