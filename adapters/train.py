@@ -36,9 +36,13 @@ from streamspec.prompt.prompt_format import PromptFormat
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Runs the whole recipe and writes `config.out`. Returns the summary that `--json` prints.
+    """Trains an adapter and writes it to `config.out`.
 
-    Raises DataError, BaseModelError, ConfigError, AdapterError for what a user can mend.
+    Returns the summary that `streamspec train --json` prints: `out`, `method`, `recipe`, `minutes`, `val_loss`, and for
+    drafters `tau`, `tau_rows` and `per_stream_accuracy`. Prints progress to stderr. An interrupted run continues with
+    `resume=True`.
+
+    Raises DataError, BaseModelError, ConfigError or AdapterError, before training where possible.
     """
     spare_allocator()
     run = prepare(config)

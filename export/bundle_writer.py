@@ -87,13 +87,19 @@ def export_bundle(
     block_size: int | None = None,
     target: Target = PLAIN_CPU,
 ) -> Manifest:
-    """Writes the bundle `out` and returns its manifest.
+    """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
-    `precision`: fp32, fp16, int8 or int4, the last in blocks of `block_size` 32 (default) or 128 weights.
-    `stream_weights`: how a staged recipe's stream LoRA is carried, `merged` (a second copy of the last layers) or
-    `delta` (low-rank products beside the shared weights). `held_out`: the perplexity of these rows' answers here and in
-    PyTorch is kept in `manifest.parity`. `target`: what the graph is shaped for. `progress` gets one line per step
-    (default: stderr). Raises StreamspecError; the previous state of `out` then stays as it was.
+    - `base`: a Hugging Face folder, a GGUF file, a hub id or `smollm2-135m`.
+    - `adapter`: adapter folder; None exports the base alone.
+    - `precision`: fp32, fp16, int8 or int4. `block_size`: weights that share a scale in int4, 32 (default) or 128.
+    - `force`: replaces an existing bundle.
+    - `progress`: called with one line per step (default: prints to stderr).
+    - `stream_weights`: how the stream LoRA of a staged recipe is stored: `merged` (a second copy of the last layers) or
+      `delta` (low-rank products beside the shared weights).
+    - `held_out`: data whose perplexity in the bundle and in PyTorch is written to `manifest.parity`.
+    - `target`: the hardware that the graph is shaped for.
+
+    Raises StreamspecError; `out` then stays as it was.
     """
     say = progress or to_stderr
     kind = target.precision(precision, block_size)

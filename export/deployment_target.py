@@ -26,9 +26,15 @@ DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": 
 
 @dataclass(frozen=True)
 class Target:
-    """`name`: of `TARGETS`. `static`: fixed shapes and standard operators, as all but cpu and cuda need, with `rows` in
-    every call (default 16) and a cache of `context` tokens (default 2048, or the base's context where that is less).
-    Raises ConfigError for what does not go together."""
+    """The hardware that a graph is shaped for.
+
+    - `name`: cpu, cuda, openvino, migraphx, directml or coreml.
+    - `static`: fixed shapes and standard operators; implied by all names but cpu and cuda.
+    - `rows`: rows of every call of a static graph (default 16). `context`: tokens in its KV cache (default 2048, or the
+      base's context if that is smaller).
+
+    Raises ConfigError for options that exclude each other.
+    """
 
     name: str = CPU
     static: bool = False

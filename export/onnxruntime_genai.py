@@ -140,11 +140,10 @@ def export_genai(
     force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes the folder `out` for onnxruntime-genai: base and task LoRA, whatever drafts left out. Returns how far its
-    rows are from PyTorch.
+    """Exports base and task LoRA, without the drafter, as the folder `out` for onnxruntime-genai.
 
-    `precision`, `progress` and errors as for `export_bundle`; `force` replaces an older folder of this kind, and no
-    other.
+    Returns the differences from PyTorch. `precision`, `progress` and errors as for `export_bundle`; `force` replaces an
+    older folder of this kind, and no other.
     """
     say, kind, target = progress or to_stderr, precision_named(precision), Path(os.path.realpath(out))
     if (

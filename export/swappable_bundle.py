@@ -79,12 +79,11 @@ def export_swappable(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Writes the swappable bundle `out` of `base` with `adapters` in it, each under the name of its folder, and returns
-    its manifest.
+    """Exports `base` as the swappable bundle `out`, with `adapters` in it, and returns its manifest.
 
-    The graph has room for the drafters of these adapters, and for any that has no more (`adapt`). `precision`,
-    `progress` and errors as for `export_bundle`; AdapterError also for drafters other than streams and for a LoRA that
-    is more than low-rank updates of linear maps.
+    Each adapter gets its folder's name. The graph reserves capacity for these adapters; `adapt` adds further ones that
+    need no more. Other arguments as for `export_bundle`. Raises also AdapterError for drafters other than streams, and
+    for a LoRA that is more than low-rank updates of linear maps.
     """
     if precision == "fp16":
         raise ConfigError("a swappable bundle in fp16", "fp32, int8 or int4: it runs on CPUs", "choose one of them")
@@ -148,12 +147,14 @@ def adapt(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Makes an adapter folder fit for a swappable bundle; returns where it lies: in the bundle as `name` (default: its
-    folder's), or in `out`.
+    """Converts an adapter folder for a swappable bundle and returns the folder it wrote.
 
-    `base`: the bundle's own, where its name alone does not lead to it. The folder appears whole or not at all, and
-    replaces an older one with `force` only. Raises AdapterError for one of another base or with more than the bundle
-    has room for, BundleError, ConfigError.
+    - `name`: the adapter's name in the bundle (default: its folder's). `out`: a folder to write to instead.
+    - `base`: the bundle's base, if the id in its manifest does not lead to it.
+    - `force`: replaces an existing adapter of that name.
+
+    Writes the folder whole or not at all. Raises AdapterError for an adapter of another base or one that exceeds the
+    bundle's capacity, BundleError and ConfigError.
     """
     say, folder, source = progress or to_stderr, Path(bundle), Path(adapter)
     manifest = verify_files(folder)

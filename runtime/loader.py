@@ -16,23 +16,30 @@ from streamspec.runtime.tuning.choose_policy import choose_policy
 
 
 def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unpack[LoadKwargs]) -> Session:
-    """Opens the bundle in folder `bundle`, a swappable one with this `adapter` (`Session.swap`; default: the base
-    alone). Options are given whole, or as keywords: the fields of `LoadOptions`.
+    """Opens the bundle in folder `bundle` and returns a session. Safe to call from several threads.
 
-    `provider`: "auto" takes, of those in docs/reference/providers.md that are installed, run such a bundle and compute
-    it rightly, the one that promises most tokens per second; a name takes that one or raises. `Session.provider` says
-    which runs, and why others do not. `tree`: "auto" measures this machine once (cached in `cache_dir`, by default the
-    user's), decodes plainly where no tree pays, and lets every step verify as many rows as pay; a number fixes the
-    rows; "plain" turns speculation off. `verify=False` skips the files' hashes (not their sizes). `ngram` also drafts
-    what followed earlier in the text. `spin` lets worker threads spin for up to a millisecond while they wait: faster,
-    warmer. `pruning`: which rows of a draft go on above the early exit (default: all, or what `tune` found to pay here;
-    no output depends on it). `context`: most tokens of a text, prompt and answer, by default the model's; it caps the
-    memory of the cache. `memory`: most bytes that the bundle may take, by default what the machine has free
-    (`streamspec.runtime.engine.memory_estimate`); where it is expected to take more, with `context` full or without one
-    1,024 tokens, ResourceError says so before anything large is opened. `idle`: after so many seconds without use the
-    bundle is unloaded, as by `Session.unload`. May be called from several threads at once. Raises BundleError for
-    anything wrong with the bundle, and where this machine computes it wrongly; ConfigError and ProviderError for a
-    provider that does not exist or cannot be used.
+    Options come as keywords or as one `LoadOptions`:
+
+    - `threads`: CPU threads (default: one per physical core).
+    - `provider`: "auto" takes the fastest installed provider that computes this bundle correctly; a name takes that one
+      or raises. `Session.provider` tells which one runs, and why others do not.
+    - `tree`: "auto" measures the cost of a step on this machine once and then drafts as many rows as pay at each step,
+      or none; a number fixes the rows; "plain" turns speculation off.
+    - `verify`: False skips the hashes of the bundle's files, not their sizes.
+    - `spin`: worker threads spin for up to a millisecond while they wait, which is faster and uses more power.
+    - `cache_dir`: folder for measurements of this machine (default: the user's cache folder).
+    - `ngram`: also drafts from n-grams of the text.
+    - `pruning`: which rows of a draft continue after the early exit (default: what `tune` found to pay here, else all).
+      The output never depends on it.
+    - `adapter`: adapter of a swappable bundle, by name or folder (default: the base alone).
+    - `context`: maximum tokens of prompt and answer (default: the model's). It caps the memory of the KV cache.
+    - `memory`: maximum bytes that the bundle may take (default: free memory), compared with `estimate_memory` for
+      `context` tokens, or 1,024 without one, before anything large is opened.
+    - `idle`: seconds without use after which the bundle is unloaded, as by `Session.unload` (default: never).
+
+    Raises BundleError for a damaged bundle and for one that this machine computes incorrectly, ProviderError or
+    ConfigError for a provider that cannot be used or does not exist, AdapterError for an adapter that does not fit,
+    ResourceError where memory is too small.
     """
     from streamspec.runtime.tuning.select_provider import open_runner
 

@@ -45,27 +45,36 @@ class GenerationKwargs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """`stop`: strings that end the text; they are left out of it. `speculate` False decodes plainly, with the same
-    result, sampled or not (given a seed). `sampling`: greedy unless it has a temperature. `timeout`: seconds.
-    `grammar`: see docs/guides/structured-output.md. `logprobs`: return each token's log-probability by the model
-    itself, and so many of the likeliest tokens. `progress(read, tokens)` is called while the prompt is read.
+    """Options of one generation.
+
+    - `max_new_tokens`: most tokens of the answer.
+    - `stop`: a string or strings that end the answer; it leaves them out.
+    - `speculate`: False decodes one token per step, with the same result (sampled: given the same seed).
+    - `sampling`: how tokens are chosen; greedy by default.
+    - `grammar`: constrains the whole answer (docs/guides/structured-output.md).
+    - `logprobs`: 0 to 100; returns each token's log-probability under the model itself, before any sampling option,
+      and those of this many most probable tokens.
+    - `timeout`: seconds, reading the prompt included; the answer then ends with the text so far.
+    - `progress`: called as `progress(read, tokens)` while the prompt is read, both in tokens.
 
     Raises ConfigError for values out of range.
     """
 
-    max_new_tokens: int = option(256, "Most tokens to write.")
-    stop: str | Sequence[str] = option((), "End the answer before this text; may be given again.")
-    speculate: bool = option(True, "Several tokens per step.")
+    max_new_tokens: int = option(256, "Maximum number of tokens to generate.")
+    stop: str | Sequence[str] = option((), "End the answer before this text; repeatable.")
+    speculate: bool = option(True, "Verify several draft tokens per step.")
     sampling: Sampling = option(GREEDY, "How tokens are chosen.")
-    grammar: Grammar | None = option(None, "What the whole answer must follow.")
-    logprobs: int | None = option(None, "Log-probabilities of so many tokens beside the chosen one.")
-    timeout: float | None = option(None, "Seconds after which the answer ends with what there is.")
-    progress: Progress | None = option(None, "Called with tokens read, and all tokens, of the prompt.")
+    grammar: Grammar | None = option(None, "Grammar that the whole answer must follow.")
+    logprobs: int | None = option(None, "Log-probabilities of the chosen token and of this many most probable ones.")
+    timeout: float | None = option(None, "Seconds after which the answer ends with the text so far.")
+    progress: Progress | None = option(None, "Called with (tokens read, tokens) while the prompt is read.")
 
     @classmethod
     def of(cls, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]) -> GenerationOptions:
-        """Options as a call takes them: whole, or as keywords, where the fields of `Sampling` may stand beside the
-        others. Raises ConfigError for both, and for fields of `Sampling` beside `sampling`."""
+        """Builds the options of a call from a whole object or from keywords, among them the fields of `Sampling`.
+
+        Raises ConfigError for an object together with keywords, and for `sampling` together with its own fields.
+        """
         given: dict[str, Any] = dict(keywords)
         if options is not None:
             return _whole(options, given, cls)
@@ -124,30 +133,37 @@ class LoadKwargs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """See `streamspec.runtime.load`. Raises ConfigError for values that make no sense whatever the bundle."""
+    """Options of `streamspec.runtime.load`, which describes them.
+
+    Raises ConfigError for values that no bundle can have.
+    """
 
     threads: int | None = option(None, "CPU threads; default: physical cores.")
     provider: str = option(
-        "auto", "What computes: auto (the fastest that computes rightly), cpu, or a name that `doctor` lists."
+        "auto", "Execution provider: auto (the fastest that computes correctly), cpu, or a name from `doctor`."
     )
-    tree: int | str = option("auto", "Draft tree: auto (as many rows as pay, step by step), plain or a number of rows.")
+    tree: int | str = option("auto", "Draft tree: auto (as many rows as pay at each step), plain, or a number of rows.")
     verify: bool = option(True, "Check the hashes of the bundle's files.")
-    spin: bool = option(True, "Worker threads spin for up to a millisecond while they wait: faster, warmer.")
-    cache_dir: str | Path | None = option(None, "Where measurements of this machine are kept; default: the user's.")
-    ngram: bool = option(True, "Also draft what followed earlier in the text.")
-    pruning: Pruning | None = option(None, "Which rows of a draft go on above the early exit.")
-    adapter: str | Path | None = option(
-        None, "Of a swappable bundle: the adapter, by its name or folder; default: the base alone."
+    spin: bool = option(
+        True, "Worker threads spin for up to a millisecond while they wait: faster, but uses more power."
     )
-    context: int | None = option(None, "Most tokens of a session's cache; default: the model's.")
-    memory: int | None = option(None, "Most bytes that the bundle may take; default: what the machine has free.")
+    cache_dir: str | Path | None = option(
+        None, "Folder for measurements of this machine; default: the user's cache folder."
+    )
+    ngram: bool = option(True, "Also draft from n-grams of the text.")
+    pruning: Pruning | None = option(None, "Which rows of a draft continue after the early exit.")
+    adapter: str | Path | None = option(
+        None, "Adapter of a swappable bundle, by name or folder; default: the base alone."
+    )
+    context: int | None = option(None, "Maximum tokens of prompt and answer; default: the model's context.")
+    memory: int | None = option(None, "Maximum bytes that the bundle may take; default: free memory.")
     idle: float | None = option(
-        None, "Seconds without a request after which the bundle is unloaded; the next one opens it again."
+        None, "Seconds without use after which the bundle is unloaded; the next use reloads it."
     )
 
     @classmethod
     def of(cls, options: LoadOptions | None = None, **keywords: Unpack[LoadKwargs]) -> LoadOptions:
-        """Options as `load` takes them: whole or as keywords. Raises ConfigError for both."""
+        """Builds the options of `load` from a whole object or from keywords. Raises ConfigError for both."""
         return cls(**keywords) if options is None else _whole(options, dict(keywords), cls)
 
     def __post_init__(self) -> None:

@@ -35,12 +35,17 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 class Session:
-    """A conversation with a loaded bundle. One generation at a time; other threads may have sessions of their own over
-    the same weights. `cancel` may be called from any thread.
+    """A conversation with a loaded bundle, made by `load` or `another`. Runs one generation at a time.
 
-    `messages`: of the chat so far; may be set or changed between turns, for instance to begin with a system message.
-    `runner`: runs the model. `policy`: how texts are decoded; `adaptive`: what was learned of drafts since. A prompt's
-    beginning that the cache holds is not read again, whatever was generated before.
+    Other threads use sessions of their own over the same weights; `cancel` may be called from any thread. Tokens at the
+    beginning of a prompt that are already in the KV cache are not read again.
+
+    - `messages`: the chat so far, as `{"role": ..., "content": ...}`. May be set or changed between turns, for
+      instance to begin with a system message.
+    - `adapter`: the active adapter of a swappable bundle, or None.
+    - `manifest`: the bundle's manifest; `provider`: the provider that runs, and why others do not.
+    - `runner`, `policy`, `adaptive`: the model with its cache, the decoding policy, and what it has learned about
+      drafts. For benchmarks and tests; not covered by the promise of stability.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class Session:
         provider: ProviderChoice | None = None,
         swapper: AdapterSwapper | None = None,
     ) -> None:
-        """`policy`: default: plain decoding. `swapper`: of a swappable bundle."""
+        """Called by `load`. `policy` defaults to plain decoding; `swapper` is set for swappable bundles."""
         self.runner, self.manifest, self.tokenizer, self.template = runner, manifest, tokenizer, template
         self.policy = policy or DecodingPolicy(manifest.model.eos_token_ids)
         self.adaptive = AdaptiveState(self.policy.costs)
@@ -66,8 +71,8 @@ class Session:
         self._swapper, self._swaps = swapper, 0
 
     def another(self) -> Session:
-        """Returns a session over the same weights, with the same adapter and an empty cache: for another thread, or
-        another conversation.
+        """Returns a new session over the same weights, with the same adapter and an empty KV cache, for another thread
+        or another conversation.
         """
         with self._in_use():
             runner = self.runner.fork()
@@ -84,13 +89,13 @@ class Session:
         return self._swapper.names() if self._swapper else []
 
     def swap(self, adapter: str | Path | None) -> None:
-        """Answers with another adapter from the next generation on: one of `adapters`, the folder of one, or None, the
-        base alone.
+        """Switches to another adapter from the next generation on.
 
-        Prompt format, draft trees and what was learned of drafts are the adapter's own; the first time on a machine the
-        cost of its steps is measured. All or nothing: raises AdapterError for an adapter that is damaged, of another
-        base or of another bundle, ConfigError for a bundle that is not swappable and while a generation runs, and the
-        adapter of before stays active.
+        `adapter`: a name in `adapters`, a folder, or None for the base alone. Each adapter has its own prompt format,
+        draft trees and draft statistics; the cost of its steps is measured once per machine.
+
+        Raises AdapterError for an adapter that is damaged or made for another base or bundle, ConfigError for a bundle
+        that is not swappable and while a generation runs. The previous adapter then stays active.
         """
         if self._swapper is None:
             swappable.check_swappable(self.manifest)
@@ -101,27 +106,29 @@ class Session:
 
     @property
     def speculation(self) -> str:
-        """Whether this session speculates, and why not."""
+        """Describes whether this session speculates, and if not, why."""
         return self.policy.describe()
 
     @property
     def cached_tokens(self) -> Sequence[int]:
-        """Token ids of the text in the KV cache."""
+        """Returns the token ids in the KV cache: the text that a next prompt may continue without reading it again."""
         return self.runner.tokens
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a text, prompt and answer."""
+        """Returns the maximum number of tokens of prompt and answer together."""
         return self.runner.context_length
 
     @property
     def threads(self) -> int:
-        """CPU threads that the model runs on."""
+        """Returns the number of CPU threads that the model runs on."""
         return self.runner.threads
 
     @contextmanager
     def decode_with(self, policy: DecodingPolicy, adaptive: AdaptiveState) -> Iterator[None]:
-        """Within the body, generations follow another policy and learn in another state: to compare policies."""
+        """Uses another decoding policy and another adaptive state within the `with` block, to compare policies in one
+        session.
+        """
         before = self.policy, self.adaptive
         self.policy, self.adaptive = policy, adaptive
         try:
@@ -132,18 +139,25 @@ class Session:
     def generate(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
     ) -> Completion:
-        """Answers `prompt`: text, a list of messages, or token ids taken as they are. Options are given whole, or
-        as keywords: the fields of `GenerationOptions` and `Sampling`.
+        """Generates the answer to `prompt` and returns it whole.
 
-        Raises ContextOverflow where the prompt leaves no room, DataError or ConfigError for prompts or options that
-        make no sense, and ConfigError while another generation runs.
+        - `prompt`: a string or a list of messages, rendered in the bundle's prompt format, or token ids, used as they
+          are.
+        - Options: one `GenerationOptions`, or its fields and those of `Sampling` as keywords, such as
+          `max_new_tokens=100, temperature=0.7, seed=1`.
+
+        Does not change `messages`. Raises ContextOverflow for a prompt that leaves no room for an answer, DataError for
+        a prompt and ConfigError for options that are not valid, ConfigError while another generation runs.
         """
         return Completion.of(list(self.stream(prompt, options, **keywords)))
 
     def stream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
     ) -> Stream:
-        """As `generate`, but yields one chunk per model call. The prompt is checked at once, not at the first chunk."""
+        """Generates the answer to `prompt` as a stream of chunks, one per model call. Arguments as in `generate`.
+
+        Prompt and options are checked here; the model runs as the chunks are read.
+        """
         swaps = self._swaps  # before anything of the adapter is read: another thread may swap it
         return self._stream(self.encode(prompt), GenerationOptions.of(options, **keywords), swaps)
 
@@ -155,13 +169,14 @@ class Session:
         overflow: str = "refuse",
         **keywords: Unpack[GenerationKwargs],
     ) -> Completion:
-        """Answers `message` after all `messages` so far; both are added to them. Options and errors as in
-        `generate`.
+        """Answers `message` as the next turn of the chat and adds both to `messages`.
 
-        A turn that is cancelled or runs out of time stays as far as it came; one that is cancelled with `rollback`,
-        fails, or whose stream is closed is forgotten. `overflow`: where the conversation no longer fits into the
-        context, "refuse" raises ContextOverflow, "forget" drops the oldest turns until half of the context is free, or
-        as much as the answer may need.
+        - `message`: the user's text, or a message with its role.
+        - `overflow`: what to do when the chat no longer fits into the context. "refuse" raises ContextOverflow,
+          "forget" drops the oldest turns, never the system message, until at least half of the context is free.
+
+        A turn that is cancelled or times out is kept with the text so far. A turn that fails, is cancelled with
+        `rollback`, or whose stream is closed is dropped. Options and errors as in `generate`.
         """
         return Completion.of(list(self.stream_chat(message, options, overflow=overflow, **keywords)))
 
@@ -173,7 +188,7 @@ class Session:
         overflow: str = "refuse",
         **keywords: Unpack[GenerationKwargs],
     ) -> Stream:
-        """As `chat`, but yields one chunk per model call."""
+        """Answers `message` as `chat` does, as a stream of chunks, one per model call."""
         swaps, options = self._swaps, GenerationOptions.of(options, **keywords)
         conversation.check_overflow(overflow)
         before = self.messages
@@ -190,23 +205,24 @@ class Session:
         return self._stream(self.encode(turns), options, swaps, finished)
 
     def cancel(self, rollback: bool = False) -> None:
-        """Ends the generation under way, from any thread (`Stream.cancel`). Without one, does nothing."""
+        """Ends the running generation, from any thread (`Stream.cancel`). Does nothing if none runs."""
         control = self._control
         if control is not None:
             control.end("cancelled", rollback)
 
     def save(self, path: str | Path) -> None:
-        """Writes the conversation to the file `path`, whole or not at all: the KV cache and `messages`.
+        """Saves the KV cache and `messages` to the file `path`, whole or not at all.
 
-        About 46 kB a token for the reference base. Raises ConfigError while a generation runs.
+        Takes about 46 kB per token for the reference base. Raises ConfigError while a generation runs.
         """
         with self._exclusive():
             tokens, rows = self.runner.snapshot()
             saved.write(Path(path), saved.SavedSession(tokens, rows, [dict(m) for m in self.messages]), self.manifest)
 
     def restore(self, path: str | Path) -> None:
-        """Continues a conversation that was saved with this bundle, adapter and template. Raises ConversationError;
-        all is then as before.
+        """Restores a conversation that was saved with this bundle, adapter and chat template.
+
+        Raises ConversationError for any other file or a damaged one; the session then stays as it was.
         """
         with self._exclusive():
             runner = self.runner
@@ -217,34 +233,41 @@ class Session:
             self.messages = list(state.messages)
 
     def forget(self) -> None:
-        """Begins anew: no messages, an empty cache, its memory given back."""
+        """Starts a new conversation: clears `messages` and the KV cache, and frees its memory."""
         with self._exclusive(reload=False) as loaded:
             self.messages = []
             if loaded:
                 self.runner.release()
 
     def close(self) -> None:
-        """As `forget`. The session can be used again; the weights stay as long as any session is held. Of a bundle
-        loaded with `idle`, whose only session this is, also `unload`."""
+        """Frees the KV cache, as `forget`. The session may be used again.
+
+        The weights stay in memory while any session over them is referenced. The only session of a bundle loaded with
+        `idle` also unloads it.
+        """
         self.forget()
         model = self.runner.model
         if model.unloader.seconds is not None and model.sequences == 1:
             model.unloader.unload()
 
     def unload(self) -> None:
-        """Gives back all memory but the tokenizer's, for all sessions over these weights, until one of them is used
-        again: then the bundle's files are checked and opened again, and a conversation goes on with its tokens read
-        again. Raises ConfigError while any of them is in use."""
+        """Unloads the bundle for all sessions over these weights; only the tokenizer stays in memory.
+
+        The next use of any session checks and reopens the files, and reads the conversation's tokens again. Raises
+        ConfigError while one of the sessions is in use.
+        """
         self.runner.model.unloader.unload()
 
     @property
     def loaded(self) -> bool:
-        """Whether the bundle is open: false from `unload`, or `load`'s `idle`, until the next use."""
+        """Tells whether the bundle is in memory: False after `unload`, or after `idle` seconds, until the next use."""
         return self.runner.model.unloader.loaded
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Returns the token ids of a prompt in the bundle's format. Raises DataError for an empty prompt or ids out of
-        range."""
+        """Returns the token ids of a prompt rendered in the bundle's prompt format. Token ids pass unchanged.
+
+        Raises DataError for an empty prompt, text that is not valid Unicode, or ids out of range.
+        """
         if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
             raise DataError(
                 f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt"
@@ -273,10 +296,10 @@ class Session:
         return ids
 
     def score(self, token_ids: Sequence[int], start: int = 0) -> np.ndarray:
-        """Returns logits float32 [len(token_ids) - start, vocabulary]: row i predicts what follows `token_ids[: start +
-        i + 1]`.
+        """Returns the model's logits, float32 `[len(token_ids) - start, vocabulary]`.
 
-        The reference for comparing outputs: all rows in wide calls, from an empty cache.
+        Row i predicts the token after `token_ids[: start + i + 1]`. Computes many rows per call, from an empty cache.
+        Raises ContextOverflow for more tokens than the context, DataError for a start out of range.
         """
         ids = self.encode(token_ids)
         if not 0 <= start < len(ids):
@@ -287,8 +310,9 @@ class Session:
             return np.asarray(self.runner.score(ids, start))
 
     def score_one_by_one(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yields logits float32 [vocabulary] after each of `token_ids`, one call each, as plain decoding computes them;
-        good until the next.
+        """Yields the logits after each of `token_ids`, float32 `[vocabulary]`, one call each, as plain decoding does.
+
+        Each array is valid until the next one is yielded.
         """
         with self._exclusive():
             self.runner.reset()

@@ -21,12 +21,14 @@ EXIT_SECONDS = 10.0  # that threads have to end in, when the interpreter does
 
 @dataclass(frozen=True)
 class Chunk:
-    """Text and tokens that one model call added. `text` may be empty while a character or a possible stop string is
-    incomplete.
+    """Text and tokens that one model call added.
 
-    `drafted[i]` says whether token i was drafted rather than chosen by the target alone. The last chunk has a finish
-    reason: "eos", "stop" (a stop string, or a grammar's end in a vocabulary without end-of-text), "length", "cancelled"
-    or "timeout". `logprobs`: of each token, where the options have them.
+    - `text`: may be empty while a character or a possible stop string is incomplete.
+    - `token_ids`; `drafted[i]` tells whether token i was an accepted draft token.
+    - `finish_reason`: None, and in the last chunk "eos", "stop" (a stop string, or the grammar's end in a vocabulary
+      without end-of-text), "length", "cancelled" or "timeout".
+    - `stats`: the counts so far.
+    - `logprobs`: one per token, or None where the options do not request them.
     """
 
     text: str
@@ -39,7 +41,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """A whole answer. `token_ids` include end-of-text where it came; `text` leaves it and the stop string out."""
+    """A whole answer. Fields as in `Chunk`.
+
+    `token_ids` include end-of-text if the model wrote it; `text` has neither it nor the stop string.
+    """
 
     text: str
     token_ids: list[int]
@@ -59,10 +64,10 @@ class Completion:
 
 
 class CancelToken:
-    """Ends one generation from outside, by any thread at any time."""
+    """Ends one generation from any thread at any time."""
 
     def __init__(self) -> None:
-        self.reason = ""  # "cancelled" or "timeout", once somebody has ended it
+        self.reason = ""  # "cancelled" or "timeout" once the generation has been ended
         self.rollback = False
         # Reentrant: while it is held, a stream that nobody holds any longer may end in the same thread.
         self._lock = threading.RLock()
@@ -107,7 +112,9 @@ class CancelToken:
 
 
 class Stream(Iterator[Chunk]):
-    """Yields an answer chunk by chunk. Work begins with the first chunk and goes on as chunks are read."""
+    """Iterates over the chunks of an answer. The model runs only while a chunk is being read; `start` reads the stream
+    in a thread.
+    """
 
     def __init__(
         self,
@@ -117,8 +124,8 @@ class Stream(Iterator[Chunk]):
         exclusive: Callable[[CancelToken], AbstractContextManager[None]],
         finished: Callable[[list[Chunk]], None] = lambda chunks: None,
     ) -> None:
-        """`exclusive`: holds the session while the body runs. `finished` is given the chunks of an answer that is to
-        stay.
+        """Called by `Session.stream`. `exclusive` holds the session while the body runs; `finished` receives the chunks
+        of an answer that the chat keeps.
         """
         self._control = CancelToken()
         # These generators do not refer to this object, so a stream that nobody holds any longer ends at once.
@@ -129,17 +136,20 @@ class Stream(Iterator[Chunk]):
         return next(self._chunks)
 
     def close(self) -> None:
-        """Leaves the answer where it is and the session to others; a chat forgets the turn."""
+        """Ends the answer without reading further and frees the session; a chat drops the turn."""
         self._chunks.close()
 
     def cancel(self, rollback: bool = False) -> None:
-        """Ends it, from any thread, also while the prompt is read: the last chunk says "cancelled". `rollback`: a chat
-        forgets the turn.
+        """Ends the answer from any thread, also while the prompt is read.
+
+        The last chunk's `finish_reason` is "cancelled". A chat keeps the turn so far, or drops it with `rollback`.
         """
         self._control.end("cancelled", rollback)
 
     def start(self, notify: Callable[[], None] | None = None) -> Running:
-        """Reads the stream in a thread of its own. `notify` is called there whenever there is something new to read."""
+        """Reads the stream in a new thread and returns at once. `notify` is called in that thread after each chunk and
+        at the end.
+        """
         return Running(self, notify)
 
 
@@ -189,7 +199,7 @@ def _answer(
 
 
 class Running:
-    """A stream that a thread of its own reads. For one reader at a time."""
+    """A stream that is read in a thread of its own, made by `Stream.start`. For one reader at a time."""
 
     def __init__(self, stream: Stream, notify: Callable[[], None] | None = None) -> None:
         self._stream, self._notify = stream, notify or (lambda: None)
@@ -204,12 +214,12 @@ class Running:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, with an answer or an error."""
+        """Tells whether the generation has ended, with an answer or an error."""
         return self._done
 
     def read(self) -> list[Chunk]:
-        """Chunks that came since the last reading, without waiting. Raises what went wrong, once all chunks before it
-        are read.
+        """Returns the chunks since the last call, without waiting. Raises the generation's error once all chunks before
+        it have been read.
         """
         with self._changed:
             new, self._read = self._chunks[self._read :], len(self._chunks)
@@ -227,8 +237,8 @@ class Running:
                 return
 
     def result(self, timeout: float | None = None) -> Completion:
-        """Waits for the whole answer and returns it. Raises what went wrong, TimeoutError after `timeout` seconds (the
-        answer goes on).
+        """Waits for the whole answer and returns it. Raises the generation's error, or TimeoutError after `timeout`
+        seconds, which does not end the generation.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
@@ -238,7 +248,7 @@ class Running:
         return Completion.of(self._chunks)
 
     def cancel(self, rollback: bool = False) -> None:
-        """See `Stream.cancel`."""
+        """Ends the answer (`Stream.cancel`)."""
         self._stream.cancel(rollback)
 
     def _work(self) -> None:
@@ -265,7 +275,7 @@ _running: WeakSet[Running] = WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """A thread that the interpreter's end meets inside the model would take the whole process down."""
+    """Cancels and joins started generations at exit: a thread still inside the model would crash the process."""
     left, end = [running for running in _running if not running.done], time.monotonic() + EXIT_SECONDS
     for running in left:
         running.cancel()

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 
 class StreamspecError(Exception):
-    """Base of every error a user can act on.
+    """Base class of every error that a user can act on. `str(error)` is one line.
 
-    `code` is stable: scripts may match on it, wording may change. `exit_status` is what the command line returns.
-    Raise with what was found, what was expected, and what to do:
+    - `found`, `expected`, `fix`: the parts of that line: what was found, what was expected, what to do.
+    - `code`: stable, for scripts to match on; the wording may change.
+    - `exit_status`: exit code of the command line.
+
+    Raise it with the three parts:
     `raise BundleError("model.onnx has 10 bytes", "12 bytes as the manifest says", "export the bundle again")`.
     """
 

@@ -42,7 +42,7 @@ class InputOptions:
         None, "default: joint; staged with a target adapter, a warm start or a draft layer", choices=RECIPES
     )
     target_adapter: Path | None = option(
-        None, 'staged: the task LoRA under the drafter; "base": none; default: trained first'
+        None, 'staged: folder of the task LoRA that is the target; "base": the base itself; default: trained first'
     )
     format: str = option("raw", "prompt format", choices=KINDS)
     separator: str = option("\n", "raw: text between prompt and completion")
@@ -64,7 +64,7 @@ class DraftingOptions:
         8192, "drafters propose from the most frequent tokens of the data; 0: whole vocabulary", minimum=0
     )
     bigram_rank: int = option(
-        32, "rank of the bias that the token before gives to a position's logits; 0: none", minimum=0
+        32, "rank of the bigram, a bias on each position's logits by the token before; 0: none", minimum=0
     )
     prune_rank: int = option(
         8,
@@ -79,7 +79,7 @@ class DraftingOptions:
         choices=LABELS,
     )
     stream_rank: int = option(32, "streaming, staged: rank of the streams' own LoRA", minimum=1)
-    stream_rows: int = option(32, "most rows of a training sequence that the drafter drafts from", minimum=1)
+    stream_rows: int = option(32, "maximum rows of a training sequence at which the drafter learns", minimum=1)
 
 
 @dataclass
@@ -91,16 +91,16 @@ class OptimiserOptions:
     lr: float = option(5e-4, "learning rate", above=0)
     stream_lr: float = option(2e-3, "learning rate of a drafter that learns alone (staged)", above=0)
     batch_size: int = option(8, "texts per step", minimum=1)
-    max_length: int = option(512, "tokens; longer rows are dropped, and counted", minimum=1)
+    max_length: int = option(512, "maximum tokens of a training text; longer ones are dropped and counted", minimum=1)
     max_minutes: float | None = option(
-        None, "of the whole run: every stage and regeneration, not the last validation", above=0
+        None, "minutes of the whole run: every stage and regeneration, not the last validation", above=0
     )
     clock: str = option(
         "wall",
         'what measures a stage\'s minutes; "cpu": processor time per thread, for fair comparisons on a busy machine',
         choices=CLOCKS,
     )
-    epochs: float = option(1.0, "upper limit of each stage", above=0)
+    epochs: float = option(1.0, "maximum epochs of each stage", above=0)
     warmup: float = option(0.05, "share of the run in which the learning rate rises", minimum=0, below=1)
 
 
@@ -111,30 +111,28 @@ class SelfDistillationOptions:
     task_share: float = option(
         0.4, "staged with its own task LoRA: share of max_minutes that trains it", above=0, below=1
     )
-    self_distill: bool = option(False, "joint: a last stretch on completions the model regenerated")
-    distill_share: float = option(
-        0.35, "share of max_minutes for that stretch, regeneration included", above=0, below=1
-    )
+    self_distill: bool = option(False, "joint: train the last part of the run on answers that the model regenerated")
+    distill_share: float = option(0.35, "share of max_minutes for that part, regeneration included", above=0, below=1)
     regenerate_rows: int = option(
         4000, "completions to regenerate; 0 (staged): drafters learn from the references as they are"
     )
     regenerate_batch: int = option(128, "prompts regenerated at once", minimum=1)
     answers: Path | None = option(
-        None, "with a target adapter: file of regenerated answers, read and added to; default: kept for this run only"
+        None, "with a target adapter: file that keeps the regenerated answers for later runs; default: this run only"
     )
     max_new_tokens: int = option(128, "tokens per regenerated answer", minimum=1)
     answer_temperature: float = option(
-        0.0, "above 0: every second answer is sampled, so that the drafter serves sampling too", minimum=0
+        0.0, "above 0: every second answer is sampled at it, so that the drafter also suits sampling", minimum=0
     )
-    answer_top_p: float = option(1.0, "of sampled answers", above=0, maximum=1)
+    answer_top_p: float = option(1.0, "top-p of these sampled answers", above=0, maximum=1)
 
 
 @dataclass
 class RunOptions:
     """The run"""
 
-    val_rows: int = option(200, "validation prompts answered for the acceptance table", minimum=1)
-    seed: int = option(0, "of initialisation, order and sampling", minimum=0)
+    val_rows: int = option(200, "validation prompts whose answers give the acceptance statistics", minimum=1)
+    seed: int = option(0, "seed of initialisation, order of the data and sampling", minimum=0)
     threads: int | None = option(None, "CPU threads; default: torch's choice", minimum=1)
     save_steps: int = option(50, "steps between checkpoints", minimum=1)
     resume: bool = option(False, "continue the unfinished run in --out")
@@ -143,8 +141,10 @@ class RunOptions:
 
 @dataclass
 class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodOptions, DraftingOptions, InputOptions):
-    """All options of a run. Field names are YAML keys; with dashes they are flags. Raises ConfigError for values that
-    are out of range, contradict each other or belong to another method.
+    """All options of a training run. `base`, `data` and `out` are required.
+
+    Field names are YAML keys and, with dashes, the flags of `streamspec train`. Raises ConfigError for values that are
+    out of range, contradict each other or belong to another method.
     """
 
     def __post_init__(self) -> None:

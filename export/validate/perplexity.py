@@ -26,13 +26,13 @@ HEAD_ROWS = 256  # rows of logits at a time: each time the head is read anew
 
 @dataclass(frozen=True)
 class HeldOut:
-    """`path`: a data file of which the first `limit` rows are asked."""
+    """Held-out data for `export`: the first `limit` rows of the JSONL file `path`."""
 
     path: Path
     limit: int = LIMIT
 
     def read(self) -> list[Example]:
-        """Raises DataError where none has an answer."""
+        """Returns the rows that have an answer. Raises DataError if there is none."""
         found = [example for example in read_examples(self.path, self.limit) if example.completion is not None]
         if not found:
             raise DataError(

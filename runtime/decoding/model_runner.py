@@ -39,9 +39,13 @@ class StepResult:
 
 @dataclass(frozen=True, init=False)
 class Pruning:
-    """Which rows of a tree go on above the early exit: at most `rows`, none whose probability is below
-    `min_probability`. `rows` None: any number. `least`: the deprecated name of `min_probability`. Raises ConfigError
-    for values out of range."""
+    """Selects the rows of a draft tree that continue after the early exit.
+
+    - `rows`: at most this many; None: any number.
+    - `min_probability`: none below this probability, 0 to 1. `least` is its deprecated name.
+
+    Raises ConfigError for values out of range.
+    """
 
     rows: int | None = None
     min_probability: float = 0.0

@@ -22,17 +22,24 @@ MIN_TEMPERATURE = 1e-3
 
 @dataclass(frozen=True)
 class Sampling:
-    """Parameters of sampling. Names, meaning and order as in transformers' `GenerationConfig`; a temperature of 0 is
-    greedy decoding, the least above it 0.001.
+    """Sampling options, with the names, meaning and order of transformers' `GenerationConfig`.
 
-    `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` None draws one. Raises ConfigError for values out of range.
+    - `temperature`: 0 decodes greedily; otherwise 0.001 to 100.
+    - `top_k`: sample from the k most probable tokens only; 0: all.
+    - `top_p`: sample from the smallest set of tokens with this total probability; 1: all.
+    - `min_p`: drop tokens below this fraction of the highest probability; 0: none.
+    - `repetition_penalty`: above 1, tokens of the text so far become less probable; 1: off. Applies to greedy decoding
+      too.
+    - `seed`: makes sampling repeatable; None draws a new one.
+
+    Raises ConfigError for values out of range.
     """
 
-    temperature: float = option(0.0, "Above 0: sample. 0: greedy.")
-    top_k: int = option(0, "Sample from the k likeliest tokens only; 0: all.")
-    top_p: float = option(1.0, "Sample from the likeliest tokens that make up this share.")
-    min_p: float = option(0.0, "Leave tokens below this share of the likeliest one's out.")
-    repetition_penalty: float = option(1.0, "Above 1: tokens of the text so far become less likely.")
+    temperature: float = option(0.0, "0: greedy; above 0: sample at this temperature.")
+    top_k: int = option(0, "Sample from the k most probable tokens only; 0: all.")
+    top_p: float = option(1.0, "Sample from the smallest set of tokens with this total probability.")
+    min_p: float = option(0.0, "Drop tokens below this fraction of the highest probability.")
+    repetition_penalty: float = option(1.0, "Above 1: tokens of the text so far become less probable.")
     seed: int | None = option(None, "Makes sampling repeatable.")
     _key: int = field(init=False, repr=False, compare=False)
 
@@ -85,8 +92,11 @@ GREEDY = Sampling(seed=0)
 
 @dataclass(frozen=True)
 class Logprob:
-    """Log-probabilities by the model itself: natural, before temperature, penalties and grammars. `logprob` of the
-    `token` that came, and the `top` likeliest (token, log-probability), likeliest first."""
+    """Natural log-probabilities of one position under the model itself, before temperature, penalties and grammars.
+
+    - `token`: id of the chosen token; `logprob`: its log-probability.
+    - `top`: the most probable (token id, log-probability) pairs, most probable first.
+    """
 
     token: int
     logprob: float

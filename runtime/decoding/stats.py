@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 @dataclass
 class Stats:
-    """Counts one generation; seconds are wall time.
+    """Counts of one generation. Seconds are wall time.
 
-    `steps` are verification steps and `step_tokens` what they committed: end-of-text counts, anything after it or
-    after a limit does not, neither do the first token and the prefill. `plain_steps` bring one token each.
+    - `prompt_tokens`; `reused_tokens`: those of the prompt that were already in the KV cache.
+    - `new_tokens`: tokens of the answer.
+    - `steps`: verification steps; `step_tokens`: tokens they committed. End-of-text counts; the first token, which
+      prefill gives, does not. `plain_steps`: steps of one token each.
+    - `rows`: rows that the newest call verified; 1 for a plain step, 0 for prefill.
+    - `forced_tokens`: tokens for which the grammar allowed a single choice.
+    - `prefill_seconds`, `decode_seconds`; of the latter, `graph_seconds` inside the model and `waited_seconds` in the
+      scheduler's queue.
+    - `speculation`: whether it was on, and if not, why.
+    - `call_rows`: rows that every call of a static graph computes, else None.
     """
 
     prompt_tokens: int = 0
@@ -30,23 +38,23 @@ class Stats:
 
     @property
     def tau(self) -> float:
-        """Accepted length: tokens committed per verification step; 1.0 without any."""
+        """Returns the accepted length: tokens committed per verification step; 1.0 without such steps."""
         return self.step_tokens / self.steps if self.steps else 1.0
 
     @property
     def call_reduction(self) -> float:
-        """The papers' figure: new tokens per model call, prefill counted as a call."""
+        """Returns new tokens per model call, prefill counted as one call, as papers report it."""
         calls = self.steps + self.plain_steps + 1
         return self.new_tokens / calls
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode phase: the first token belongs to the prefill."""
+        """Returns tokens per second of the decode phase; the first token belongs to the prefill."""
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 and self.new_tokens > 1 else 0.0
 
     @property
     def host_seconds(self) -> float:
-        """Decode time outside the model: proposing, accepting, moving cache rows, text."""
+        """Returns decode time outside the model: drafting, acceptance, cache compaction, text."""
         return max(0.0, self.decode_seconds - self.graph_seconds - self.waited_seconds)
 
     def __str__(self) -> str:

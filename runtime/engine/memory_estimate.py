@@ -34,12 +34,13 @@ STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that a loaded bundle adds to a process that has imported `streamspec.runtime`, at most, with every context
-    full.
+    """Upper bound of the bytes that a loaded bundle adds to a process, with every context full.
 
-    `weights`: mapped from the file and read there; the system may drop such pages and read them again. `packed`: the
-    weights as the processor wants them, `cache`: keys and values, `work`: the tokenizer, ONNX Runtime, and what a call
-    computes with.
+    - `weights`: read from the mapped file; the system can drop these pages at any time.
+    - `packed`: weights in the layout of the processor's kernels.
+    - `cache`: keys and values.
+    - `work`: tokenizer, ONNX Runtime and the buffers of a call.
+    - `total`: their sum. `str()` gives all of them in MB.
     """
 
     weights: int
@@ -57,12 +58,14 @@ class MemoryEstimate:
 
 
 def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> MemoryEstimate:
-    """Estimates what `bundle`, a folder or its manifest, will take on a CPU with this many `sessions` of `context`
-    tokens each (default: the model's).
+    """Estimates the memory that `bundle` will take on a CPU, from its manifest and without loading it.
 
-    For a folder the largest of its adapters is counted, for a manifest none. A model whose embedding is not also its LM
-    head takes up to one embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers that
-    make no sense.
+    - `bundle`: a folder, or a manifest. A folder counts the largest of its adapters, a manifest none.
+    - `context`: tokens of each session (default: the model's context).
+    - `sessions`: number of sessions over the bundle.
+
+    Returns a `MemoryEstimate` in bytes, an upper bound: a model whose embedding is not also its LM head takes up to one
+    embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers below 1.
     """
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
     model = manifest.model

@@ -37,7 +37,10 @@ END = "<|streamspec: end of grammar|>"  # a token that stands for the end, whate
 
 @dataclass(frozen=True)
 class Grammar:
-    """Constrains an answer. Made by `json_schema`, `json_object`, `regex` or `choice`; checked when made."""
+    """Constrains an answer: give it to `generate` as `grammar=`. Needs the extra `grammar`.
+
+    Made by `json_schema`, `json_object`, `regex` or `choice`, each of which checks its argument and raises ConfigError.
+    """
 
     kind: str
     source: str  # as given
@@ -45,10 +48,11 @@ class Grammar:
 
     @staticmethod
     def json_schema(schema: Mapping[str, Any] | str, separators: tuple[str, str] = (", ", ": ")) -> Grammar:
-        """JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white space.
+        """Returns a grammar of JSON that satisfies `schema`, with `separators` as in `json.dumps` and no other white
+        space.
 
-        Raises ConfigError for what is no schema, cannot be satisfied, uses a keyword that cannot be enforced, or is too
-        large.
+        Raises ConfigError for a schema that is invalid, too large or unsatisfiable, or uses a keyword that cannot be
+        enforced.
         """
         text = schema if isinstance(schema, str) else _dumped(schema)
         if len(text) > MAX_TEXT:
@@ -81,13 +85,14 @@ class Grammar:
 
     @staticmethod
     def json_object() -> Grammar:
-        """Any JSON object."""
+        """Returns a grammar of any JSON object."""
         return Grammar.json_schema({"type": "object"})
 
     @staticmethod
     def regex(pattern: str) -> Grammar:
-        """Text that `pattern` matches from its beginning to its end: the syntax of Rust's regex crate, without
-        look-around. Raises ConfigError.
+        """Returns a grammar of text that `pattern` matches from beginning to end.
+
+        Syntax of Rust's regex crate, without look-around. Raises ConfigError for an invalid or too large pattern.
         """
         if not isinstance(pattern, str) or not pattern or any("\ud800" <= c <= "\udfff" for c in pattern):
             raise ConfigError(f"a regular expression {pattern!r}", "a text", "correct it")
@@ -100,7 +105,7 @@ class Grammar:
 
     @staticmethod
     def choice(texts: Sequence[str]) -> Grammar:
-        """One of `texts`. Raises ConfigError where there is none, one is empty, or they are too long."""
+        """Returns a grammar of exactly one of `texts`. Raises ConfigError for an empty list or text, or too many."""
         if isinstance(texts, str) or not texts or any(not isinstance(text, str) or not text for text in texts):
             raise ConfigError(f"choices {texts!r:.80}", "a list of texts, none of them empty", "correct them")
         if sum(map(len, texts)) > MAX_TEXT:

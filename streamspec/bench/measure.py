@@ -43,13 +43,19 @@ def bench(
     adapter: str | Path | None = None,
     sampling: Sampling = GREEDY,
 ) -> Report:
-    """Measures `bundle` on at most `limit` rows of the JSONL file `prompts`.
+    """Compares plain and speculative decoding of `bundle` on prompts: speed, exactness and quality.
 
-    `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision. `rows`: tree
-    sizes to force one after the other. `prune`: probabilities below which rows of a draft stop at the early exit, one
-    after the other. `provider`: of all bundles. `adapter`: of a swappable bundle. `ngram`: also draft what followed
-    earlier in the text. `sampling`, where random, needs a seed, so that all sides draw alike. `save_outputs`: JSONL
-    file for the answers, for `compare`. Raises StreamspecError for prompts or bundles that cannot be read.
+    - `prompts`: JSONL file; `limit`: number of its rows to use (default: all).
+    - `max_new_tokens`: maximum tokens of each answer. `repeats`: passes over all prompts; figures are medians.
+    - `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision.
+    - `rows`: tree sizes that are measured too, each forced. `prune`: likewise, probabilities below which rows of a
+      draft stop at the early exit.
+    - `tree`, `threads`, `provider`, `ngram`, `adapter`: as for `streamspec.runtime.load`; `provider` applies to all
+      bundles.
+    - `sampling`: greedy by default; with a temperature it needs a seed, so that all arms draw alike.
+    - `save_outputs`: JSONL file for the answers, to be read by `compare`.
+
+    Returns a `Report`. Raises StreamspecError for prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
     pruning = [(f"chance {least:g}", Pruning(min_probability=least)) for least in prune]

@@ -68,11 +68,13 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float], level: float = 0.95
 
 
 def compare(file_a: str | Path, file_b: str | Path, side: str = "plain", side_b: str | None = None) -> dict[str, Any]:
-    """Quality of answers written by `bench --save-outputs`: means, and intervals of b - a over the prompts.
+    """Compares the quality of the answers in two files of `bench --save-outputs`, by paired bootstrap.
 
-    `side`: which answers of the files, `plain`, `speculative`, or the path of a bundle that took part by `--also`;
-    `side_b`: those of the second file, where they are others. Raises DataError where the files are not about the same
-    prompts.
+    - `side`: the answers to score: `plain`, `speculative`, or the path of a bundle named with `--also`.
+    - `side_b`: the same for the second file, if it differs.
+
+    Returns the mean of each score and the interval of the difference b - a over the prompts. Raises DataError for files
+    on different prompts.
     """
     rows_a, rows_b = _scored(file_a, side), _scored(file_b, side_b or side)
     if [r["prompt"] for r in rows_a] != [r["prompt"] for r in rows_b]:

@@ -104,7 +104,7 @@ def _ratio(a: float, b: float) -> float:
 
 @dataclass
 class Report:
-    """All results of `bench`. `to_json` has the stable keys; the rest is for reading."""
+    """Results of `bench`. Scripts should use `to_json`, whose keys are stable; the fields may change."""
 
     bundle: str
     prompts: int
@@ -129,7 +129,7 @@ class Report:
     categories: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """One flat object; keys as documented in docs/reference/cli.md."""
+        """Returns one flat object, with the keys of docs/reference/cli.md."""
         spec, plain = self.speculative, self.plain
         result: dict[str, Any] = {
             "tokens_per_step": spec.tokens_per_step,

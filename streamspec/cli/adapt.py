@@ -13,20 +13,20 @@ def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle of `export --swappable`.", show_default=False)],
     adapter: Annotated[Path, typer.Argument(help="Adapter folder of `train`.", show_default=False)],
     name: Annotated[
-        str | None, typer.Option(help="What the bundle calls it; default: as the folder.", show_default=False)
+        str | None, typer.Option(help="Name of the adapter in the bundle; default: its folder's.", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write it to this folder, not into the bundle.", show_default=False)
+        Path | None, typer.Option(help="Folder to write to instead of the bundle.", show_default=False)
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The bundle's base; default: as its manifest names it.", show_default=False)
+        str | None, typer.Option(help="The bundle's base; default: the id in its manifest.", show_default=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an adapter that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing adapter.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
     ] = False,
 ) -> None:
-    """Make an adapter ready to be swapped in: converted, checked against PyTorch, written whole or not at all."""
+    """Convert an adapter for a swappable bundle and compare it with PyTorch."""
     from streamspec.export import adapt
 
     written = adapt(bundle, adapter, name, out, base, force)

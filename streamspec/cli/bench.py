@@ -37,20 +37,24 @@ def command(
         Path,
         typer.Option(help="JSONL file: prompt/completion, messages, text or Spec-Bench turns.", show_default=False),
     ],
-    limit: Annotated[int | None, typer.Option(min=1, help="Take the first N rows only.", show_default=False)] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N rows only.", show_default=False)] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Passes over all prompts; figures are medians over them.")] = 5,
     also: Annotated[
         list[Path] | None,
-        typer.Option(help="Let this bundle's plain decoding take part; may be given again.", show_default=False),
+        typer.Option(help="Also measure plain decoding of this bundle; repeatable.", show_default=False),
     ] = None,
     rows: Annotated[
-        str | None, typer.Option(help="Also force trees of these sizes, such as 1,2,4,8.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Also measure draft trees forced to these numbers of rows, such as 1,2,4,8.", show_default=False
+        ),
     ] = None,
     prune: Annotated[
         str | None,
         typer.Option(
-            help="Also prune drafts below these probabilities at the early exit, such as 0.01,0.1.", show_default=False
+            help="Also measure drafts pruned at the early exit below these probabilities, such as 0.01,0.1.",
+            show_default=False,
         ),
     ] = None,
     tree: Annotated[str, load_flag("tree")] = str(LoadOptions.tree),
@@ -68,7 +72,7 @@ def command(
         Path | None, typer.Option(help="Write prompts, answers and scores to this JSONL file.", show_default=False)
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
     ] = False,
 ) -> None:
     """Measure plain against speculative decoding, interleaved, and compare their output token for token.

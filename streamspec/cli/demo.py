@@ -11,14 +11,14 @@ import typer
 
 def command(
     train: Annotated[bool, typer.Option("--train", help="Fine-tune an adapter on the packaged sample first.")] = False,
-    minutes: Annotated[float, typer.Option(min=0.5, help="With --train: how long.")] = 5.0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take the first N prompts only.", show_default=False)] = None,
+    minutes: Annotated[float, typer.Option(min=0.5, help="With --train: minutes of training.")] = 5.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N prompts only.", show_default=False)] = None,
     plot: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("streamspec-demo.png"),
     as_json: Annotated[
-        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
     ] = False,
 ) -> None:
-    """Export the shipped SQL adapter on the reference base and watch it decode, plain and speculative."""
+    """Export the shipped SQL adapter and show it decode, plain and speculative."""
     from streamspec.demo import demo
 
     result = demo(minutes if train else None, limit, plot)

@@ -17,14 +17,14 @@ Rows = Sequence[Sequence[str]]
 
 def command(
     bundle: Annotated[
-        Path | None, typer.Argument(help="Bundle folder to try on every provider.", show_default=False)
+        Path | None, typer.Argument(help="Bundle folder to test on every provider.", show_default=False)
     ] = None,
     threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
 ) -> None:
-    """Say what this machine can do: processor, memory, ONNX Runtime, providers; and how each of them computes BUNDLE.
+    """Show what this machine can run: processor, memory, ONNX Runtime, providers; with BUNDLE, test each provider.
 
-    Exit code 1 where none computes it rightly.
+    Exit code 1 if no provider computes it correctly.
     """
     from streamspec.progress import track
     from streamspec.runtime import doctor

@@ -25,7 +25,7 @@ def command(
     adapter: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Adapter folder; without it the untouched base. With --swappable it may be given again.",
+            help="Adapter folder; default: the base alone. Repeatable with --swappable.",
             show_default=False,
         ),
     ] = None,
@@ -34,19 +34,19 @@ def command(
         int | None, typer.Option(help="Weights that share a scale in int4: 32 or 128.", show_default="32")
     ] = None,
     stream_weights: Annotated[
-        str, typer.Option(help="How the streams' own LoRA is carried: merged or delta.")
+        str, typer.Option(help="How the streams' own LoRA is stored: merged or delta.")
     ] = "merged",
     target: Annotated[
         str,
         typer.Option(
-            help="What computes the bundle: cpu, cuda, or a compiler of static graphs: openvino, migraphx, directml, "
-            "coreml."
+            help="Hardware that the graph is shaped for: cpu, cuda, or a compiler of static graphs: openvino, "
+            "migraphx, directml, coreml."
         ),
     ] = "cpu",
     static: Annotated[
         bool,
         typer.Option(
-            "--static", help="Fixed shapes and standard operators alone, for providers that compile one shape."
+            "--static", help="Write fixed shapes and standard operators, for providers that compile one shape."
         ),
     ] = False,
     rows: Annotated[
@@ -55,10 +55,11 @@ def command(
     context: Annotated[
         int | None,
         typer.Option(
-            help="With --static: most tokens in the cache; default: 2048, or the base's context.", show_default=False
+            help="With --static: maximum tokens in the KV cache; default: 2048, or the base's context.",
+            show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     plain_genai: Annotated[
         bool,
         typer.Option(
@@ -68,7 +69,7 @@ def command(
     val: Annotated[
         Path | None,
         typer.Option(
-            help="Held-out rows (JSONL): also say what the precision costs, and how well the bundle answers.",
+            help="Held-out data (JSONL): also measure what the precision costs and how well the bundle answers.",
             show_default=False,
         ),
     ] = None,
@@ -76,11 +77,11 @@ def command(
     swappable: Annotated[
         bool,
         typer.Option(
-            "--swappable", help="Keep adapters beside the base's weights, to be swapped while the bundle runs."
+            "--swappable", help="Keep adapters beside the base's weights, so that they can be swapped at run time."
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""

@@ -35,10 +35,10 @@ def command(
     prompt: Annotated[str, typer.Option(help="Prompt; - reads it from stdin.", show_default=False)],
     max_new_tokens: MaxNewTokens = GenerationOptions.max_new_tokens,
     stop: Stop = None,
-    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="One token per step.")] = False,
+    no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Decode one token per step.")] = False,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows of the draft tree; default: as many as pay, step by step.", show_default=False),
+        typer.Option(min=1, help="Rows of the draft tree; default: as many as pay at each step.", show_default=False),
     ] = None,
     use: Use = None,
     threads: Threads = LoadOptions.threads,
@@ -57,11 +57,12 @@ def command(
         str | None, typer.Option(help="Regular expression that the whole answer must match.", show_default=False)
     ] = None,
     choice: Annotated[
-        list[str] | None, typer.Option(help="Answer with this text; given again: with one of them.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Answer with this text; repeated: with one of these texts.", show_default=False),
     ] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Say on stderr how fast it was and why.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Print speed and what speculation did on stderr.")] = False,
 ) -> None:
-    """Answer one prompt, streamed."""
+    """Answer one prompt and stream the answer."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise ConfigError("an empty prompt", "some text", "check --prompt")

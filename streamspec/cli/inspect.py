@@ -27,7 +27,7 @@ def command(
     path: Annotated[Path, typer.Argument(help="Bundle or adapter folder.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Say what a bundle or an adapter is."""
+    """Describe a bundle or an adapter."""
     title, rows = describe(path)
     # File content is quoted here: its control characters must not reach the terminal.
     rows = [(one_line(name), one_line(value)) for name, value in rows]

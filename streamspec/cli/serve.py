@@ -26,38 +26,35 @@ def command(
     token: Annotated[
         str | None,
         typer.Option(
-            help=f"What clients have to send; default: the environment's {TOKEN}, else a new one, printed.",
+            help=f"Token that clients must send; default: the variable {TOKEN}, else a new one, printed.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Model id of the bundle; default: its folder.", show_default=False)
+        str | None, typer.Option(help="Model id of the bundle; default: its folder's name.", show_default=False)
     ] = None,
     use: Annotated[
         list[str] | None,
         typer.Option(
-            help=(
-                "Of a swappable bundle: an adapter to offer, by name or folder; may be given again. Default: all in "
-                "the bundle."
-            ),
+            help=("Adapter of a swappable bundle to offer, by name or folder; repeatable. Default: all in the bundle."),
             show_default=False,
         ),
     ] = None,
     sessions: Annotated[
-        int, typer.Option(min=1, max=64, help="Generations at once, each with a cache of its own.")
+        int, typer.Option(min=1, max=64, help="Concurrent generations, each with its own KV cache.")
     ] = 4,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused with 429.")] = 32,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds a request may take.")] = 300,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens an answer may ask for.")] = 4096,
+    timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds per request.")] = 300,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens that a request may ask for.")] = 4096,
     context: Context = LoadOptions.context,
     idle: Idle = LoadOptions.idle,
-    no_page: Annotated[bool, typer.Option("--no-page", help="Without the web page.")] = False,
-    log: Annotated[bool, typer.Option("--log", help="One line a request on stderr.")] = False,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the web page.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Print one line per request on stderr.")] = False,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
 ) -> None:
-    """Serve a bundle to programs of this machine, as OpenAI's API does."""
+    """Serve a bundle to programs on this machine through an OpenAI-compatible API."""
     from streamspec.serve import Limits, serve
 
     if log:

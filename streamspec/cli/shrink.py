@@ -14,10 +14,10 @@ def command(
     out: Annotated[Path, typer.Option(help="Adapter folder to write.", show_default=False)],
     rank: Annotated[int, typer.Option(min=1, help="Rank that every LoRA keeps.", show_default=False)],
     as_json: Annotated[
-        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
     ] = False,
 ) -> None:
-    """Cut an adapter's LoRAs to a lower rank (truncated SVD): a smaller folder, measure it with export and bench."""
+    """Cut an adapter's LoRAs to a lower rank (truncated SVD)."""
     from streamspec.adapters.shrink import shrink
 
     kept = shrink(adapter, out, rank)

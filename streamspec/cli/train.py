@@ -104,7 +104,7 @@ def signature() -> inspect.Signature:
         parameters.append(_keyword(field.name, kind | None, option))
     config = typer.Option(None, "--config", help="YAML file with the same options; flags win.", show_default=False)
     parameters.append(_keyword("config", Path | None, config))
-    as_json = typer.Option(False, "--json", help="The last line on stdout is the result as one JSON object.")
+    as_json = typer.Option(False, "--json", help="Print the result as one JSON object, the last line on stdout.")
     parameters.append(_keyword("json", bool, as_json))
     return inspect.Signature(parameters)
 

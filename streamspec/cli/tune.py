@@ -24,27 +24,28 @@ def command(
         list[int] | None,
         typer.Option(
             min=1,
-            help="Tokens in the cache while measuring; may be given again. Default: 64 and 512.",
+            help="Tokens in the KV cache while measuring; repeatable. Default: 64 and 512.",
             show_default=False,
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Validation data (JSONL): also find by it below which probability to prune drafts.", show_default=False
+            help="Validation data (JSONL): also find the probability below which pruning drafts pays.",
+            show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Take the first N rows of --prompts only.")] = 20,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer to --prompts.")] = 128,
+    limit: Annotated[int, typer.Option(min=1, help="Use the first N rows of --prompts only.")] = 20,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer to --prompts.")] = 128,
     use: Use = None,
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
-    plot: Annotated[Path | None, typer.Option(help="PNG file to draw the curves into.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for a plot of the curves.", show_default=False)] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="The last line on stdout is the result as one JSON object.")
+        bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
     ] = False,
 ) -> None:
-    """Measure the cost curve at leisure and choose the draft tree by it; later loads on this machine use the result."""
+    """Measure the cost of a step by its number of rows; later loads on this machine use the result."""
     from rich.console import Console
 
     from streamspec.runtime import load

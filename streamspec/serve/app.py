@@ -161,12 +161,15 @@ def create_app(
     limits: Limits = DEFAULT,
     page: bool = True,
 ) -> tuple[App, Pool]:
-    """Creates the ASGI application over a loaded session, and its pool, to be closed with it.
+    """Creates the ASGI application over a loaded session, and its session pool, which has to be closed with it.
 
-    `token`: what clients have to send as bearer token. `port`: that it will be reached by, checked against the Host
-    header. `name`: the model id of what `session` answers with; `adapters`: further model ids and their adapters
-    (`Session.swap`). `page`: whether to serve the web page. Serve it with `Server`, which binds loopback only; other
-    servers would have to. Raises ConfigError for names that collide or are no names.
+    - `token`: the bearer token that clients must send.
+    - `port`: the port that clients use, checked against the Host header.
+    - `name`: model id of the session itself. `adapters`: further model ids with their adapters (`Session.swap`).
+    - `limits`: bounds on requests and sessions. `page`: whether to serve the web page.
+
+    Serve it with `Server`, which binds loopback addresses only; any other server must do the same. Raises ConfigError
+    for model ids that collide or are invalid.
     """
     service = Service(session, name, adapters or {}, limits)
     files = _page_files() if page else {}

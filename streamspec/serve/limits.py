@@ -11,8 +11,9 @@ LONGEST = 1e6  # seconds; beyond some 1e9 timers fail
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one server; docs/guides/serve.md has them as a table. Raises ConfigError for what is no such number;
-    `queue` may be 0, seconds at most `LONGEST`.
+    """Limits of one server; docs/guides/serve.md lists them. All at least 1, `queue` also 0.
+
+    Raises ConfigError for any other value, and for seconds above `LONGEST`.
     """
 
     sessions: int = 4  # generations at once, each with a cache of its own

@@ -32,8 +32,9 @@ GRACE = 0.5  # seconds that cancelled generations have to end in
 
 
 class Server:
-    """A server on loopback over a loaded session. `run` blocks until `stop` or a signal; `url` and `token` are known
-    before.
+    """A server on loopback over a loaded session. `run` blocks until `stop` or a signal.
+
+    `url`: its address; `token`: the bearer token. Both are set before `run`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Server:
         limits: Limits = DEFAULT,
         page: bool = True,
     ) -> None:
-        """`port` 0: a free one. `token` None: a new one. The rest as `create_app`.
+        """Opens the port. `port` 0 takes a free one, `token` None creates one; the rest as for `create_app`.
 
         Raises ConfigError for a host that is not loopback, a port that is taken, or a token that is too short or cannot
         be sent.
@@ -78,13 +79,11 @@ class Server:
         return self._uvicorn.started
 
     def run(self) -> None:
-        """Serves until `stop`, SIGINT or SIGTERM; the signals only in the main thread, and their usual effect
-        follows.
-        """
+        """Serves until `stop`, SIGINT or SIGTERM. Handles signals in the main thread only, then passes them on."""
         self._uvicorn.run(sockets=[self.socket])
 
     def stop(self) -> None:
-        """Ends, from any thread, every generation with an error to its client, then `run`, within a second."""
+        """Stops the server from any thread, within a second. Running generations end with an error to their clients."""
         self._uvicorn.leave()
 
 
@@ -102,9 +101,13 @@ def serve(
     ready: Callable[[Server], None] | None = None,
     **keywords: Unpack[LoadKwargs],
 ) -> None:
-    """Loads a bundle (options as of `load`) and serves it until a signal comes. `name`: the model id of the base, by
-    default the bundle's folder; `adapters`: those to offer, by default all that lie in the bundle. `ready(server)` is
-    called before it begins to serve."""
+    """Loads a bundle and serves it until SIGINT or SIGTERM. Options of `load` as one `LoadOptions` or as keywords.
+
+    - `port`, `host`, `token`, `limits`, `page`: as for `Server`.
+    - `name`: model id of the bundle (default: its folder's name).
+    - `adapters`: adapters of a swappable bundle to offer (default: all in the bundle).
+    - `ready`: called with the `Server` before it begins to serve.
+    """
     session = load(bundle, options, **keywords)
     chosen, own = session.adapters if adapters is None else adapters, session.adapter
     for adapter in adapters or ():  # each is tried, so that a wrong one is refused now
