@@ -98,6 +98,7 @@ def check_answers(
 
 
 def fits(prompt: list[int], config: TrainConfig) -> bool:
+    """Tells whether `prompt` leaves room for `max_new_tokens` within `max_length`."""
     return len(prompt) + config.max_new_tokens <= config.max_length
 
 

@@ -260,4 +260,5 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
 
 
 def to_stderr(line: str) -> None:
+    """Prints one line to stderr, the default `progress` of an export."""
     print(line, file=sys.stderr, flush=True)

@@ -56,6 +56,7 @@ class Target:
 
     @property
     def device(self) -> bool:
+        """Whether the provider computes on a device with memory of its own."""
         return self.name in DEVICES
 
     def precision(self, name: str, block: int | None) -> Precision | StaticPrecision:

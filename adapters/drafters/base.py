@@ -85,6 +85,7 @@ class TargetModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """The device of the embedding, where inputs belong."""
         return self.decoder.embedding.weight.device
 
     def train(self, mode: bool = True) -> TargetModel:

@@ -64,11 +64,13 @@ class _GrowingCache:
         self.is_updated: dict[int, bool] = {}
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Appends K/V [B, Hkv, R, D]; returns all of them so far."""
         self.keys.append(key)
         self.values.append(value)
         return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
 
     def get_seq_length(self, *_: Any) -> int:
+        """Counts the rows that the cache holds."""
         return sum(key.shape[2] for key in self.keys)
 
 
@@ -102,11 +104,13 @@ class DraftLayerModel(DraftingModel):
 
     @classmethod
     def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        """Builds a draft layer from the target's last layer and fits its maps to the training rows."""
         drafter = cls(model, DraftLayerConfig.of(run.config.resolved)).to(run.device)
         run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
         return drafter
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
+        """Computes the weighted "total" and its parts, each a scalar."""
         options = step.config.resolved
         passes = counted_passes(options)
         if options["random_unroll"] and not self.heads:  # heads of their own would all have to be met as often
@@ -159,6 +163,7 @@ class DraftLayerModel(DraftingModel):
         return used | {"branches_agree": round(float(torch.cat(agree).float().mean()), 3)} if agree else used
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
+        """Returns states [B, P, gamma, H]; with separate lists [B, P, gamma, K (H + 1)], see `draft_logits`."""
         found = self.unroll(main, picked, self.passes)
         states = found.mixture if found.apart is None else found.apart
         if found.last is None:
@@ -270,10 +275,12 @@ class DraftLayerModel(DraftingModel):
         return finished.to(self.decoder.embedding.weight.dtype)
 
     def drafter_tensors(self) -> dict[str, Tensor]:
+        """Returns every parameter outside the target, by its name in an adapter."""
         own = {name: p for name, p in self.named_parameters() if not name.startswith(("model.", "bigram_"))}
         return own | super().drafter_tensors()
 
     def described(self) -> dict[str, Any]:
+        """Describes the layer for the section `streams` of an adapter's configuration."""
         shape = self.config
         biases = sorted(
             name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias")

@@ -55,10 +55,12 @@ class AppendCache:
         self.is_updated: dict[int, bool] = {}
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Returns the main rows' K/V of `layer` followed by those of the stream rows; keeps neither."""
         i = layer - self.first
         return torch.cat([self.keys[i], key], dim=2), torch.cat([self.values[i], value], dim=2)
 
     def get_seq_length(self, *_: Any) -> int:
+        """Counts the main rows."""
         return int(self.keys[0].shape[2])
 
 
@@ -127,6 +129,7 @@ class StreamingModel(DraftingModel):
         return streams
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
+        """Computes the "total" loss and its parts, each a scalar; adds that of the early exit."""
         losses = drafting_losses(self, step)
         if self.prune_down is not None:  # its own parameters alone learn from it
             losses["early_exit"] = exit_loss(self, step)
@@ -178,6 +181,7 @@ class StreamingModel(DraftingModel):
         return self.decoder.finish((unit + moved).to(entry.dtype))
 
     def drafter_tensors(self) -> dict[str, Tensor]:
+        """Returns the streams' own parameters and LoRA, by their names in an adapter."""
         tensors: dict[str, Tensor] = {"stream_embeddings": self.stream_embeddings, "shares": self.shares}
         if self.root_map is not None:
             tensors["root_map"] = self.root_map
@@ -195,6 +199,7 @@ class StreamingModel(DraftingModel):
                     yield f"layers.{index}.{name}", module
 
     def described(self) -> dict[str, Any]:
+        """Describes the streams for the section `streams` of an adapter's configuration."""
         shape = self.config
         rank = next((module.r["streams"] for _, module in self._own_lora()), 0)
         return super().described() | {

@@ -47,6 +47,7 @@ class CompletionFile:
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
 
     def add(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        """Adds the answers to these prompts, in memory and to the file."""
         self.known |= {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(

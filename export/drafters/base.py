@@ -234,6 +234,7 @@ class ParallelDraftPass(DraftPass):
         """[m, D]: of the depths `stream_ids` [m], without the bigram's share."""
 
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
+        """Adds the candidates of all depths at once, and the bigram's table where there is one."""
         logits = self.logits(g, accepted, presents, stream_ids)
         with g.named("head"):
             tokens, values, numbers = self.best(g, logits)

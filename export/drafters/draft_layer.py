@@ -39,10 +39,12 @@ class DraftLayerSpec(DraftSpec):
 
     @property
     def uses_root(self) -> bool:
+        """Always: the layer's input is the token after the accepted node."""
         return True
 
     @property
     def own_layers(self) -> int:
+        """One: the draft layer's K/V are in the cache."""
         return 1
 
     @property
@@ -57,12 +59,15 @@ class DraftLayerSpec(DraftSpec):
 
     @property
     def beam(self) -> int:
+        """Candidates of a level that the next one continues."""
         return BEAM if self.draft_vocab is None else min(BEAM, len(self.draft_vocab))
 
     def tapped(self, layers: int) -> tuple[int, ...]:
+        """The layers `taps` before the end."""
         return tuple(layers - tap for tap in self.taps)
 
     def info(self, candidates: int) -> DrafterInfo:
+        """Adds the root token and the levels to the description."""
         return replace(super().info(candidates), root_token=True, levels=self.levels)
 
 
@@ -157,10 +162,13 @@ class DraftLayerSource:
                 self.own[f"model.layers.{layers + number}.{LAYER[part]}.{rest}"] = tensor.astype(np.float32)
 
     def weight(self, name: str) -> Array:
+        """Returns a weight of the draft layer, or else of the target."""
         return self.own[name] if name in self.own else self.source.weight(name)
 
     def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table of the target."""
         return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
+        """Returns a bias of the draft layer or of the target; None where there is none."""
         return self.own.get(name) if name.startswith(self.prefixes) else self.source.bias(name)

@@ -87,6 +87,7 @@ class DraftLayerPass(DraftPass):
     # ---- in the main graph
 
     def main_rows(self, g: Scope, main: MainRows) -> list[tuple[str, ...]]:
+        """Writes the draft layer's K/V of the main rows; returns its cache outputs."""
         units = [self.decoder.unit_rms(g, entry) for entry in main.entries]
         state = self._map(g, g.op("Concat", *units, axis=-1), main.rows, "from_entry")
         self.inputs = self._input(g, main.following, state, main.rows)
@@ -100,6 +101,7 @@ class DraftLayerPass(DraftPass):
     # ---- in the branch
 
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
+        """Adds one level per pass; returns tokens, values and origins of all levels, one after another."""
         past = accepted.past_mask(g)
         own: list[tuple[str, str]] = []
         beam = self.spec.beam

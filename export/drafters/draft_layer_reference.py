@@ -33,6 +33,7 @@ class DraftLayerReference(DraftReference):
         self.layer = TrainedDraftLayer(model.model, spec)
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        """Keeps the reference's pass, since later levels depend on the graph's candidates."""
         return _LayerDrafts(self.layer)
 
 

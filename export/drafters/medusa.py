@@ -48,6 +48,7 @@ class MedusaPass(ParallelDraftPass):
     spec: MedusaSpec
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        """Adds all heads over the accepted node's state; gathers the rows of `stream_ids`: [m, D]."""
         one = Rows(g.op("Shape", accepted.final, start=0, end=1))
         hidden = g.op("Unsqueeze", accepted.final, g.ints(0))
         states, logits = [], []

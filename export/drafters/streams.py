@@ -45,18 +45,23 @@ class StreamSpec(DraftSpec):
 
     @property
     def uses_root(self) -> bool:
+        """Whether streams or their bigram read the token after the accepted node."""
         return self.root_map is not None or super().uses_root
 
     def first_layer(self, layers: int) -> int:
+        """The first of the last `ns` layers, which streams run through."""
         return layers - self.ns
 
     def tapped(self, layers: int) -> tuple[int, ...]:
+        """The last `ns` layers."""
         return tuple(range(self.first_layer(layers), layers))
 
     def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
+        """Copies the spec with `change` applied to its LoRA."""
         return replace(self, lora=change(self.lora))
 
     def info(self, candidates: int) -> DrafterInfo:
+        """Adds the number of layers, the positions and the root token to the description."""
         positions, root = "shifted" if self.shifted else "same", self.root_map is not None
         return replace(super().info(candidates), ns=self.ns, positions=positions, root_token=root)
 
@@ -126,6 +131,7 @@ class MergedSource:
         self.updates = {f"{decoder.spec.weight_name(i, m)}.weight": pair for (i, m), pair in lora.items()}
 
     def weight(self, name: str) -> Array:
+        """Returns the base's weight plus its low-rank update, if any."""
         weight = self.source.weight(name)
         if name not in self.updates:
             return weight
@@ -133,9 +139,11 @@ class MergedSource:
         return weight + b @ a
 
     def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table of the base."""
         return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
+        """Returns a bias of the base; None where there is none."""
         return self.source.bias(name)
 
 
@@ -190,6 +198,7 @@ class StreamPass(ParallelDraftPass):
         self.first = spec.first_layer(decoder.spec.layers)
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        """Adds the stream rows through the last layers and the head: [m, D]."""
         rows = Rows(g.op("Shape", stream_ids))
         residual = self._through(
             g,

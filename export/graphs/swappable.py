@@ -105,6 +105,7 @@ class SwappableStore(WeightStore):
             self.add_inline(row.name, row.filled(0, symbol=0))
 
     def add(self, name: str, array: Array) -> str:
+        """Adds an initializer; keeps nothing under the name of an adapter's input."""
         return name if name in self._names else super().add(name, array)
 
 
@@ -112,6 +113,7 @@ class SwappableDecoder(Decoder):
     """A decoder whose linear maps carry an adapter's task LoRA."""
 
     def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+        """Applies the base's maps and the adapter's task LoRA."""
         return self.adapted(g, x, rows, layer, modules, (TASK_LORA,))
 
     def adapted(
@@ -139,6 +141,7 @@ class SwappableStreams(StreamPass):
     def add(
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> None:
+        """Adds the start, the optional layers and the drafting as three `If`s of the main graph."""
         asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
         starting, idle = Scope(g.store, "streams/start"), Scope(g.store, "streams/none")
         found = accept(starting)
@@ -201,6 +204,7 @@ class SwappableStreams(StreamPass):
         )
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        """Adds the layers that all adapters use, and the head: [m, D]."""
         rows = Rows(g.op("Shape", stream_ids))
         shared = range(self.begins[-1], self.decoder.spec.layers)
         return self._states_to_logits(

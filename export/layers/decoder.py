@@ -30,9 +30,14 @@ class Source(Protocol):
     """A source of weights: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
     order (`DecoderSpec.row_order`), None for a bias that does not exist."""
 
-    def weight(self, name: str) -> Array: ...
-    def rows_of(self, name: str) -> LazyMatrix: ...  # a table, such as the embedding, part by part
-    def bias(self, name: str) -> Array | None: ...
+    def weight(self, name: str) -> Array:
+        """Returns the weight `name`."""
+
+    def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table, such as the embedding, to be read part by part."""
+
+    def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
 
 
 class Linear(Protocol):

@@ -80,6 +80,7 @@ class WeightStore:
         return name if name in self.protos else self.add(name, array)
 
     def close(self) -> None:
+        """Closes the data file, if there is one."""
         if self._file is not None:
             self._file.close()
 

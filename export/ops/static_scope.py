@@ -40,6 +40,7 @@ class StaticScope(Scope):
     def ops(
         self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
     ) -> tuple[str, ...]:
+        """Adds a node as `Scope.ops` does, lowered to standard operators, and infers its shapes."""
         assert kind not in LOWERED or not any(out), f"{kind} is replaced: it cannot give names"
         if kind in LOWERED:
             return LOWERED[kind](self, *inputs, **attributes)

@@ -79,9 +79,14 @@ class Precision(Protocol):
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
     coded: bool  # whether rows are quantized before they are multiplied
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str: ...
-    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
-    def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Applies `weight` and low-rank `updates` to x [1, n, in]: [1, n, out]."""
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Applies the LM head to x [r, H]: raw logits [r, V] and their factors [r, 1]."""
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Looks up ids [1, n] in the table: [1, n, H]."""
 
 
 class _Float:
@@ -94,17 +99,20 @@ class _Float:
     coded = False
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by the transposed weight."""
         name = f"{weight.name}.transposed"
         if name not in g.store:
             g.store.add(name, np.asarray(weight.load()).T.astype(self.dtype, copy=False))
         return updated(g, self._float(g, g.op("MatMul", self._own(g, x), name)), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Multiplies by the embedding's own layout; logits need no factor."""
         half = self.dtype == np.float16
         product = g.op("Gemm", self._own(g, x), self._plain(g.store, weight), out=None if half else out, transB=1)
         return self._float(g, product, out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Gathers rows of the table."""
         return self._float(g, g.op("Gather", self._plain(g.store, weight), ids, axis=0))
 
     def _plain(self, store: WeightStore, weight: Weight) -> str:
@@ -118,6 +126,8 @@ class _Float:
 
 
 class Fp32(_Float):
+    """Float32 throughout: exact up to the order of sums."""
+
     name, dtype = "fp32", np.float32
 
 
@@ -140,6 +150,7 @@ class Int8:
     coded = True
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies int8 weights and uint8 rows; scales the sums."""
         quantized, scales = self._columns(g.store, weight)
         activations, row_scale = self._quantize(g, x, rows, rank=3, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
@@ -149,6 +160,7 @@ class Int8:
         return g.op("Mul", product, row_scale)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Multiplies without the rows' scale, which is the factor."""
         quantized, scales = self._table(g.store, weight)
         activations, row_scale = self._quantize(g, x, rows, rank=2, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
@@ -158,6 +170,7 @@ class Int8:
         return g.contrib("QGemm", activations, one, middle, quantized, scales, zeros, out=out, transB=1), row_scale
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Gathers int8 rows of the table and dequantizes them."""
         quantized, scales = self._table(g.store, weight)
         codes = g.op("Cast", g.op("Gather", quantized, ids, axis=0), to=FLOAT)
         scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
@@ -205,12 +218,15 @@ class Int4:
         )
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by packed blocks of 4 bits, or of 8 where the weight is sensitive."""
         return updated(g, self._product(g, x, weight, 8 if weight.sensitive else 4, self.block), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Multiplies by packed blocks of 8 bits; logits need no factor."""
         return self._product(g, x, weight, 8, BLOCKS[0], out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Gathers packed rows and dequantizes them. Raises ConfigError unless blocks divide the hidden size."""
         block = BLOCKS[0]
         if weight.columns % block:
             raise ConfigError(
@@ -252,6 +268,7 @@ class Int8Blocks(Int4):
         self.simulation = None
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by packed blocks of 8 bits."""
         return super().linear(g, x, rows, replace(weight, sensitive=True), updates)
 
 
@@ -279,6 +296,7 @@ def chosen(precisions: Mapping[str, Callable[..., P]], name: str, block: int | N
 
 
 def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:
+    """Adds the low-rank `updates` of rows x to their `product`."""
     for update in updates:
         product = update.added(g, product, update.of_rows(g, x))
     return product

@@ -115,6 +115,7 @@ class SmoothedSource:
         self.rows, self.columns = self.scales.rows, self.scales.columns
 
     def weight(self, name: str) -> Array:
+        """Returns a weight with its scales multiplied in."""
         weight = self.source.weight(name)
         module = name.removesuffix(".weight")
         if module in self.rows:
@@ -122,9 +123,11 @@ class SmoothedSource:
         return weight * self.columns[module] if module in self.columns else weight
 
     def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table, which is never scaled."""
         return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
+        """Returns a bias with its scales multiplied in; None where there is none."""
         bias = self.source.bias(name)
         scale = self.rows.get(name.removesuffix(".bias"))
         return bias if bias is None or scale is None else bias * scale

@@ -74,6 +74,7 @@ class ParallelReference(DraftReference):
         """[gamma, V] beside `row`, whose next token is `root`; without a bigram's share."""
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        """Computes the logits at every sampled node at once; the model is not kept."""
         drafts = []
         for node, root in case.samples():
             row = len(case.context) + node

@@ -38,6 +38,7 @@ class Float32Decoder(HFDecoder):
             self.lm_head = floated(self.lm_head)
 
     def layer(self, index: int) -> nn.Module:
+        """Returns a float32 copy of layer `index`; the last one is kept until another is read."""
         if self._kept is None or self._kept[0] != index:
             self._kept = None
             self._kept = (index, floated(self.layers[index]))
@@ -46,9 +47,11 @@ class Float32Decoder(HFDecoder):
         return self._kept[1]
 
     def embed(self, tokens: Tensor) -> Tensor:
+        """Embeds tokens in float32."""
         return super().embed(tokens).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Multiplies by the LM head, `HEAD_ROWS` of the vocabulary at a time."""
         weight, bias = self.lm_head.weight, self.lm_head.bias
         parts = LazyMatrix(weight)
         logits = torch.cat(
@@ -87,6 +90,7 @@ class LazyMatrix:
         return part
 
     def rows(self, rows: slice | Array) -> Tensor:
+        """Reads rows as a float32 tensor; gives a slice's pages of the file back."""
         if not isinstance(rows, slice):
             return self.tensor[torch.as_tensor(rows)].float()
         part = self.tensor[rows]

@@ -49,6 +49,7 @@ class ModelSource:
         }
 
     def weight(self, name: str) -> Array:
+        """Returns the weight or bias `name`, rows in the graph's order."""
         found = self._find(name)
         assert found is not None, name
         module, tensor = found
@@ -60,11 +61,13 @@ class ModelSource:
         return array if order is None else array[order]
 
     def rows_of(self, name: str) -> LazyMatrix:
+        """Returns the LM head or the embedding."""
         return LazyMatrix(
             (self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight.detach()
         )
 
     def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
         return None if self._find(name) is None else self.weight(name)
 
     def _find(self, name: str) -> tuple[torch.nn.Module, torch.Tensor] | None:
