@@ -38,7 +38,7 @@ from streamspec.prompt.prompt_format import PromptFormat
 def train(config: TrainConfig) -> dict[str, Any]:
     """Runs the whole recipe and writes `config.out`. Returns the summary that `--json` prints.
 
-    Raises DataError, BaseModelError, ConfigError, AdapterError for what a user can mend.
+    Raises DataError, BaseModelError, ConfigError, AdapterError for errors that a user can correct.
     """
     spare_allocator()
     run = prepare(config)

@@ -276,7 +276,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
 
 
 def complete(folder: Path, manifest: Manifest, say: Progress) -> Manifest:
-    """Writes the card and the manifest with the files' hashes. Raises BundleError for graphs that `load` would refuse."""
+    """Writes the card and the manifest with the files' hashes. Raises BundleError for graphs that `load` refuses."""
     write_card(folder, manifest)
     say("hashing the files")
     manifest = finish(folder, manifest)

@@ -1,8 +1,8 @@
 """The target as an ordinary model that onnxruntime-genai runs: its input and output names, GroupQueryAttention,
 `genai_config.json`.
 
-The same decoder template and precisions as the step graph, without trees, drafter or row-exact attention: a way out for
-those who want to leave, and the peer to measure plain steps against. Source: the model folders of onnxruntime-genai
+The same decoder template and precisions as the step graph, without trees, drafter or row-exact attention: for users
+of that runtime, and to measure plain steps against. Source: the model folders of onnxruntime-genai
 0.18.
 """
 
@@ -140,8 +140,8 @@ def export_genai(
     force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes the folder `out` for onnxruntime-genai: base and task LoRA, whatever drafts left out. Returns how far its
-    rows are from PyTorch.
+    """Writes the folder `out` for onnxruntime-genai: base and task LoRA, without a drafter. Returns its
+    comparison with PyTorch.
 
     `precision`, `progress` and errors as for `export_bundle`; `force` replaces an older folder of this kind, and no
     other.
@@ -179,7 +179,7 @@ def export_genai(
 
 
 def run(session: Any, spec: DecoderSpec, tokens: Array) -> Array:
-    """Logits [T, V] of one text [T] from nothing."""
+    """Runs one text [T] with an empty cache; returns its logits [T, V]."""
     empty = np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
     caches = dict.fromkeys(cache_names(PAST, spec.layers), empty)
     texts = {

@@ -1,7 +1,7 @@
 """The target's own completions of a list of prompts, greedy or half of them sampled: batched, kept line by line,
 resumable.
 
-Acceptance is counted on what the model itself writes, so drafters learn from these.
+Acceptance is measured on the model's own answers, so drafters learn from them.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class DraftLayerSpec(DraftSpec):
 
 
 def shapes(section: AdapterSection) -> Shapes:
-    """Shapes of the tensors that a configuration promises; checks the rest of it."""
+    """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
     config, gamma, spec = section.config, section.gamma, section.spec
     experts, active = _check(section)
     hidden, taps, own = spec.hidden, config["taps"], bool(config.get("own_heads"))
@@ -95,7 +95,7 @@ def shapes(section: AdapterSection) -> Shapes:
 
 
 def _check(section: AdapterSection) -> tuple[int, int]:
-    """Experts and active ones of a configuration that makes sense."""
+    """Checks a configuration; returns the numbers of experts and of active ones. Raises AdapterError."""
     config, gamma, layers = section.config, section.gamma, section.spec.layers
     experts = section.whole("experts", 1, 64)
     active, taps = section.whole("active", 1, experts), config.get("taps")
@@ -134,7 +134,7 @@ def _bias_shapes(section: AdapterSection) -> Shapes:
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> DraftLayerSpec:
-    """The draft layer of an adapter whose tensors are as `shapes` says."""
+    """Reads the draft layer from tensors that have the `shapes`."""
     config = section.config
     parts: dict[str, Any] = {
         name: bool(config.get(name)) for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")

@@ -35,9 +35,9 @@ from streamspec.step_graph import CACHE_KINDS
 class _Level:
     """Rows of the draft layer that draft for the same depth."""
 
-    # finished [1, m, H], where it is asked for: of the mixture, in the last pass of the branch for the last depth
+    # finished [1, m, H], '' where unused: of the mixture, or in the last pass of the branch for the last depth
     state: str
-    last: str = ""  # [1, m, H], where that branch drafts one depth further: what the parent's row gives to it
+    last: str = ""  # [1, m, H], where that branch drafts one depth further: its input from the parent's row
     apart: tuple[str, str] | None = (
         None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
     )
@@ -50,7 +50,7 @@ class _Level:
 
 
 class _Experts(NamedTuple):
-    """Updates of rows by experts, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K]
+    """Updates of rows by experts, [1, m, H] each, '' where unused. `apart`: those of active experts; `shares` [1, m, K]
     their weights.
     """
 

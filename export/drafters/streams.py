@@ -67,7 +67,7 @@ class StreamSpec(DraftSpec):
 
 
 def shapes(section: AdapterSection) -> Shapes:
-    """Shapes of the tensors that a configuration promises; checks the rest of it."""
+    """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
     config, spec = section.config, section.spec
     ns = section.whole("ns", 1, spec.layers)
     section.positive("scale", config.get("scale"))
@@ -92,7 +92,7 @@ def shapes(section: AdapterSection) -> Shapes:
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> StreamSpec:
-    """The streams of an adapter whose tensors are as `shapes` says."""
+    """Reads the streams from tensors that have the `shapes`."""
     config, lora = section.config, section.config.get("lora")
     pruning = [tensors[name].astype(np.float32) for name in ("prune_down", "prune_up") if name in tensors]
     factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)

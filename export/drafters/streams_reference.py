@@ -68,9 +68,9 @@ class _stream_weights:
     def __init__(self, decoder: Float32Decoder, layer: int, spec: StreamSpec, shape: DecoderSpec) -> None:
         self.updates = []
         for module, (a, b) in [(module, pair) for (i, module), pair in spec.lora.items() if i == layer]:
-            order, found = shape.row_order(module), decoder.layer(layer).get_submodule(module)
+            order, linear = shape.row_order(module), decoder.layer(layer).get_submodule(module)
             update = torch.as_tensor((b if order is None else b[np.argsort(order)]) @ a)
-            self.updates.append((found.weight, update.T if isinstance(found, Conv1D) else update))
+            self.updates.append((linear.weight, update.T if isinstance(linear, Conv1D) else update))
         self.kept: list[Tensor] = []
 
     def __enter__(self) -> None:

@@ -17,7 +17,7 @@ from streamspec.step_graph import INPUT_IDS
 
 @dataclass
 class LayerRows:
-    """Rows of a call on their way through the layers. `normed`: what attention reads; `mixed`: what it gave."""
+    """Rows of a call on their way through the layers. `normed`: attention's input; `mixed`: its output."""
 
     normed: str
     residual: Residual

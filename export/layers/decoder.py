@@ -118,7 +118,7 @@ class Decoder:
     # ---- rows
 
     def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
-        """The base's own maps."""
+        """Applies the base's own maps."""
         return self.add_bias(g, self.precision.linear(g, x, rows, self.fused(layer, modules)), layer, modules)
 
     def fused(self, layer: int, modules: tuple[str, ...], source: Source | None = None, suffix: str = "") -> Weight:
@@ -169,7 +169,7 @@ class Decoder:
         return normed, Residual(total)
 
     def finish(self, g: Scope, residual: Residual) -> str:
-        """The last norm: what the head is applied to."""
+        """Applies the last norm, after which comes the head."""
         return self.norm(g, residual, self.spec.stacked(self.spec.family.final_norm))[0]
 
     def enter(self, g: Scope, residual: Residual, layer: int) -> tuple[str, Residual]:
@@ -179,8 +179,8 @@ class Decoder:
     def leave(
         self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear
     ) -> Residual:
-        """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter`
-        gave.
+        """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are the
+        results of `enter`.
         """
         spec, family = self.spec, self.spec.family
         update = self._out_norm(g, linear(g, mixed, rows, layer, family.out), layer, family.attention_out_norm)
@@ -269,7 +269,7 @@ class Decoder:
         return g.contrib("RotaryEmbedding", x, g.ints(0), *tables, **partial)
 
     def rotary(self, g: Scope, positions: str) -> Tables:
-        """For int64 positions [rows], computed as HF does: no table as long as the context."""
+        """Computes cosines and sines at int64 positions [rows] as HF does, without a table as long as the context."""
         if not self.spec.rotaries:
             return ()
         column = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.ints(1))

@@ -1,7 +1,7 @@
-"""Writes the early exit as nodes, which rows of a draft tree go on through the upper layers (Speculative Streaming,
-section 3.2.3).
+"""Writes the early exit as nodes: it chooses the rows of a draft tree that go on through the upper layers (Speculative
+Streaming, section 3.2.3).
 
-The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, foretells the token
+The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, predicts the token
 after it. That gives every child of p a probability and every node that of its whole path; the likeliest nodes go on:
 
     u = M / rms(M)        h = norm(u + B A u)        log P(c | p) = (h_p . E_c) - logsumexp over the tree's distinct
@@ -62,23 +62,23 @@ class EarlyExit:
             assert row.default is not None
             g.store.add_inline(row.name, row.filled(row.default))
         limited = g.op("Greater", KEEP_ABOVE, g.store.constant(np.finfo(np.float32).min, np.float32))
-        asked = g.op("Or", g.op("Less", KEEP_ROWS, count), limited)
+        pruning = g.op("Or", g.op("Less", KEEP_ROWS, count), limited)
         pruned, every = Scope(g.store, "prune"), Scope(g.store, "keep_all")
         kept = self._best(pruned, self._scores(pruned, entry, tokens, count), count)
-        some = pruned.op("Gather", PARENTS, kept, axis=0)
-        nowhere = pruned.op("Expand", g.store.constant(0, np.int64), count)
+        old_parents = pruned.op("Gather", PARENTS, kept, axis=0)
+        zeros = pruned.op("Expand", g.store.constant(0, np.int64), count)
         ranks = _range(pruned, pruned.op("Shape", kept))
-        parents = pruned.op("Gather", pruned.op("ScatterElements", nowhere, kept, ranks, axis=0), some, axis=0)
-        asis = [every.op("Identity", name) for name in (LOGIT_ROWS, PARENTS)]
+        parents = pruned.op("Gather", pruned.op("ScatterElements", zeros, kept, ranks, axis=0), old_parents, axis=0)
+        unchanged = [every.op("Identity", name) for name in (LOGIT_ROWS, PARENTS)]
         results = {
             "then_branch": (pruned, [kept, ranks, parents, pruned.op("Identity", kept)]),
-            "else_branch": (every, [_range(every, count), *asis, _range(every, every.op("Shape", LOGIT_ROWS))]),
+            "else_branch": (every, [_range(every, count), *unchanged, _range(every, every.op("Shape", LOGIT_ROWS))]),
         }
         branches = {
             name: helper.make_graph(scope.nodes, name, [], [tensor(value, TensorProto.INT64, None) for value in values])
             for name, (scope, values) in results.items()
         }
-        return g.ops("If", asked, out=(None,) * 4, **branches)
+        return g.ops("If", pruning, out=(None,) * 4, **branches)
 
     def _best(self, g: Scope, scores: str, count: str) -> str:
         most = g.op("Min", KEEP_ROWS, count)

@@ -80,10 +80,10 @@ class TokenSampler:
         """The logits of what is `allowed`; where all tokens are, nothing is read of that input, which may hold an
         earlier mask.
         """
-        some, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
-        allowed = some.op("Gather", ALLOWED, slots, axis=0) if slots else ALLOWED
-        masked = some.op("Where", allowed, logits, _f32(some, -np.inf))
-        return _if(g, FREE, (free, free.op("Identity", logits)), (some, masked), FLOAT)
+        limited, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
+        allowed = limited.op("Gather", ALLOWED, slots, axis=0) if slots else ALLOWED
+        masked = limited.op("Where", allowed, logits, _f32(limited, -np.inf))
+        return _if(g, FREE, (free, free.op("Identity", logits)), (limited, masked), FLOAT)
 
     def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
         """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if
@@ -138,13 +138,13 @@ class TokenSampler:
         """
         wide, done = (Scope(g.store, f"{g.label}/{name}") for name in (sizes[0], "enough"))
         rows = wide.op("Squeeze", wide.op("NonZero", wide.op("Squeeze", short, wide.ints(1))), wide.ints(0))
-        some, goal = (wide.op("Gather", x, rows, axis=0) for x in (weights, enough))
+        of_short, goal = (wide.op("Gather", x, rows, axis=0) for x in (weights, enough))
         best, _ = wide.ops(
-            "TopK", some, wide.ints(min(sizes[0], self.vocab)), out=(None, None), axis=-1, largest=1, sorted=1
+            "TopK", of_short, wide.ints(min(sizes[0], self.vocab)), out=(None, None), axis=-1, largest=1, sorted=1
         )
         lower = _nucleus(wide, best, goal)
         if sizes[1:]:
-            lower = self._widened(wide, lower, some, goal, wide.op("Less", _total(wide, best), goal), sizes[1:])
+            lower = self._widened(wide, lower, of_short, goal, wide.op("Less", _total(wide, best), goal), sizes[1:])
         whole = wide.op("ScatterND", floor, wide.op("Unsqueeze", rows, wide.ints(1)), lower)
         any_short = g.op(
             "Greater", g.op("ReduceMax", g.op("Cast", short, to=INT64), keepdims=0), g.store.constant(0, np.int64)

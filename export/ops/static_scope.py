@@ -56,7 +56,7 @@ class StaticScope(Scope):
         return names
 
     def drop_unused(self, outputs: Iterable[str]) -> None:
-        """Leaves out what none of the graph's outputs needs: nodes, and constants that only led to others."""
+        """Removes the nodes and constants that no output of the graph depends on."""
         needed, kept = set(outputs), []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):

@@ -71,9 +71,8 @@ class Rows:
 
 
 class Precision(Protocol):
-    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V] and the factor of each row [r, 1], above 0 and
-    '' for 1, that makes logits of it: who only wants the largest need not wait for that; `embedding` gives [1, n,
-    H]."""
+    """Writes products and look-ups as nodes. `head` leaves the factor of each row apart: it is positive, so an argmax
+    can ignore it."""
 
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
@@ -83,14 +82,14 @@ class Precision(Protocol):
         """Applies `weight` and low-rank `updates` to x [1, n, in]: [1, n, out]."""
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
-        """Applies the LM head to x [r, H]: raw logits [r, V] and their factors [r, 1]."""
+        """Applies the LM head to x [r, H]: raw logits [r, V] and their factors [r, 1], '' for 1."""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Looks up ids [1, n] in the table: [1, n, H]."""
 
 
 class _Float:
-    """Plain products of `dtype`; what goes in and comes out is float32. The head shares the embedding's initializer
+    """Plain products of `dtype`; inputs and outputs are float32. The head shares the embedding's initializer
     through Gemm(transB = 1).
     """
 
@@ -276,14 +275,13 @@ PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "
 
 
 def precision(name: str, block: int | None = None) -> Precision:
-    """The precision called `name`; `block`: weights that share a scale in int4. Raises ConfigError for what does not
-    exist.
-    """
-    return chosen(PRECISIONS, name, block)
+    """Makes the precision `name` for CPUs; `block`: weights that share a scale in int4. Raises ConfigError where there
+    is none of that name."""
+    return make_precision(PRECISIONS, name, block)
 
 
-def chosen(precisions: Mapping[str, Callable[..., P]], name: str, block: int | None) -> P:
-    """A new one of `precisions`. Raises ConfigError where `name` is not among them."""
+def make_precision(precisions: Mapping[str, Callable[..., P]], name: str, block: int | None) -> P:
+    """Makes the precision `name` of a table. Raises ConfigError where it has none."""
     if name not in precisions:
         raise ConfigError(f"precision `{name}`", ", ".join(precisions), "choose one of these with --precision")
     if block is None:

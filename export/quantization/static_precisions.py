@@ -22,7 +22,7 @@ from streamspec.export.quantization.precisions import (
     Precision,
     Rows,
     Weight,
-    chosen,
+    make_precision,
     updated,
 )
 from streamspec.export.weights.lora_inputs import LowRank
@@ -114,4 +114,4 @@ def static_precision(name: str, block: int | None = None) -> StaticPrecision:
     """The static graph's precision called `name`; `block` as for `precision`. Raises ConfigError for what does not
     exist.
     """
-    return chosen(STATIC_PRECISIONS, name, block)
+    return make_precision(STATIC_PRECISIONS, name, block)

@@ -31,17 +31,17 @@ class Float32Decoder(HFDecoder):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self._kept: tuple[int, nn.Module] | None = None
-        self.norm = None if self.norm is None else floated(self.norm)
+        self.norm = None if self.norm is None else to_float32(self.norm)
         if not isinstance(self.embedding, nn.Embedding):
-            self.embedding = floated(self.embedding)
+            self.embedding = to_float32(self.embedding)
         if not isinstance(self.lm_head, nn.Linear):
-            self.lm_head = floated(self.lm_head)
+            self.lm_head = to_float32(self.lm_head)
 
     def layer(self, index: int) -> nn.Module:
         """Returns a float32 copy of layer `index`; the last one is kept until another is read."""
         if self._kept is None or self._kept[0] != index:
             self._kept = None
-            self._kept = (index, floated(self.layers[index]))
+            self._kept = (index, to_float32(self.layers[index]))
             for parameter in self.layers[index].parameters():
                 give_back(parameter)
         return self._kept[1]
@@ -64,10 +64,10 @@ class Float32Decoder(HFDecoder):
         return self.capped(logits if bias is None else logits + bias.float())
 
 
-def floated(module: nn.Module) -> nn.Module:
-    """A float32 copy with all adapters inside merged and gone; the module itself where it is so already."""
-    found = any(isinstance(one, BaseTunerLayer) for one in module.modules())
-    if not found and all(p.dtype == torch.float32 for p in module.parameters()):
+def to_float32(module: nn.Module) -> nn.Module:
+    """Copies a module in float32 with its adapters merged; returns the module itself where that changes nothing."""
+    has_adapters = any(isinstance(one, BaseTunerLayer) for one in module.modules())
+    if not has_adapters and all(p.dtype == torch.float32 for p in module.parameters()):
         return module
     holder = nn.ModuleDict({"it": copy.deepcopy(module).float()})
     for name, one in list(holder.named_modules()):
@@ -79,7 +79,7 @@ def floated(module: nn.Module) -> nn.Module:
 
 
 class LazyMatrix:
-    """A table [rows, columns] at rest of which parts are asked for as float32 arrays."""
+    """A table [rows, columns] in the dtype of its file, read in parts as float32 arrays."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
