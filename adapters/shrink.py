@@ -1,7 +1,7 @@
 """`streamspec shrink`: an adapter folder whose LoRAs keep their strongest directions only.
 
 B A of rank R is replaced by the closest product of rank r: its truncated singular value decomposition (Eckart-Young).
-What a LoRA learns uses the rank it was trained with; what it has learnt often needs far less.
+A LoRA needs its rank to learn; the result often fits a much lower rank.
 """
 
 from __future__ import annotations

@@ -147,9 +147,7 @@ class DraftLayerModel(DraftingModel):
             counts = picked.labels[:, :, : self.passes] != IGNORE
             shares.append(branches.shares[counts])
             alike.append(branches.overlap[counts])
-            before = (
-                self.passes - self.config.parallel
-            )  # after so many passes the branch predicts what the mixture does after all
+            before = self.passes - self.config.parallel  # then the branch predicts the mixture's last depth
             branch = self.unroll(main, picked, before).last if before else None
             if branch is not None:
                 mixed, branched = (

@@ -115,7 +115,7 @@ class Clock(TrainerCallback, ExportableState):
         return self.before + self.now() - self.started
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps of the clock."""
+        """Returns the state that a checkpoint saves."""
         return {"args": {"minutes": self.minutes, "warmup": self.warmup}, "attributes": {"before": self.elapsed()}}
 
     def load(self, checkpoint: Path) -> None:

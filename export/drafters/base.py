@@ -243,8 +243,8 @@ class ParallelDraftPass(DraftPass):
             return [tokens, values, self._pairs(g, self.spec.bigram, numbers, accepted.root)]
 
     def _pairs(self, g: Scope, bigram: tuple[Array, Array], numbers: str, root: str) -> str:
-        """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to
-        candidate v.
+        """[m, C, C]: the bigram's share for candidate v after candidate u of the depth before; at the first depth after
+        the root, the same for every u.
         """
         before = g.store.add(BIGRAM_IN, bigram[0].astype(np.float32))
         after = g.store.add(BIGRAM_OUT, bigram[1].astype(np.float32))

@@ -174,7 +174,7 @@ class SwappableStreams(StreamPass):
     def _optional_layers(
         self, g: Scope, begun: str, layers: range, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str
     ) -> Residual:
-        """Adds layers that only some adapters use; where the streams have not `begun`, what enters them leaves them."""
+        """Adds layers that only some adapters use; streams that have not `begun` pass them by."""
         inside, outside = (Scope(g.store, f"streams/{layers.start}/{name}") for name in ("begun", "waiting"))
         rows = Rows(inside.op("Shape", stream_ids))
         done = self._through(inside, self._entering, rows, layers, accepted, presents, stream_ids)
@@ -229,7 +229,7 @@ class SwappableStreams(StreamPass):
         return g.op("Add", own, g.op("Mul", g.op("Add", stream_ids, g.ints(1)), STREAM_SHIFT))
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
-        """With a draft vocabulary the adapter brings rows of the LM head, rounded to seven bits unless nothing is."""
+        """Applies the LM head; with a draft vocabulary its rows from the adapter, in int8 unless the graph is fp32."""
         chosen = self.spec.draft_vocab
         if chosen is None:
             return super().head(g, flat, rows)

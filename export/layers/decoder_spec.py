@@ -92,7 +92,7 @@ class DecoderSpec:
     eps: float
     activation: str  # silu, gelu, gelu_tanh or relu
     parallel: bool
-    mlp_norm: str | None  # None: the MLP reads what attention reads
+    mlp_norm: str | None  # None: the MLP and attention share an input
     head_norms: tuple[str, ...]
     tied: bool
     windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all

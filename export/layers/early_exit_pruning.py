@@ -9,8 +9,8 @@ after it. That gives every child of p a probability and every node that of its w
 
 Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node's score is the
 mean of this and of the drafter's own log probability, 1 : 2 (docs/lab/decisions). It is never above its parent's,
-so what goes on is a tree. Pruning depends on context alone and never changes the output. Where no row is to be pruned,
-nothing here runs.
+so the surviving nodes are a tree. Pruning depends on context alone and never changes the output. Where no row is to be
+pruned, nothing here runs.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class EarlyExit:
         numbers = _range(g, count)
         distinct = g.op("Where", g.op("Equal", first, numbers), scores, masked)
         total = g.op("ReduceLogSumExp", distinct, g.ints(1), keepdims=1)
-        logs = g.op("Gather", g.op("Sub", scores, total), PARENTS, axis=0)  # row c: what c's parent says of every node
+        logs = g.op("Gather", g.op("Sub", scores, total), PARENTS, axis=0)  # row c: all nodes after c's parent
         own = g.op("GatherElements", logs, g.op("Unsqueeze", numbers, g.ints(1)), axis=1)
         own = g.op(
             "Where", g.op("Unsqueeze", g.op("Equal", numbers, store.constant(0, np.int64)), g.ints(1)), zero, own

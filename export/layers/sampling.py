@@ -77,9 +77,7 @@ class TokenSampler:
         return _if(g, untouched, (greedy, best), (inner, chosen), INT64, out=out)
 
     def _mask(self, g: Scope, logits: str, slots: str) -> str:
-        """The logits of what is `allowed`; where all tokens are, nothing is read of that input, which may hold an
-        earlier mask.
-        """
+        """Masks tokens that are not `allowed`; with `free` that input, which may hold an earlier mask, is not read."""
         limited, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
         allowed = limited.op("Gather", ALLOWED, slots, axis=0) if slots else ALLOWED
         masked = limited.op("Where", allowed, logits, _f32(limited, -np.inf))
@@ -126,7 +124,7 @@ class TokenSampler:
         first = g.op("Min", g.op("Where", limited, TOP_K, g.ints(SORTED[0])), vocab)
         best, _ = g.ops("TopK", weights, first, out=(None, None), axis=-1, largest=1, sorted=1)
         held = _total(g, best)
-        # top-p counts shares of what top-k has left
+        # top-p counts shares of the tokens that top-k keeps
         share = g.op("Mul", g.op("Where", limited, held, _total(g, weights)), TOP_P)
         enough = g.op("Where", g.op("Less", TOP_P, _f32(g, 1)), share, _f32(g, np.inf))
         short = g.op("And", g.op("Not", limited), g.op("Less", held, enough))

@@ -131,7 +131,7 @@ class Fp32(_Float):
 
 
 class Fp16(_Float):
-    """For GPUs; all that is added up, normed or kept (the residual stream, attention, the cache) stays float32."""
+    """Float16 products for GPUs; the residual stream, norms, attention and the cache stay float32."""
 
     name, dtype = "fp16", np.float16
 
@@ -203,8 +203,8 @@ class Int8:
 
 
 class Int4:
-    """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/lab/decisions), for the LM head and
-    for the embedding it may share.
+    """MatMulNBits in blocks of `block` weights; 8 bits for sensitive weights (docs/lab/decisions), for the LM head
+    and for the embedding, which may be tied to it.
     """
 
     name = "int4"

@@ -44,7 +44,7 @@ ROWS = 160
 
 @dataclass(frozen=True)
 class Group:
-    """Linear maps of one layer with a common input, and what absorbs the 1/s: a norm, or the last outputs of a linear
+    """Linear maps of one layer with a common input. `writer` absorbs the 1/s: a norm, or the last outputs of a linear
     map.
     """
 

@@ -1,8 +1,8 @@
 """Precisions of the static graph: weights at rest in 8 or 4 bits, dequantized by standard operators, rows in float32.
 
-`DequantizeLinear` in front of a product is what providers fold into kernels of their own, some of which round rows to 8
-bits again, each row for itself. int8 has one scale per output channel; int4 has blocks with zero points, and keeps 8
-bits for what is sensitive, the LM head and the embedding, which share one tensor.
+Providers fold `DequantizeLinear` in front of a product into kernels of their own, some of which round each row to 8
+bits again. int8 has one scale per output channel; int4 has blocks with zero points, and keeps 8 bits for sensitive
+weights, the LM head and the embedding, which share one tensor.
 """
 
 from __future__ import annotations
@@ -111,7 +111,5 @@ STATIC_PRECISIONS: dict[str, Callable[..., StaticPrecision]] = {
 
 
 def static_precision(name: str, block: int | None = None) -> StaticPrecision:
-    """The static graph's precision called `name`; `block` as for `precision`. Raises ConfigError for what does not
-    exist.
-    """
+    """Makes the static graph's precision `name`; `block` as for `precision`. Raises ConfigError for any other."""
     return make_precision(STATIC_PRECISIONS, name, block)

@@ -163,7 +163,7 @@ class StaticGraphRunner:
         forced_node: int = -1,
         forced_root: int = -1,
     ) -> dict[str, Array]:
-        """As `GraphRunner.step`; streams always run, whatever `streams` says."""
+        """As `GraphRunner.step`; streams always run, whatever the value of `streams`."""
         n, pad = len(tokens), self.rows - len(tokens)
         padded = np.full((self.rows, self.rows), MASKED, np.float32)
         padded[:n, :n] = mask

@@ -1,7 +1,7 @@
 """Reads the target layer by layer: at rest in the dtype of its files, mapped, and in float32 with the task LoRA merged
 while a layer is used.
 
-So a base of any size needs one layer's memory, and on Linux hardly any of its files': what has been read is given back.
+So a base of any size needs one layer's memory, and on Linux hardly any of its files': pages are given back once read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PAGE, PAGE_OUT = 4096, 21  # MADV_PAGEOUT of Linux 5.4: a hint that loses nothin
 
 
 class Float32Decoder(HFDecoder):
-    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: what is changed in
-    them is gone with the next.
+    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: changes to one are
+    lost when the next is read.
     """
 
     def __init__(self, model: Any) -> None:
