@@ -14,9 +14,8 @@ from streamspec.bundle.adapter_folder import odd_draft_layer
 from streamspec.bundle.manifest import DrafterInfo
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.base import DraftSpec
-from streamspec.export.layers.decoder import Source
+from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.ops.builder import Array
-from streamspec.export.weights.lazy_weights import LazyMatrix
 
 BEAM = 4  # candidates of a level that the next one goes on from
 LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "post_attention_layernorm"}
@@ -143,13 +142,13 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
     return DraftLayerSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=own)
 
 
-class DraftLayerSource:
+class DraftLayerSource(ChangedSource):
     """The target's weights, and the draft layer's as those of layer number `layers`; its own heads' as those of the
     layers after that.
     """
 
     def __init__(self, source: Source, spec: DraftLayerSpec, layers: int) -> None:
-        self.source = source
+        super().__init__(source)
         self.own = {}
         self.prefixes = tuple(f"model.layers.{layers + number}." for number in range(spec.gamma))
         for name, tensor in spec.tensors.items():
@@ -164,10 +163,6 @@ class DraftLayerSource:
     def weight(self, name: str) -> Array:
         """Returns a weight of the draft layer, or else of the target."""
         return self.own[name] if name in self.own else self.source.weight(name)
-
-    def rows_of(self, name: str) -> LazyMatrix:
-        """Returns a table of the target."""
-        return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
         """Returns a bias of the draft layer or of the target; None where there is none."""

@@ -19,12 +19,11 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.base import Accepted, DraftSpec, Lora, ParallelDraftPass
 from streamspec.export.layers.attention import attend, by_head
-from streamspec.export.layers.decoder import Decoder, Linear, Residual, Source, Tables
+from streamspec.export.layers.decoder import ChangedSource, Decoder, Linear, Residual, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.export.weights.lazy_weights import LazyMatrix
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
 
 STREAM_WEIGHTS = ("merged", "delta")
@@ -123,11 +122,11 @@ def _read_lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np
     return out
 
 
-class MergedSource:
+class MergedSource(ChangedSource):
     """The base's weights plus the streams' LoRA."""
 
     def __init__(self, source: Source, lora: Lora, decoder: Decoder) -> None:
-        self.source = source
+        super().__init__(source)
         self.updates = {f"{decoder.spec.weight_name(i, m)}.weight": pair for (i, m), pair in lora.items()}
 
     def weight(self, name: str) -> Array:
@@ -137,14 +136,6 @@ class MergedSource:
             return weight
         a, b = self.updates[name]
         return weight + b @ a
-
-    def rows_of(self, name: str) -> LazyMatrix:
-        """Returns a table of the base."""
-        return self.source.rows_of(name)
-
-    def bias(self, name: str) -> Array | None:
-        """Returns a bias of the base; None where there is none."""
-        return self.source.bias(name)
 
 
 def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:

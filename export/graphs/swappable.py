@@ -25,7 +25,7 @@ from streamspec.export.drafters.streams import StreamPass, StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
-from streamspec.export.ops.builder import Array, Scope, WeightStore, declared, tensor
+from streamspec.export.ops.builder import Array, Scope, WeightStore, declared
 from streamspec.export.quantization.precisions import Fp32, Int8, Precision, Rows, Weight
 from streamspec.export.weights.lora_inputs import LowRank
 from streamspec.step_graph import (
@@ -166,8 +166,8 @@ class SwappableStreams(StreamPass):
             "If",
             drafting,
             out=(ACCEPTED_NODE, None, None, None, None),
-            then_branch=_branch(starting, values, types),
-            else_branch=_branch(idle, empty, types),
+            then_branch=starting.branch(values, types),
+            else_branch=idle.branch(empty, types),
         )
         return replace(accepted, node=node, root=root), Residual(stream, update)
 
@@ -183,8 +183,8 @@ class SwappableStreams(StreamPass):
             "If",
             begun,
             out=(None, None),
-            then_branch=_branch(inside, [done.stream, done.update], STATE_TYPES),
-            else_branch=_branch(outside, same, STATE_TYPES),
+            then_branch=inside.branch([done.stream, done.update], STATE_TYPES),
+            else_branch=outside.branch(same, STATE_TYPES),
         )
         return Residual(stream, update)
 
@@ -237,9 +237,3 @@ class SwappableStreams(StreamPass):
         kept = self.decoder.precision if isinstance(self.decoder.precision, Fp32) else Int8()
         products = g.op("Squeeze", kept.linear(g, g.op("Unsqueeze", flat, g.ints(0)), rows, part), g.ints(0))
         return self.decoder.finish_logits(g, products, self.decoder.head_bias(g, DRAFT_HEAD_BIAS, chosen))
-
-
-def _branch(scope: Scope, values: Sequence[str], types: Sequence[int]) -> onnx.GraphProto:
-    return helper.make_graph(
-        scope.nodes, scope.label, [], [tensor(value, kind, None) for value, kind in zip(values, types, strict=True)]
-    )

@@ -40,6 +40,21 @@ class Source(Protocol):
         """Returns the bias `name`, or None."""
 
 
+class ChangedSource:
+    """Passes tables and biases of another source on; subclasses change its weights."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table unchanged."""
+        return self.source.rows_of(name)
+
+    def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
+        return self.source.bias(name)
+
+
 class Linear(Protocol):
     """Applies the linear maps `modules` of a layer, fused to one, to x [1, rows, in]."""
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.ops.builder import Array, Scope, tensor
+from streamspec.export.ops.builder import Array, Scope
 from streamspec.step_graph import (
     EXIT_DOWN,
     EXIT_INPUTS,
@@ -75,8 +75,7 @@ class EarlyExit:
             "else_branch": (every, [_range(every, count), *unchanged, _range(every, every.op("Shape", LOGIT_ROWS))]),
         }
         branches = {
-            name: helper.make_graph(scope.nodes, name, [], [tensor(value, TensorProto.INT64, None) for value in values])
-            for name, (scope, values) in results.items()
+            name: scope.branch(values, (TensorProto.INT64,) * 4, name) for name, (scope, values) in results.items()
         }
         return g.ops("If", pruning, out=(None,) * 4, **branches)
 

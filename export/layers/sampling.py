@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from streamspec.export.ops.builder import Scope, WeightStore, declared, finish, tensor
+from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.step_graph import (
     ALLOWED,
     CHOICES,
@@ -201,7 +201,5 @@ def _if(
     g: Scope, condition: str, yes: tuple[Scope, str], no: tuple[Scope, str], kind: int, out: str | None = None
 ) -> str:
     """An `If` with one output; each branch is a scope and the value it ends with."""
-    branches = [
-        helper.make_graph(scope.nodes, scope.label, [], [tensor(value, kind, None)]) for scope, value in (yes, no)
-    ]
+    branches = [scope.branch([value], [kind]) for scope, value in (yes, no)]
     return g.op("If", condition, out=out, then_branch=branches[0], else_branch=branches[1])

@@ -21,11 +21,10 @@ from safetensors.numpy import load_file, save_file
 
 from streamspec.errors import BundleError
 from streamspec.export.drafters.base import DraftSpec, Lora
-from streamspec.export.layers.decoder import Source
+from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import Array, Simulation
 from streamspec.export.validate.pytorch_reference import ReferenceModel
-from streamspec.export.weights.lazy_weights import LazyMatrix
 
 TINY = np.float32(1e-6)
 RARE = 0.25  # of the mean peak: the least that a mostly zero input is taken to reach beyond this sample
@@ -107,11 +106,12 @@ class Scales:
         return pairs
 
 
-class SmoothedSource:
+class SmoothedSource(ChangedSource):
     """A source whose weights are scaled, norms elementwise."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.scales = source, Scales()
+        super().__init__(source)
+        self.scales = Scales()
         self.rows, self.columns = self.scales.rows, self.scales.columns
 
     def weight(self, name: str) -> Array:
@@ -121,10 +121,6 @@ class SmoothedSource:
         if module in self.rows:
             weight = weight * (self.rows[module][:, None] if weight.ndim == 2 else self.rows[module])
         return weight * self.columns[module] if module in self.columns else weight
-
-    def rows_of(self, name: str) -> LazyMatrix:
-        """Returns a table, which is never scaled."""
-        return self.source.rows_of(name)
 
     def bias(self, name: str) -> Array | None:
         """Returns a bias with its scales multiplied in; None where there is none."""
