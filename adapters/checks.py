@@ -88,8 +88,8 @@ def check_answers(
     """Refuses data of which no prompt leaves room for an answer: drafters are measured, and mostly trained, on the
     target's own answers.
     """
-    for name, some in (("data", examples), ("validation data", val_examples)):
-        if not any(fits(formatter.opening_ids(e), config) for e in some):
+    for name, group in (("data", examples), ("validation data", val_examples)):
+        if not any(fits(formatter.opening_ids(e), config) for e in group):
             raise DataError(
                 f"no prompt of the {name} leaves room for {config.max_new_tokens} tokens within {config.max_length}",
                 "prompts of fewer tokens than --max-length less --max-new-tokens",
@@ -98,6 +98,7 @@ def check_answers(
 
 
 def fits(prompt: list[int], config: TrainConfig) -> bool:
+    """Tells whether `prompt` leaves room for `max_new_tokens` within `max_length`."""
     return len(prompt) + config.max_new_tokens <= config.max_length
 
 

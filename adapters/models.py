@@ -62,8 +62,8 @@ def drafter_class(config: TrainConfig) -> type[DraftingModel]:
     """The network of the run's method."""
     assert config.drafter.model is not None, "a plain fine-tune has no drafter"
     module, name = config.drafter.model.split(":")
-    found: type[DraftingModel] = getattr(import_module(module), name)
-    return found
+    model: type[DraftingModel] = getattr(import_module(module), name)
+    return model
 
 
 def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:

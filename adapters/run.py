@@ -47,10 +47,12 @@ class Run:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype a frozen base is loaded in: bfloat16 where the device computes in it."""
         return torch.bfloat16 if has_bf16() else torch.float32
 
     @property
     def device(self) -> torch.device:
+        """The GPU where there is one, else the CPU."""
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def fit_start(self, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
@@ -91,4 +93,5 @@ def preview(run: Run) -> str:
 
 
 def say(text: str) -> None:
+    """Prints one line to stderr; stdout belongs to the result."""
     print(text, file=sys.stderr, flush=True)

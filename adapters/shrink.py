@@ -1,7 +1,7 @@
 """`streamspec shrink`: an adapter folder whose LoRAs keep their strongest directions only.
 
 B A of rank R is replaced by the closest product of rank r: its truncated singular value decomposition (Eckart-Young).
-What a LoRA learns uses the rank it was trained with; what it has learnt often needs far less.
+A LoRA needs its rank to learn; the result often fits a much lower rank.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def shrink(adapter: Path, out: Path, rank: int) -> dict[str, float]:
             kept = {"task LoRA": cut_task(folder, rank), "streams' LoRA": cut_streams(folder, rank)}
         except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise AdapterError(f"{adapter}: {type(error).__name__} {error}", "a whole adapter", RESTORE) from None
-        found = {part: share for part, share in kept.items() if share is not None}
-        if not found:
+        shares = {part: share for part, share in kept.items() if share is not None}
+        if not shares:
             raise ConfigError(f"rank = {rank}", "less than the rank of a LoRA of this adapter", "choose a lower --rank")
         trained = read_json(adapter / PROVENANCE) if (adapter / PROVENANCE).exists() else {}
-        write_json(folder / PROVENANCE, trained | {"shrunk": {"rank": rank, "kept": found}})
-    return found
+        write_json(folder / PROVENANCE, trained | {"shrunk": {"rank": rank, "kept": shares}})
+    return shares
 
 
 def cut_task(folder: Path, rank: int) -> float | None:

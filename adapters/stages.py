@@ -87,7 +87,7 @@ def fit_drafter(
 def own_answers(
     run: Run, model: PreTrainedModel, examples: list[Example], count: int, name: str, minutes: float | None
 ) -> list[TokenRow]:
-    """Rows whose completions the model wrote itself; of `text` rows it continues the beginning."""
+    """Rows with the model's own completions; `text` rows give it their beginning to continue."""
     config, part = run.config, f"regenerated_{name}"
     prompts = [p for e in examples if fits(p := run.formatter.opening_ids(e), config)]
     prompts = prompts[:: max(1, len(prompts) // count)][:count]
@@ -126,7 +126,7 @@ def own_answers(
 def finish_drafter(
     run: Run, drafter: DraftingModel, model: PreTrainedModel, vocabulary: Tensor | None
 ) -> dict[str, Any]:
-    """Measures drafts on the target's own validation answers and writes the adapter"""
+    """Measures drafts on the target's own validation answers and writes the adapter."""
     drafter.eval()
     loss = validation_loss(drafter, run.val_rows)
     with drafter.drafter_lora(False):

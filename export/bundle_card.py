@@ -14,7 +14,7 @@ def write_card(folder: Path, manifest: Manifest) -> None:
 
 
 def card(manifest: Manifest) -> str:
-    """Markdown that says what the bundle is, how to run it, and how close it is to PyTorch."""
+    """Renders Markdown: the bundle's contents, how to run it, and how close it is to PyTorch."""
     streams, model = manifest.streams, manifest.model
     drafter = "none"
     if streams:

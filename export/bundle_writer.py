@@ -1,12 +1,12 @@
-"""Exports a base and an adapter as a bundle: resolve, check, build, quantize, compare with PyTorch, write; or nothing.
+"""Exports a base and an adapter as a bundle: resolve, check, build, quantize, compare with PyTorch, write.
 
-Each step lives in a module of its own; this one has their order.
+Each step has a module of its own; this one has their order. A bundle appears whole or not at all.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.training.data import TokenRow
 from streamspec.bundle.adapter_folder import Adapter, read_adapter
 from streamspec.bundle.files import bundle_folder, finish
 from streamspec.bundle.manifest import (
@@ -44,13 +45,13 @@ from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
 from streamspec.export.layers.decoder import Source
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.sampling import choice_graph
-from streamspec.export.ops.builder import IR_VERSION, OPSET, WeightStore
+from streamspec.export.ops.builder import IR_VERSION, OPSET, Array, WeightStore
 from streamspec.export.quantization import smoothing as smooth
 from streamspec.export.quantization.precisions import Precision
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
-from streamspec.export.validate.parity import TREE_ROWS, check_parity, expect, make_probe, page, passage
+from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
 from streamspec.export.validate.perplexity import HeldOut, answer_tokens, perplexity_of_graph, perplexity_of_model
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.prompt.prompt_format import PromptFormat
@@ -105,66 +106,85 @@ def export_bundle(
     kind = target.precision(precision, block_size)
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
-    found, described = asked_for(base, adapter, say)
+    resolved, described = resolve_pair(base, adapter, say)
     if held_out is not None:
-        held_out.read()  # what is wrong with it should be said at once
+        held_out.read()  # its faults are reported before the long work
     with bundle_folder(out, force) as folder:
         say("loading the base")
-        parts = _load(found, described)
+        parts = _load(resolved, described)
         if target.static:
-            parts = _fixed(parts, target, say)
-        tokenizer = copy_tokenizer(found, folder)
-        tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
-        say("asking PyTorch")
-        expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
+            parts = _static_parts(parts, target, say)
+        tokenizer = copy_tokenizer(resolved, folder)
         manifest = replace(
             describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file()),
             provider=target.name,
             block_size=block_size,
         )
-        asked = held_out.rows(found, manifest.prompt_format, parts.spec.context_length) if held_out else []
-        perplexity = {"pytorch": perplexity_of_model(parts.model, asked)} if asked else {}
+        rows = held_out.rows(resolved, manifest.prompt_format, parts.spec.context_length) if held_out else []
+        reference = _run_pytorch(parts, tokenizer, rows, say)
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
         say(f"writing the {precision} graph")
-        written = graph.build(WeightStore(folder / DATA))
-        onnx.save(written, folder / MODEL)
-        opset = written.opset_import[0].version
-        if parts.static:
-            onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
-        if target.device:
-            onnx.save(_compact_graph(parts), folder / COMPACT)
-        del graph, written
-        parts = replace(parts, model=None)  # the session and the model need not be in memory together
-        say("comparing with what PyTorch said")
-        session = open_session(folder / MODEL, static=parts.static is not None)
-        parity = check_parity(session, expected, precision)
-        if asked:
-            parity["perplexity"] = {
-                "tokens": answer_tokens(asked),
-                "bundle": perplexity_of_graph(session, asked),
-            } | perplexity
-        manifest = replace(
-            manifest,
-            parity=parity,
-            probe=make_probe(session, tokens),
-            opset=opset,
-            weights_bytes=(folder / DATA).stat().st_size,
-        )
-        del session
-        write_card(folder, manifest)
-        say("hashing the files")
-        manifest = finish(folder, manifest)
-        check_graphs(folder, manifest)  # one that we would refuse to load must not be written
-        return manifest
+        manifest = replace(manifest, opset=_write_graphs(folder, graph, parts, target))
+        static = parts.static is not None
+        del graph, parts  # the session and the model need not be in memory together
+        say("comparing with PyTorch")
+        manifest = _measured(manifest, folder, open_session(folder / MODEL, static=static), reference)
+        return complete(folder, manifest, say)
 
 
-def asked_for(base: str | Path, adapter: str | Path | None, say: Progress) -> tuple[Base, Adapter | None]:
-    """Base and adapter, which must belong together."""
-    found = resolve_base(base, say)
+def resolve_pair(base: str | Path, adapter: str | Path | None, say: Progress) -> tuple[Base, Adapter | None]:
+    """Resolves a base and reads an adapter. Raises AdapterError where they do not belong together."""
+    resolved = resolve_base(base, say)
     described = read_adapter(Path(adapter)) if adapter is not None else None
     if described is not None:
-        described.check_base(found.id, found.sha256)
-    return found, described
+        described.check_base(resolved.id, resolved.sha256)
+    return resolved, described
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """PyTorch's results over `tokens` and over held-out `rows`, to compare a graph with."""
+
+    tokens: Array
+    expected: Expected
+    rows: Sequence[TokenRow]
+    perplexity: float
+
+
+def _run_pytorch(parts: Parts, tokenizer: Tokenizer, rows: Sequence[TokenRow], say: Progress) -> _Reference:
+    tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
+    say("computing the reference in PyTorch")
+    expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
+    return _Reference(tokens, expected, rows, perplexity_of_model(parts.model, rows) if rows else 0.0)
+
+
+def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:
+    """Writes the step graph and the small graphs beside it; returns the opset."""
+    step = graph.build(WeightStore(folder / DATA))
+    onnx.save(step, folder / MODEL)
+    if parts.static:
+        onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
+    if target.device:
+        onnx.save(compact_graph(graph_features(parts.spec, parts.streams, parts.candidates)), folder / COMPACT)
+    opset: int = step.opset_import[0].version
+    return opset
+
+
+def _measured(manifest: Manifest, folder: Path, session: Any, reference: _Reference) -> Manifest:
+    """The manifest with parity, perplexity, probe and size of the graph that `session` has open."""
+    parity = check_parity(session, reference.expected, manifest.precision)
+    if reference.rows:
+        parity["perplexity"] = {
+            "tokens": answer_tokens(reference.rows),
+            "bundle": perplexity_of_graph(session, reference.rows),
+            "pytorch": reference.perplexity,
+        }
+    return replace(
+        manifest,
+        parity=parity,
+        probe=make_probe(session, reference.tokens),
+        weights_bytes=(folder / DATA).stat().st_size,
+    )
 
 
 def _load(base: Base, adapter: Adapter | None) -> Parts:
@@ -179,8 +199,8 @@ def _load(base: Base, adapter: Adapter | None) -> Parts:
     return Parts(base, adapter, model, spec, streams, DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))), candidates)
 
 
-def _fixed(parts: Parts, target: Target, say: Progress) -> Parts:
-    """As a static graph can have them, with a context of its own. Raises ConfigError for one that makes no sense."""
+def _static_parts(parts: Parts, target: Target, say: Progress) -> Parts:
+    """Fits the parts to a static graph and its context. Raises ConfigError for a context that cannot be."""
     spec, gamma = parts.spec, parts.streams.gamma if parts.streams else 0
     rows = target.rows or ROWS
     slots = target.context or min(SLOTS, spec.context_length)
@@ -194,10 +214,6 @@ def _fixed(parts: Parts, target: Target, say: Progress) -> Parts:
     if parts.streams and parts.streams.pruning:
         say("leaving the early exit out: a static graph cannot prune")
     return replace(parts, spec=replace(spec, context_length=slots), streams=streams, static=StaticInfo(rows, slots))
-
-
-def _compact_graph(parts: Parts) -> onnx.ModelProto:
-    return compact_graph(graph_features(parts.spec, parts.streams, parts.candidates))
 
 
 def _graph(
@@ -233,8 +249,8 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
 
 
 def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, templated: bool) -> Manifest:
-    """The manifest, but for what is measured. `templated`: an untouched base is used through its chat template where it
-    has one.
+    """Describes a bundle before anything is measured. `templated`: the base has a chat template, which it is used
+    through where there is no adapter.
     """
     base, adapter, spec = parts.base, parts.adapter, parts.spec
     method = adapter.method if adapter else "lora"
@@ -265,5 +281,15 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
     )
 
 
+def complete(folder: Path, manifest: Manifest, say: Progress) -> Manifest:
+    """Writes the card and the manifest with the files' hashes. Raises BundleError for graphs that `load` refuses."""
+    write_card(folder, manifest)
+    say("hashing the files")
+    manifest = finish(folder, manifest)
+    check_graphs(folder, manifest)
+    return manifest
+
+
 def to_stderr(line: str) -> None:
+    """Prints one line to stderr, the default `progress` of an export."""
     print(line, file=sys.stderr, flush=True)

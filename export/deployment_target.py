@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 from streamspec.bundle.manifest import MAX_STATIC_ROWS
 from streamspec.errors import ConfigError
-from streamspec.export.quantization.precisions import Fp16, Fp32, Int4, Int8Blocks, Precision, chosen, precision
+from streamspec.export.quantization.precisions import Fp16, Fp32, Int4, Int8Blocks, Precision, make_precision, precision
 from streamspec.export.quantization.static_precisions import StaticPrecision, static_precision
 
 CPU, DEVICES, COMPILERS = "cpu", ("cuda",), ("openvino", "migraphx", "directml", "coreml")
 TARGETS = (CPU, *DEVICES, *COMPILERS)
-OLD_OPERATORS = (
-    "migraphx",
-    "directml",
-)  # know no opset 21, and so no blocks of 4 bits (tests/export/graphs/test_op_support.py)
+# without opset 21, and so without blocks of 4 bits (tests/export/graphs/test_op_support.py)
+OLD_OPERATORS = ("migraphx", "directml")
 ROWS, SLOTS = 16, 2048  # by default: rows of a static graph's call, and the most tokens in its cache
 DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8Blocks, "int4": Int4}
 
@@ -51,9 +49,9 @@ class Target:
                 f"a static graph for {self.name}", f"one of {', '.join((CPU, *COMPILERS))}", "leave --static out"
             )
         if not self.static and (self.rows is not None or self.context is not None):
-            found = "rows" if self.rows is not None else "a context"
+            given = "rows" if self.rows is not None else "a context"
             raise ConfigError(
-                f"{found} for a graph whose shapes are not fixed",
+                f"{given} for a graph whose shapes are not fixed",
                 "--static beside --rows and --context",
                 "add it, or leave them out",
             )
@@ -62,12 +60,11 @@ class Target:
 
     @property
     def device(self) -> bool:
+        """Whether the provider computes on a device with memory of its own."""
         return self.name in DEVICES
 
     def precision(self, name: str, block: int | None) -> Precision | StaticPrecision:
-        """The precision called `name`, `block` weights of which share a scale in int4. Raises ConfigError for what does
-        not exist.
-        """
+        """Makes the precision `name`; in int4, `block` weights share a scale. Raises ConfigError for any other."""
         if name == "int4" and self.name in OLD_OPERATORS:
             raise ConfigError(
                 f"int4 for {self.name}",
@@ -76,7 +73,7 @@ class Target:
             )
         if self.static:
             return static_precision(name, block)
-        return chosen(DEVICE_PRECISIONS, name, block) if self.device else precision(name, block)
+        return make_precision(DEVICE_PRECISIONS, name, block) if self.device else precision(name, block)
 
 
 PLAIN_CPU = Target()

@@ -1,8 +1,8 @@
 """The target as an ordinary model that onnxruntime-genai runs: its input and output names, GroupQueryAttention,
 `genai_config.json`.
 
-The same decoder template and precisions as the step graph, without trees, drafter or row-exact attention: a way out for
-those who want to leave, and the peer to measure plain steps against. Source: the model folders of onnxruntime-genai
+The same decoder template and precisions as the step graph, without trees, drafter or row-exact attention: for users
+of that runtime, and to measure plain steps against. Source: the model folders of onnxruntime-genai
 0.18.
 """
 
@@ -20,7 +20,7 @@ from onnx import TensorProto
 
 from streamspec.atomic import new_folder
 from streamspec.errors import BundleError
-from streamspec.export.bundle_writer import DATA, Progress, asked_for, to_stderr, weights
+from streamspec.export.bundle_writer import DATA, Progress, resolve_pair, to_stderr, weights
 from streamspec.export.layers.decoder import Decoder, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
@@ -156,29 +156,29 @@ def export_genai(
             f"a new folder, or with --force one that holds {CONFIG}",
             "choose another --out",
         )
-    found, described = asked_for(base, adapter, say)
+    resolved, described = resolve_pair(base, adapter, say)
     with new_folder(target) as folder:
         say("loading the base")
-        model = load_model(found, described, whole=False)
+        model = load_model(resolved, described, whole=False)
         spec = describe(model)
-        tokenizer = copy_tokenizer(found, folder)
-        if (settings := found.path / SETTINGS).is_file():
+        tokenizer = copy_tokenizer(resolved, folder)
+        if (settings := resolved.path / SETTINGS).is_file():
             shutil.copyfile(settings, folder / SETTINGS)
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
-        say("asking PyTorch")
+        say("computing the reference in PyTorch")
         expected = expect(model, None, tokens)
         say(f"writing the {precision} graph")
         graph = PlainGraph(spec, weights(model, spec, kind, tokenizer, say), kind)
         onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
         del graph, model
-        say("comparing with what PyTorch said")
+        say("comparing with PyTorch")
         report = check_rows(run(open_session(folder / MODEL), spec, expected.case.context), expected, precision)
-        write_config(folder, spec, end_tokens(found, tokenizer, spec.eos_token_ids))
+        write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids))
         return report
 
 
 def run(session: Any, spec: DecoderSpec, tokens: Array) -> Array:
-    """Logits [T, V] of one text [T] from nothing."""
+    """Runs one text [T] with an empty cache; returns its logits [T, V]."""
     empty = np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
     caches = dict.fromkeys(cache_names(PAST, spec.layers), empty)
     texts = {

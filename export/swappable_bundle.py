@@ -1,4 +1,4 @@
-"""Exports swappable bundles and their adapters: the base's graph once, with room for all adapters asked for, and each
+"""Exports swappable bundles and their adapters: the base's graph once, with room for the given adapters, and each
 adapter as a folder of its own.
 
 Smoothed for the base alone; the scales are kept beside the graph (`SCALES`), since an adapter reads and writes scaled
@@ -21,7 +21,7 @@ from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, read_adapter, read_json
-from streamspec.bundle.files import bundle_folder, finish, verify_files
+from streamspec.bundle.files import bundle_folder, verify_files
 from streamspec.bundle.manifest import (
     MODEL,
     TEMPLATE,
@@ -43,12 +43,12 @@ from streamspec.bundle.swappable import (
     write,
 )
 from streamspec.errors import AdapterError, BundleError, ConfigError
-from streamspec.export.bundle_card import write_card
 from streamspec.export.bundle_writer import (
     DATA,
     DEFAULT_ROWS,
     Parts,
     Progress,
+    complete,
     describe_bundle,
     to_stderr,
     weights,
@@ -60,6 +60,7 @@ from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.swappable import SwappableStore, adapter_rows, empty_streams
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.quantization.precisions import Precision
 from streamspec.export.quantization.precisions import precision as precision_named
 from streamspec.export.quantization.smoothing import Scales, SmoothedSource
 from streamspec.export.swappable_tensors import adapter_tensors, capacity_for, fitting_info
@@ -88,7 +89,7 @@ def export_swappable(
     if precision == "fp16":
         raise ConfigError("a swappable bundle in fp16", "fp32, int8 or int4: it runs on CPUs", "choose one of them")
     say, kind = progress or to_stderr, precision_named(precision)
-    found = resolve_base(base, say)
+    resolved = resolve_base(base, say)
     described = {_name(Path(path).resolve().name): read_adapter(Path(path)) for path in adapters}
     if len(described) < len(adapters):
         raise ConfigError(
@@ -97,45 +98,57 @@ def export_swappable(
             "rename one, or add it later with `streamspec adapt --name`",
         )
     for adapter in described.values():
-        _check(adapter, found.id, found.sha256)
+        _check(adapter, resolved.id, resolved.sha256)
     with bundle_folder(out, force) as folder:
-        say("loading the base")
-        model = load_model(found, None, whole=False)
-        spec = describe(model)
-        room = capacity_for([read_drafter(one, spec) for one in described.values() if one.streams is not None], spec)
-        tokenizer = copy_tokenizer(found, folder)
-        tokens = passage(tokenizer, spec.vocab, spec.context_length)
-        say("asking PyTorch")
-        expected = expect(model, None, tokens)
-        source = weights(model, spec, kind, tokenizer, say)
-        say(f"writing the {precision} graph")
-        store = SwappableStore(folder / DATA, adapter_rows(spec, room, kind, source.bias("lm_head.bias") is not None))
-        graph = StepGraph(spec, source, kind, empty_streams(spec, room), None, room.candidates, room=room)
-        onnx.save(graph.build(store), folder / MODEL)
-        scales = source.scales if isinstance(source, SmoothedSource) else Scales()
-        if scales.columns:
-            scales.save(folder / SCALES)
-        parts = Parts(found, None, None, spec, None, None, room.candidates)
-        del graph, source, model
-        say("comparing with what PyTorch said")
-        session = open_session(folder / MODEL)
-        manifest = describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file())
-        manifest = replace(
-            manifest,
-            swappable=room,
-            weights_bytes=(folder / DATA).stat().st_size,
-            parity=check_parity(session, expected, precision),
-            probe=make_probe(session, tokens),
-        )
-        write_card(folder, manifest)
-        say("hashing the files")
-        manifest = finish(folder, manifest)
-        check_graphs(folder, manifest)
+        bundle = _write_base(folder, resolved, list(described.values()), kind, say)
         for name, adapter in described.items():
             say(f"adapter {name}")
             (folder / ADAPTERS / name).mkdir(parents=True)
-            _write(folder / ADAPTERS / name, _Bundle(manifest, session, tokens, scales), found, adapter)
-        return manifest
+            _write(folder / ADAPTERS / name, bundle, resolved, adapter)
+        return bundle.manifest
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """The bundle that adapters are made for. `tokens`: graphs are compared on them."""
+
+    manifest: Manifest
+    session: Any
+    tokens: Array
+    scales: Scales
+
+
+def _write_base(folder: Path, base: Base, adapters: Sequence[Adapter], kind: Precision, say: Progress) -> _Bundle:
+    """Writes the bundle of the base alone, with room for the drafters of `adapters`."""
+    say("loading the base")
+    model = load_model(base, None, whole=False)
+    spec = describe(model)
+    room = capacity_for([read_drafter(one, spec) for one in adapters if one.streams is not None], spec)
+    tokenizer = copy_tokenizer(base, folder)
+    tokens = passage(tokenizer, spec.vocab, spec.context_length)
+    say("computing the reference in PyTorch")
+    expected = expect(model, None, tokens)
+    source = weights(model, spec, kind, tokenizer, say)
+    say(f"writing the {kind.name} graph")
+    store = SwappableStore(folder / DATA, adapter_rows(spec, room, kind, source.bias("lm_head.bias") is not None))
+    graph = StepGraph(spec, source, kind, empty_streams(spec, room), None, room.candidates, room=room)
+    onnx.save(graph.build(store), folder / MODEL)
+    scales = source.scales if isinstance(source, SmoothedSource) else Scales()
+    if scales.columns:
+        scales.save(folder / SCALES)
+    parts = Parts(base, None, None, spec, None, None, room.candidates)
+    manifest = describe_bundle(parts, kind.name, tokenizer, (folder / TEMPLATE).is_file())
+    del graph, source, model  # the session and the model need not be in memory together
+    say("comparing with PyTorch")
+    session = open_session(folder / MODEL)
+    manifest = replace(
+        manifest,
+        swappable=room,
+        weights_bytes=(folder / DATA).stat().st_size,
+        parity=check_parity(session, expected, kind.name),
+        probe=make_probe(session, tokens),
+    )
+    return _Bundle(complete(folder, manifest, say), session, tokens, scales)
 
 
 def adapt(
@@ -169,10 +182,10 @@ def adapt(
         )
     described = read_adapter(source)
     _check(described, manifest.base.id, manifest.base.sha256)
-    found = resolve_base(base or manifest.base.id, say)
-    if found.sha256 != manifest.base.sha256:
+    resolved = resolve_base(base or manifest.base.id, say)
+    if resolved.sha256 != manifest.base.sha256:
         raise AdapterError(
-            f"{found.id} (weights {found.sha256[:12]})",
+            f"{resolved.id} (weights {resolved.sha256[:12]})",
             f"the bundle's base, {manifest.base.id} (weights {manifest.base.sha256[:12]})",
             "name it with --base",
         )
@@ -185,23 +198,13 @@ def adapt(
     tokens = passage(tokenizer, manifest.model.vocab_size, manifest.model.context_length)
     opened = _Bundle(manifest, session, tokens, Scales.load(folder / SCALES) if SCALES in manifest.files else Scales())
     with new_folder(target) as staging:
-        say("loading the base with the adapter, asking PyTorch")
-        _write(staging, opened, found, described)
+        say("loading the base with the adapter, computing the reference in PyTorch")
+        _write(staging, opened, resolved, described)
     return target
 
 
-@dataclass(frozen=True)
-class _Bundle:
-    """The bundle that adapters are made for. `tokens`: graphs are compared on them."""
-
-    manifest: Manifest
-    session: Any
-    tokens: Array
-    scales: Scales
-
-
 def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
-    """Fills an empty folder."""
+    """Writes an adapter, converted for the bundle, into an empty folder."""
     import onnxruntime as ort
 
     manifest, kind = bundle.manifest, precision_named(bundle.manifest.precision)
@@ -212,7 +215,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     streams = cast(StreamSpec, read_drafter(adapter, spec)) if adapter.streams is not None else None
     info = fitting_info(adapter, streams, room, spec)
     task = task_lora(model, adapter, spec)
-    brought = adapter_tensors(
+    tensors = adapter_tensors(
         ModelSource(model, spec),
         spec,
         room,
@@ -220,7 +223,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
         bundle.scales.lora(task, spec),
         streams and replace(streams, lora=bundle.scales.lora(streams.lora, spec)),
     )
-    parity = check_parity(bundle.session, expect(model, streams, bundle.tokens), manifest.precision, brought)
+    parity = check_parity(bundle.session, expect(model, streams, bundle.tokens), manifest.precision, tensors)
     nodes = read_nodes(adapter, streams.gamma, room.candidates) if streams else ()
     ranks = {
         TASK_LORA: max((len(a) for a, _ in task.values()), default=0),
@@ -229,7 +232,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     packed = ort.AdapterFormat()
     packed.set_adapter_version(1)
     packed.set_model_version(1)
-    packed.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in brought.items()})
+    packed.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in tensors.items()})
     packed.export_adapter(str(folder / TENSORS))
     tools = {"streamspec": __version__} | {
         name: version(name) for name in ("onnxruntime", "torch", "transformers", "peft")

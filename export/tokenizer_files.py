@@ -41,8 +41,8 @@ def copy_tokenizer(base: Base, folder: Path) -> Tokenizer:
 
 
 def end_tokens(base: Base, tokenizer: Tokenizer, named: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokenizer's own end first: training ends answers with it and templates mean it. Then what the generation
-    config names.
+    """The tokenizer's own end token, which training and templates end answers with, then the tokens `named` by the
+    generation config.
     """
     text = tokenizer_settings(base).get("eos_token")
     text = text.get("content") if isinstance(text, dict) else text

@@ -31,7 +31,7 @@ def convert(gguf: Path, folder: Path) -> None:
             )
     try:
         _convert(gguf, folder)
-    except Exception as error:  # what a damaged file makes transformers and gguf raise has no end
+    except Exception as error:  # transformers and gguf raise all kinds of errors for a damaged file
         reason = (str(error).strip().splitlines() or [""])[0]
         raise BaseModelError(
             f"{gguf} could not be converted ({type(error).__name__}: {reason})",
@@ -80,7 +80,7 @@ def _pre_tokenizer_name(gguf: Path) -> str | None:
 
 
 def _split_digits(tokenizer: object) -> None:
-    """Puts the digit step in front: matters for several blanks before a number ("a  7"), nowhere else."""
+    """Adds the digit step in front; it only changes several blanks before a number ("a  7")."""
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import Digits, Sequence
 

@@ -87,7 +87,7 @@ class HFDecoder:
             hook.remove()
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """Final norm (and OPT's output projection): what the head is applied to."""
+        """Applies the final norm and OPT's output projection, after which comes the head."""
         if self.norm is not None:
             hidden = self.norm(hidden)
         return hidden if self.project_out is None else self.project_out(hidden)
@@ -97,7 +97,7 @@ class HFDecoder:
         return self.capped(self.lm_head(hidden))
 
     def capped(self, logits: Tensor) -> Tensor:
-        """With the family's soft cap."""
+        """Applies the family's soft cap, if any."""
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -113,7 +113,7 @@ class HFDecoder:
         return torch.nn.functional.embedding(tokens, self.embedding.weight)
 
     def linear_names(self, first: int) -> list[str]:
-        """Full names of the linear maps in layers `first..N-1`: what the streams' own LoRA attaches to."""
+        """Full names of the linear maps in layers `first..N-1`, for the streams' own LoRA."""
         return [f"{i}.{name}" for i in range(first, len(self.layers)) for name in self.linear_modules(i)]
 
     def linear_modules(self, index: int) -> list[str]:

@@ -35,7 +35,7 @@ class Base:
     """A base that is ready to load with `from_pretrained(base.path)`."""
 
     path: Path  # Hugging Face folder
-    id: str  # what to call it: the reference word, the folder's or file's name, the hub id
+    id: str  # its name in messages: the reference word, the folder's or file's name, the hub id
     sha256: str  # of the weights, see `weights_hash`
     model_type: str  # as in config.json
     revision: str | None = None  # commit on the hub, where it came from there

@@ -85,6 +85,7 @@ class TargetModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """The device of the embedding, where inputs belong."""
         return self.decoder.embedding.weight.device
 
     def train(self, mode: bool = True) -> TargetModel:
@@ -146,9 +147,8 @@ class DraftingModel(TargetModel, ABC):
         logits_j(v | u) = head(state_j)_v + A_u . B_v             u: the token before; A, B [draft vocabulary, r]
     """
 
-    optional_tensors: ClassVar[dict[str, str]] = {
-        "bigram_": "bigram_in"
-    }  # prefix -> a tensor by which they are known to be saved
+    # By prefix: the tensor whose presence shows that an adapter has saved them.
+    optional_tensors: ClassVar[dict[str, str]] = {"bigram_": "bigram_in"}
 
     def __init__(
         self,
@@ -168,12 +168,12 @@ class DraftingModel(TargetModel, ABC):
 
     @classmethod
     def prepare_target(cls, run: Run, model: PreTrainedModel) -> None:
-        """Puts what the drafter trains inside a frozen target (a LoRA of its own) there; by default nothing."""
+        """Adds the parts that the drafter trains inside a frozen target, such as a LoRA; by default none."""
 
     @classmethod
     @abstractmethod
     def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
-        """A drafter that has learnt nothing, on the run's device, fitted to the run's data where it starts so."""
+        """Builds an untrained drafter on the run's device; those that start from a fit are fitted to the run's data."""
 
     @abstractmethod
     def losses(self, step: FitStep) -> dict[str, Tensor]:

@@ -64,11 +64,13 @@ class _GrowingCache:
         self.is_updated: dict[int, bool] = {}
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Appends K/V [B, Hkv, R, D]; returns all of them so far."""
         self.keys.append(key)
         self.values.append(value)
         return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)
 
     def get_seq_length(self, *_: Any) -> int:
+        """Counts the rows that the cache holds."""
         return sum(key.shape[2] for key in self.keys)
 
 
@@ -102,28 +104,30 @@ class DraftLayerModel(DraftingModel):
 
     @classmethod
     def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        """Builds a draft layer from the target's last layer and fits its maps to the training rows."""
         drafter = cls(model, DraftLayerConfig.of(run.config.resolved)).to(run.device)
         run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
         return drafter
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
+        """Computes the weighted "total" and its parts, each a scalar."""
         options = step.config.resolved
         passes = counted_passes(options)
         if options["random_unroll"] and not self.heads:  # heads of their own would all have to be met as often
             passes = pick_passes(passes)
-        found = draft_layer_losses(
+        losses = draft_layer_losses(
             self, step.main, step.picked, step.vocabulary, step.lookup, options["labels"], passes
         )
-        depths = found.pop("depths")
+        depths = losses.pop("depths")
         weights = step.weights[: len(depths)]
         total = (
             (weights * depths).sum() / weights.sum()
-            + options["state_weight"] * found["state"]
-            + options["expert_weight"] * found["alike"]
+            + options["state_weight"] * losses["state"]
+            + options["expert_weight"] * losses["alike"]
         )
-        if "last" in found:
-            total = total + options["last_weight"] * found["last"]
-        return {"total": total} | {f"place_{j + 1}": value for j, value in enumerate(depths)} | found
+        if "last" in losses:
+            total = total + options["last_weight"] * losses["last"]
+        return {"total": total} | {f"place_{j + 1}": value for j, value in enumerate(depths)} | losses
 
     @torch.no_grad()
     def statistics(self, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, Any]:
@@ -139,17 +143,15 @@ class DraftLayerModel(DraftingModel):
             batch = collate(rows[start : start + batch_size])
             picked = pick_rows(batch, self.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
             main = self.main_pass(batch["input_ids"], batch["attention_mask"])
-            found = self.unroll(main, picked, self.passes)
+            branches = self.unroll(main, picked, self.passes)
             counts = picked.labels[:, :, : self.passes] != IGNORE
-            shares.append(found.shares[counts])
-            alike.append(found.overlap[counts])
-            before = (
-                self.passes - self.config.parallel
-            )  # after so many passes the branch predicts what the mixture does after all
+            shares.append(branches.shares[counts])
+            alike.append(branches.overlap[counts])
+            before = self.passes - self.config.parallel  # then the branch predicts the mixture's last depth
             branch = self.unroll(main, picked, before).last if before else None
             if branch is not None:
                 mixed, branched = (
-                    self.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (found.mixture[:, :, -1], branch)
+                    self.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (branches.mixture[:, :, -1], branch)
                 )
                 agree.append(mixed == branched)
         used: dict[str, Any] = {
@@ -159,12 +161,13 @@ class DraftLayerModel(DraftingModel):
         return used | {"branches_agree": round(float(torch.cat(agree).float().mean()), 3)} if agree else used
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
-        found = self.unroll(main, picked, self.passes)
-        states = found.mixture if found.apart is None else found.apart
-        if found.last is None:
+        """Returns states [B, P, gamma, H]; with separate lists [B, P, gamma, K (H + 1)], see `draft_logits`."""
+        branches = self.unroll(main, picked, self.passes)
+        states = branches.mixture if branches.apart is None else branches.apart
+        if branches.last is None:
             return states
-        last = found.last[:, :, None]
-        if found.apart is not None:  # all lists are this one
+        last = branches.last[:, :, None]
+        if branches.apart is not None:  # all lists are this one
             weight = torch.full_like(last[..., :1], 1 / self.config.active)
             last = torch.cat([last, weight], dim=-1).repeat(1, 1, 1, self.config.active)
         return torch.cat([states[:, :, : self.gamma - 1], last], dim=2)
@@ -207,11 +210,11 @@ class DraftLayerModel(DraftingModel):
             ).flatten(-2)
         last = None
         if self.last_state is not None:
-            found = steps[-1].last
-            assert found is not None
+            branch = steps[-1].last
+            assert branch is not None
             # Only the layer's last pass drafts that position: an earlier one trains the maps, but is not itself taught
             # to look further ahead than its own.
-            last = nn.functional.linear(found if passes == self.passes else found.detach(), self.last_state)
+            last = nn.functional.linear(branch if passes == self.passes else branch.detach(), self.last_state)
             if self.last_token is not None:
                 last = last + nn.functional.linear(
                     self._embedded(following[:, :, passes - 1].clamp(min=0)), self.last_token
@@ -252,28 +255,30 @@ class DraftLayerModel(DraftingModel):
                     self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache
                 )[0]
             )
-        found: Branches = part.experts(part.norm_mid(u))
-        last = found.last if self.config.contrast else found.mixture
+        added: Branches = part.experts(part.norm_mid(u))
+        last = added.last if self.config.contrast else added.mixture
         apart = (
-            None if found.apart is None else found.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
+            None if added.apart is None else added.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
         )
-        return found._replace(
-            mixture=u + found.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart
+        return added._replace(
+            mixture=u + added.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart
         )
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return unit_rms(self.decoder.embed(tokens).float())
 
     def _finish(self, states: Tensor) -> Tensor:
-        """Ready for the head, in its dtype."""
+        """Applies the last norm; states are then in the head's dtype."""
         finished: Tensor = self.norm_out(states)
         return finished.to(self.decoder.embedding.weight.dtype)
 
     def drafter_tensors(self) -> dict[str, Tensor]:
+        """Returns every parameter outside the target, by its name in an adapter."""
         own = {name: p for name, p in self.named_parameters() if not name.startswith(("model.", "bigram_"))}
         return own | super().drafter_tensors()
 
     def described(self) -> dict[str, Any]:
+        """Describes the layer for the section `streams` of an adapter's configuration."""
         shape = self.config
         biases = sorted(
             name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias")
@@ -310,29 +315,29 @@ def draft_layer_losses(
     drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
     mixture = drafted.mixture
     states = mixture if drafted.apart is None else drafted.apart
-    found = {"depths": depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind)}
+    losses = {"depths": depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind)}
     if drafted.last is not None:
         depth, last = mixture.shape[2] - 1 + model.config.parallel, drafted.last[:, :, None]
-        found["last"] = depth_losses(model, main, last, picked, depth, vocabulary, lookup, kind)[0]
+        losses["last"] = depth_losses(model, main, last, picked, depth, vocabulary, lookup, kind)[0]
     counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
     if not counts.any():  # answers of a single token
-        return found | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
+        return losses | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
     ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
     rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
     text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
-    wanted = main.final[text, rows][counts].float()
-    found["state"] = smooth_l1_loss(mixture[counts] / wanted.std(), wanted / wanted.std())
+    target = main.final[text, rows][counts].float()
+    losses["state"] = smooth_l1_loss(mixture[counts] / target.std(), target / target.std())
     shares = drafted.shares[counts].mean(0)
-    found["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
-    return found
+    losses["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
+    return losses
 
 
 @torch.no_grad()
 def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Sets U, V and b to the least-squares fit of what the target's last layer sees at row t + 1, by e(y_(t+1)) and
-    m_t, over the rows of `batches` (ids and attention mask [B, T] each); then S, by which a finished state f_t best
-    makes V m_t; then C and T, by which the last branch at row t best makes f_(t+2), or f_(t+1), before its norm.
-    Returns the share of the first fit's variance that is left. Massive activations are left out, and batches beyond
+    """Fits U, V and b by least squares to the input of the target's last layer at row t + 1, from e(y_(t+1)) and m_t,
+    over the rows of `batches` (ids and attention mask [B, T] each); then S, which maps a finished state f_t to V m_t;
+    then C and T, which map the last branch at row t to f_(t+2), or f_(t+1), before its norm. Returns the share of
+    the first fit's variance that is left. Massive activations are left out, and batches beyond
     `FIT_TOKENS`, as for streams.
     """
     decoder, width = drafter.decoder, drafter.decoder.hidden_size
@@ -340,12 +345,12 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
     for ids, mask in batches:
         with decoder.watched(len(decoder.layers) - 1) as entered:
             main = drafter.main_pass(ids, mask)
-        wanted = entered[0].float()
-        level = wanted.pow(2).mean(-1).sqrt()
+        target = entered[0].float()
+        level = target.pow(2).mean(-1).sqrt()
         good = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
         both = good[:, :-1] & good[:, 1:]
         tokens = unit_rms(decoder.embed(ids).float())
-        parts = tokens[:, 1:], drafter.entries(main)[:, :-1], main.final.float()[:, :-1], wanted[:, 1:]
+        parts = tokens[:, 1:], drafter.entries(main)[:, :-1], main.final.float()[:, :-1], target[:, 1:]
         fitted.append([part[both] for part in parts])
         if drafter.last_state is not None:
             mains.append(main)
@@ -355,9 +360,9 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
             break
     if not count:
         return 1.0
-    token, state, final, wanted = (torch.cat(side) for side in zip(*fitted, strict=True))
+    token, state, final, target = (torch.cat(side) for side in zip(*fitted, strict=True))
     inputs = torch.cat([token, state, torch.ones_like(token[:, :1])], dim=1)
-    solved = ridge(inputs, wanted)
+    solved = ridge(inputs, target)
     drafter.from_token.copy_(solved[:width].T)
     drafter.from_entry.copy_(solved[width:-1].T)
     drafter.bias.copy_(solved[-1])
@@ -375,7 +380,7 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
             drafter.last_state.copy_(mapped[:width].T)
             if drafter.last_token is not None:
                 drafter.last_token.copy_(mapped[width:].T)
-    return float((wanted - inputs @ solved).pow(2).sum() / (wanted - wanted.mean(0)).pow(2).sum())
+    return float((target - inputs @ solved).pow(2).sum() / (target - target.mean(0)).pow(2).sum())
 
 
 def _last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:

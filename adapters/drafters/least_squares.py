@@ -23,7 +23,7 @@ def pairs_ahead(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> t
 
 
 def ridge(x: Tensor, y: Tensor) -> Tensor:
-    """The matrix [columns of x, columns of y] by which x [n, ..] best makes y [n, ..]."""
+    """Solves for the matrix [columns of x, columns of y] that maps x [n, ..] to y [n, ..] with least squares."""
     square = x.T @ x
     return torch.linalg.solve(
         square + RIDGE * square.diagonal().mean() * torch.eye(len(square), device=x.device), x.T @ y

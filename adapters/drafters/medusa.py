@@ -44,10 +44,12 @@ class MedusaModel(DraftingModel):
 
     @classmethod
     def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
+        """Builds heads that start as the LM head, with blocks at zero."""
         bigram = bigram_shape(run, model, vocabulary)
         return cls(model, run.config.gamma, frozen, vocabulary, run.config.own_heads, bigram).to(run.device)
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
+        """Computes the "total" loss and its parts, each a scalar."""
         return drafting_losses(self, step)
 
     def draft_pass(self, main: MainPass, picked: DraftRows) -> Tensor:
@@ -59,6 +61,7 @@ class MedusaModel(DraftingModel):
         return hidden[:, :, None] + nn.functional.silu(moved)
 
     def draft_logits(self, states: Tensor, depths: Tensor, vocabulary: Tensor | None) -> Tensor:
+        """Logits [n, D] of states [n, H], each from the head of its depth [n]."""
         if self.heads is None:
             return self.head(states, vocabulary)
         logits = states.new_zeros(len(states), self.heads.shape[1])
@@ -68,8 +71,10 @@ class MedusaModel(DraftingModel):
         return logits
 
     def drafter_tensors(self) -> dict[str, Tensor]:
+        """Returns the blocks, and the heads where they have matrices of their own."""
         tensors = {"block_weights": self.block_weights, "block_biases": self.block_biases}
         return tensors | ({} if self.heads is None else {"heads": self.heads}) | super().drafter_tensors()
 
     def described(self) -> dict[str, Any]:
+        """Describes the heads for the section `streams` of an adapter's configuration."""
         return super().described() | {"own_heads": self.heads is not None}

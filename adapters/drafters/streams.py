@@ -55,10 +55,12 @@ class AppendCache:
         self.is_updated: dict[int, bool] = {}
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Returns the main rows' K/V of `layer` followed by those of the stream rows; keeps neither."""
         i = layer - self.first
         return torch.cat([self.keys[i], key], dim=2), torch.cat([self.values[i], value], dim=2)
 
     def get_seq_length(self, *_: Any) -> int:
+        """Counts the main rows."""
         return int(self.keys[0].shape[2])
 
 
@@ -127,6 +129,7 @@ class StreamingModel(DraftingModel):
         return streams
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
+        """Computes the "total" loss and its parts, each a scalar; adds that of the early exit."""
         losses = drafting_losses(self, step)
         if self.prune_down is not None:  # its own parameters alone learn from it
             losses["early_exit"] = exit_loss(self, step)
@@ -166,8 +169,8 @@ class StreamingModel(DraftingModel):
         hidden = torch.gather(entry, 1, rows[:, :, None].expand(-1, -1, entry.shape[2]))[:, :, None, :]
         shift = self.stream_embeddings[None, None]
         if self.root_map is not None:
-            told = nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
-            shift = shift + self.shares[:, 1:] * told
+            root_term = nn.functional.linear(unit_rms(self.decoder.embed(roots).float()), self.root_map)[:, :, None, :]
+            shift = shift + self.shares[:, 1:] * root_term
         return (self.shares[:, :1] * hidden + self.config.scale * shift).to(hidden.dtype)
 
     def exit_states(self, entry: Tensor) -> Tensor:
@@ -178,6 +181,7 @@ class StreamingModel(DraftingModel):
         return self.decoder.finish((unit + moved).to(entry.dtype))
 
     def drafter_tensors(self) -> dict[str, Tensor]:
+        """Returns the streams' own parameters and LoRA, by their names in an adapter."""
         tensors: dict[str, Tensor] = {"stream_embeddings": self.stream_embeddings, "shares": self.shares}
         if self.root_map is not None:
             tensors["root_map"] = self.root_map
@@ -195,6 +199,7 @@ class StreamingModel(DraftingModel):
                     yield f"layers.{index}.{name}", module
 
     def described(self) -> dict[str, Any]:
+        """Describes the streams for the section `streams` of an adapter's configuration."""
         shape = self.config
         rank = next((module.r["streams"] for _, module in self._own_lora()), 0)
         return super().described() | {
@@ -247,7 +252,7 @@ def measure_scale(model: PreTrainedModel, ns: int, batches: list[tuple[Tensor, T
 
 @torch.no_grad()
 def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Sets c, a, W and P to the least-squares fit of M_(t+j) by M_t and e(y_(t+1)) over the rows of `batches` (ids and
+    """Fits c, a, W and P by least squares to M_(t+j) from M_t and e(y_(t+1)) over the rows of `batches` (ids and
     attention mask [B, T] each): W for the first stream, two factors and a mean for each. Returns the share of the first
     stream's variance that is left. Rows with massive activations (rms above `MASSIVE` times the scale) are left out:
     they would rule the fit. No more batches are read once `FIT_TOKENS` rows are there.
@@ -262,25 +267,25 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
             break
     left = 1.0
     for j in range(streams.config.gamma):
-        token, state, wanted = (
+        token, state, target = (
             torch.cat(side) for side in zip(*(pairs_ahead(*one, ahead=j + 1) for one in seen), strict=True)
         )
         if not len(token):  # texts shorter than a draft
             break
-        means = token.mean(0), state.mean(0), wanted.mean(0)
-        token, state, wanted = token - means[0], state - means[1], wanted - means[2]
+        means = token.mean(0), state.mean(0), target.mean(0)
+        token, state, target = token - means[0], state - means[1], target - means[2]
         parts, pull = [state], means[1][:, None]
         if streams.root_map is not None:
             if j == 0:
-                streams.root_map.copy_(ridge(token, wanted - state).T)
+                streams.root_map.copy_(ridge(token, target - state).T)
             parts.append(token @ streams.root_map.T)
             pull = torch.stack([means[1], streams.root_map @ means[0]], dim=1)
         columns = torch.stack([part.flatten() for part in parts], dim=1)
-        shares = ridge(columns, wanted.flatten()[:, None])[:, 0]
+        shares = ridge(columns, target.flatten()[:, None])[:, 0]
         streams.shares[j, : len(shares)] = shares
         streams.stream_embeddings[j] = means[2] - pull @ shares
         if j == 0:
-            left = float((wanted.flatten() - columns @ shares).pow(2).sum() / wanted.pow(2).sum())
+            left = float((target.flatten() - columns @ shares).pow(2).sum() / target.pow(2).sum())
     return left
 
 

@@ -50,7 +50,7 @@ class DrafterMethod:
     check_warm_start: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda options, saved: None
 
 
-HARD = {"labels": "hard", "state_weight": 0.0}  # the tokens that came
+HARD = {"labels": "hard", "state_weight": 0.0}  # the true tokens
 TARGET_STATES = {"labels": "kl", "state_weight": 10.0, "taps": "2"}  # the target's distribution and hidden states
 ONE_EXPERT = {"experts": 1, "active": 1, "contrast": False, "parallel": False, "two_lists": False}
 

@@ -53,7 +53,7 @@ def record_ranks(
 
 
 def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:
-    """int64 [positions, gamma]: the tokens that came after each root, -100 past the end of the answer."""
+    """int64 [positions, gamma]: the true tokens after each root, -100 past the end of the answer."""
     labels = torch.full((len(positions), gamma), IGNORE)
     for i, t in enumerate(positions):
         for j in range(gamma):

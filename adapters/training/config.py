@@ -268,12 +268,14 @@ def reference() -> str:
 
 
 def default_of(one: Field[Any]) -> str:
+    """Shows an option's default in the reference table; "required" where it has none."""
     if one.default is MISSING:
         return "required"
     return "" if one.default is None else f"`{json.dumps(one.default)}`"
 
 
 def range_of(one: Field[Any]) -> str:
+    """Shows an option's choices or range in the reference table."""
     choices = one.metadata.get("choices")
     return ", ".join(f"`{choice}`" for choice in choices) if choices else expected(one.metadata)
 

@@ -110,6 +110,7 @@ class LengthGroupedOrder(Sampler[int]):
         self.lengths, self.batch_size, self.seed, self.epoch = [len(r.input_ids) for r in rows], batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose order the next iteration gives."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ def draft_losses(
 ) -> Tensor:
     """Mean loss at each depth [gamma]. `lookup` [V] maps token ids into `vocabulary`, -100 outside it.
 
-    `kind`: "hard", cross-entropy of the tokens that came; "kl" or "tv", Kullback-Leibler divergence or total variation
+    `kind`: "hard", cross-entropy of the true tokens; "kl" or "tv", Kullback-Leibler divergence or total variation
     from the target's distribution at the same position, over the tokens that may be proposed; "topk", cross-entropy of
     its ten likeliest tokens there by their probabilities (HASS).
     """
@@ -102,19 +102,19 @@ def depth_losses(
     else:
         row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + depth
         text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
-        asked, which = torch.unique(
+        unique, which = torch.unique(
             text * main.final.shape[1] + row, return_inverse=True
         )  # depths of neighbouring rows are the same row
         with torch.no_grad():
-            wanted = model.head(main.final.flatten(0, 1)[asked], vocabulary).float().log_softmax(-1)[which]
-        given = logits.log_softmax(-1)
+            target = model.head(main.final.flatten(0, 1)[unique], vocabulary).float().log_softmax(-1)[which]
+        drafted = logits.log_softmax(-1)
         if kind == "kl":
-            losses = kl_div(given, wanted, reduction="none", log_target=True).sum(-1)
+            losses = kl_div(drafted, target, reduction="none", log_target=True).sum(-1)
         elif kind == "topk":
-            likeliest = wanted.topk(min(MOST_LIKELY, wanted.shape[-1]), dim=-1)
-            losses = -(likeliest.values.exp() * given.gather(-1, likeliest.indices)).sum(-1)
+            likeliest = target.topk(min(MOST_LIKELY, target.shape[-1]), dim=-1)
+            losses = -(likeliest.values.exp() * drafted.gather(-1, likeliest.indices)).sum(-1)
         else:
-            losses = (given.exp() - wanted.exp()).abs().sum(-1) / 2
+            losses = (drafted.exp() - target.exp()).abs().sum(-1) / 2
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, depth, losses)
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
 

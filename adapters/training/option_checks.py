@@ -23,6 +23,7 @@ def option(default: Any, help: str, **rules: Any) -> Any:
 
 
 def flag(name: str) -> str:
+    """Spells an option's field as its command-line flag."""
     return "--" + name.replace("_", "-")
 
 

@@ -37,6 +37,7 @@ class RunState:
             self._write()
 
     def finished(self, part: str) -> bool:
+        """Tells whether `part` is done."""
         return part in self.log
 
     def finish(self, part: str, minutes: float, log: Any) -> None:

@@ -1,7 +1,7 @@
 """The target's own completions of a list of prompts, greedy or half of them sampled: batched, kept line by line,
 resumable.
 
-Acceptance is counted on what the model itself writes, so drafters learn from these.
+Acceptance is measured on the model's own answers, so drafters learn from them.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class CompletionFile:
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
 
     def add(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
+        """Adds the answers to these prompts, in memory and to the file."""
         self.known |= {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(

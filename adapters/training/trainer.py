@@ -111,12 +111,15 @@ class Clock(TrainerCallback, ExportableState):
         self.before, self.started = 0.0, now()  # seconds used before a resume
 
     def elapsed(self) -> float:
+        """Returns the seconds of training so far, attempts before a resume included."""
         return self.before + self.now() - self.started
 
     def state(self) -> dict[str, Any]:
+        """Returns the state that a checkpoint saves."""
         return {"args": {"minutes": self.minutes, "warmup": self.warmup}, "attributes": {"before": self.elapsed()}}
 
     def load(self, checkpoint: Path) -> None:
+        """Restores the seconds used from a checkpoint's trainer_state.json."""
         from transformers import TrainerState
 
         saved = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).stateful_callbacks.get("Clock", {})
@@ -133,9 +136,11 @@ class Clock(TrainerCallback, ExportableState):
         return max(0.0, (1 - done) / (1 - self.warmup))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Starts the clock: loading a model is not training."""
         self.started = self.now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stops training once the minutes are used."""
         if self.minutes is not None and self.elapsed() >= 60 * self.minutes:
             control.should_training_stop = True
 

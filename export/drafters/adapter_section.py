@@ -59,7 +59,7 @@ class AdapterSection:
         broken = [name for name in expected if name in tensors and not np.isfinite(tensors[name]).all()]
         unknown = sorted(set(tensors) - set(expected))
         faults = [
-            f"{title}: {_some(names)}"
+            f"{title}: {_listed(names)}"
             for title, names in (
                 ("missing", missing),
                 ("of the wrong shape", wrong),
@@ -76,13 +76,13 @@ class AdapterSection:
             )
 
 
-def _some(names: list[str], limit: int = 8) -> str:
+def _listed(names: list[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
 
 
 def read_tensors(file: Path) -> dict[str, Array]:
-    """Raises AdapterError for what is no safetensors file."""
+    """Reads the tensors of a safetensors file. Raises AdapterError for any other."""
     try:
         return dict(load_file(file))
     except (OSError, ValueError, TypeError, SafetensorError) as error:

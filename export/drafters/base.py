@@ -1,7 +1,7 @@
 """The parts that all drafters share: their description, the branch of the step graph that runs after the accepted node,
 and how states become candidates.
 
-Everything a drafter does lives in one branch of an `If`: where no drafts are asked for, nothing of it runs.
+Everything a drafter does lives in one branch of an `If`: without drafts nothing of it runs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DraftSpec:
         return layers
 
     def tapped(self, layers: int) -> tuple[int, ...]:
-        """The layers whose inputs are handed on."""
+        """The layers whose inputs the drafter reads."""
         return ()
 
     def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
@@ -106,7 +106,7 @@ def draft_outputs(features: GraphFeatures) -> list[GraphTensor]:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Values the main graph hands over. `node`, `root`: int64 [1]."""
+    """Values of the main graph that drafting reads. `node`, `root`: int64 [1]."""
 
     node: str
     number: str  # int64 [1]: of the node among all rows, pruned ones too
@@ -133,7 +133,7 @@ class Accepted:
 
 
 def most_candidates(spec: DraftSpec | None, vocab: int) -> int:
-    """Candidates of each draft row: with a bigram more, as it brings some up that ranked further down."""
+    """Counts the candidates of a draft row: more with a bigram, which moves lower ranks up."""
     most = BIGRAM_CANDIDATES if spec is not None and spec.bigram is not None else DRAFT_CANDIDATES
     return min(most, vocab if spec is None or spec.draft_vocab is None else len(spec.draft_vocab))
 
@@ -160,12 +160,12 @@ class DraftPass(ABC):
     def add(
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> None:
-        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch: without drafts nobody needs
-        it. `presents`: the cache outputs of the layers that the drafter runs through, first layer first."""
-        asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
+        """Adds the `If` to the main scope `g`; `accept` adds the acceptance to the branch, as only drafts need it.
+        `presents`: the cache outputs of the layers that the drafter runs through, first layer first."""
+        drafting = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
         g.ops(
             "If",
-            asked,
+            drafting,
             out=tuple(row.name for row in self.outputs),
             then_branch=self._drafting(Scope(g.store, "streams"), accept, presents, stream_ids),
             else_branch=self._nothing(),
@@ -234,6 +234,7 @@ class ParallelDraftPass(DraftPass):
         """[m, D]: of the depths `stream_ids` [m], without the bigram's share."""
 
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
+        """Adds the candidates of all depths at once, and the bigram's table where there is one."""
         logits = self.logits(g, accepted, presents, stream_ids)
         with g.named("head"):
             tokens, values, numbers = self.best(g, logits)
@@ -242,8 +243,8 @@ class ParallelDraftPass(DraftPass):
             return [tokens, values, self._pairs(g, self.spec.bigram, numbers, accepted.root)]
 
     def _pairs(self, g: Scope, bigram: tuple[Array, Array], numbers: str, root: str) -> str:
-        """[m, C, C]: what candidate u of the stream before (of the first stream: the root, whatever u) adds to
-        candidate v.
+        """[m, C, C]: the bigram's share for candidate v after candidate u of the depth before; at the first depth after
+        the root, the same for every u.
         """
         before = g.store.add(BIGRAM_IN, bigram[0].astype(np.float32))
         after = g.store.add(BIGRAM_OUT, bigram[1].astype(np.float32))

@@ -1,5 +1,5 @@
-"""A draft layer (Jakiro, arXiv 2502.06282; EAGLE, MTP and Hydra are settings of it): its description, what an adapter
-holds of it, and its weights as those of further layers. Its nodes are in `draft_layer_pass`.
+"""A draft layer (Jakiro, arXiv 2502.06282; EAGLE, MTP and Hydra are settings of it): its description, its tensors in
+an adapter, and its weights under the names of further layers. Its nodes are in `draft_layer_pass`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from streamspec.bundle.adapter_folder import odd_draft_layer
 from streamspec.bundle.manifest import DrafterInfo
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.base import DraftSpec
-from streamspec.export.layers.decoder import Source
+from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.ops.builder import Array
-from streamspec.export.weights.lazy_weights import LazyMatrix
 
 BEAM = 4  # candidates of a level that the next one goes on from
 LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "post_attention_layernorm"}
@@ -39,10 +38,12 @@ class DraftLayerSpec(DraftSpec):
 
     @property
     def uses_root(self) -> bool:
+        """Always: the layer's input is the token after the accepted node."""
         return True
 
     @property
     def own_layers(self) -> int:
+        """One: the draft layer's K/V are in the cache."""
         return 1
 
     @property
@@ -57,17 +58,20 @@ class DraftLayerSpec(DraftSpec):
 
     @property
     def beam(self) -> int:
+        """Candidates of a level that the next one continues."""
         return BEAM if self.draft_vocab is None else min(BEAM, len(self.draft_vocab))
 
     def tapped(self, layers: int) -> tuple[int, ...]:
+        """The layers `taps` before the end."""
         return tuple(layers - tap for tap in self.taps)
 
     def info(self, candidates: int) -> DrafterInfo:
+        """Adds the root token and the levels to the description."""
         return replace(super().info(candidates), root_token=True, levels=self.levels)
 
 
 def shapes(section: AdapterSection) -> Shapes:
-    """Shapes of the tensors that a configuration promises; checks the rest of it."""
+    """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
     config, gamma, spec = section.config, section.gamma, section.spec
     experts, active = _check(section)
     hidden, taps, own = spec.hidden, config["taps"], bool(config.get("own_heads"))
@@ -90,7 +94,7 @@ def shapes(section: AdapterSection) -> Shapes:
 
 
 def _check(section: AdapterSection) -> tuple[int, int]:
-    """Experts and active ones of a configuration that makes sense."""
+    """Checks a configuration; returns the numbers of experts and of active ones. Raises AdapterError."""
     config, gamma, layers = section.config, section.gamma, section.spec.layers
     experts = section.whole("experts", 1, 64)
     active, taps = section.whole("active", 1, experts), config.get("taps")
@@ -129,7 +133,7 @@ def _bias_shapes(section: AdapterSection) -> Shapes:
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> DraftLayerSpec:
-    """The draft layer of an adapter whose tensors are as `shapes` says."""
+    """Reads the draft layer from tensors that have the `shapes`."""
     config = section.config
     parts: dict[str, Any] = {
         name: bool(config.get(name)) for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")
@@ -138,13 +142,13 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
     return DraftLayerSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=own)
 
 
-class DraftLayerSource:
+class DraftLayerSource(ChangedSource):
     """The target's weights, and the draft layer's as those of layer number `layers`; its own heads' as those of the
     layers after that.
     """
 
     def __init__(self, source: Source, spec: DraftLayerSpec, layers: int) -> None:
-        self.source = source
+        super().__init__(source)
         self.own = {}
         self.prefixes = tuple(f"model.layers.{layers + number}." for number in range(spec.gamma))
         for name, tensor in spec.tensors.items():
@@ -157,10 +161,9 @@ class DraftLayerSource:
                 self.own[f"model.layers.{layers + number}.{LAYER[part]}.{rest}"] = tensor.astype(np.float32)
 
     def weight(self, name: str) -> Array:
+        """Returns a weight of the draft layer, or else of the target."""
         return self.own[name] if name in self.own else self.source.weight(name)
 
-    def rows_of(self, name: str) -> LazyMatrix:
-        return self.source.rows_of(name)
-
     def bias(self, name: str) -> Array | None:
+        """Returns a bias of the draft layer or of the target; None where there is none."""
         return self.own.get(name) if name.startswith(self.prefixes) else self.source.bias(name)

@@ -35,9 +35,9 @@ from streamspec.step_graph import CACHE_KINDS
 class _Level:
     """Rows of the draft layer that draft for the same depth."""
 
-    # finished [1, m, H], where it is asked for: of the mixture, in the last pass of the branch for the last depth
+    # finished [1, m, H], '' where unused: of the mixture, or in the last pass of the branch for the last depth
     state: str
-    last: str = ""  # [1, m, H], where that branch drafts one depth further: what the parent's row gives to it
+    last: str = ""  # [1, m, H], where that branch drafts one depth further: its input from the parent's row
     apart: tuple[str, str] | None = (
         None  # finished [1, K m, H] of the experts that count, and their log weights [K, m, 1]
     )
@@ -50,7 +50,7 @@ class _Level:
 
 
 class _Experts(NamedTuple):
-    """Updates of rows by experts, [1, m, H] each, as far as asked for. `apart`: those that count; `shares` [1, m, K]
+    """Updates of rows by experts, [1, m, H] each, '' where unused. `apart`: those of active experts; `shares` [1, m, K]
     their weights.
     """
 
@@ -87,6 +87,7 @@ class DraftLayerPass(DraftPass):
     # ---- in the main graph
 
     def main_rows(self, g: Scope, main: MainRows) -> list[tuple[str, ...]]:
+        """Writes the draft layer's K/V of the main rows; returns its cache outputs."""
         units = [self.decoder.unit_rms(g, entry) for entry in main.entries]
         state = self._map(g, g.op("Concat", *units, axis=-1), main.rows, "from_entry")
         self.inputs = self._input(g, main.following, state, main.rows)
@@ -100,6 +101,7 @@ class DraftLayerPass(DraftPass):
     # ---- in the branch
 
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
+        """Adds one level per pass; returns tokens, values and origins of all levels, one after another."""
         past = accepted.past_mask(g)
         own: list[tuple[str, str]] = []
         beam = self.spec.beam
@@ -262,7 +264,7 @@ class DraftLayerPass(DraftPass):
     def _experts(
         self, g: Scope, z: str, rows: Rows, count: int, part: str, mixture: bool, contrast: bool, apart: bool
     ) -> _Experts:
-        """All experts run: they are one product."""
+        """Runs all experts, as one product. Returns the requested updates alone."""
         tensors, decoder, active = self.spec.tensors, self.decoder, self.spec.active
         experts, inner, hidden = tensors[f"{part}experts.gate"].shape
         stacked = np.concatenate([tensors[f"{part}experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
@@ -277,31 +279,14 @@ class DraftLayerPass(DraftPass):
         scores, sides = g.ops("Split", g.op("MatMul", z, router), g.ints(experts, 2), out=(None, None), axis=-1)
         probabilities, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(active), out=(None, None), axis=-1)
         shares = g.op("Div", probabilities, g.op("ReduceSum", probabilities, g.ints(-1), keepdims=1))
-        nothing = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
+        zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Shape", scores))
         spread = self._constant(
             g, "spread", np.kron(np.eye(experts), np.ones(inner)).astype(np.float32)
         )  # an expert's weight to its channels
-        weights = []  # of the experts [1, m, N]
-        if mixture:
-            weights.append(g.op("ScatterElements", nothing, best, shares, axis=-1))
+        weights = [g.op("ScatterElements", zeros, best, shares, axis=-1)] if mixture else []  # of the experts [1, m, N]
         if contrast:
-            high, _ = g.ops(
-                "TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1
-            )
-            signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
-            two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
-            weights.append(g.op("ScatterElements", nothing, two, signed, axis=-1))
-        for which in range(active if apart else 0):
-            one = g.op("Slice", best, g.ints(which), g.ints(which + 1), g.ints(2))
-            weights.append(
-                g.op(
-                    "ScatterElements",
-                    nothing,
-                    one,
-                    g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one)),
-                    axis=-1,
-                )
-            )
+            weights.append(self._contrast_weights(g, zeros, best, sides))
+        weights += [self._single_weights(g, zeros, best, number) for number in range(active if apart else 0)]
         sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
         added = decoder.precision.linear(
             g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
@@ -312,6 +297,23 @@ class DraftLayerPass(DraftPass):
             else [added]
         )
         return _Experts(next(parts) if mixture else "", next(parts) if contrast else "", list(parts), shares)
+
+    @staticmethod
+    def _contrast_weights(g: Scope, zeros: str, best: str, sides: str) -> str:
+        """[1, m, N]: the larger share of `sides` for the best expert, the other one negative for the second."""
+        high, _ = g.ops(
+            "TopK", g.op("Softmax", sides, axis=-1), g.ints(2), out=(None, None), axis=-1, largest=1, sorted=1
+        )
+        signed = g.op("Mul", high, g.store.constant([1, -1], np.float32))
+        two = g.op("Slice", best, g.ints(0), g.ints(2), g.ints(2))
+        return g.op("ScatterElements", zeros, two, signed, axis=-1)
+
+    @staticmethod
+    def _single_weights(g: Scope, zeros: str, best: str, number: int) -> str:
+        """[1, m, N]: 1 for the expert that is `number` among the `best`."""
+        one = g.op("Slice", best, g.ints(number), g.ints(number + 1), g.ints(2))
+        ones = g.op("Expand", g.store.constant(1, np.float32), g.op("Shape", one))
+        return g.op("ScatterElements", zeros, one, ones, axis=-1)
 
     def _weight(self, name: str, array: Array) -> Weight:
         return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))

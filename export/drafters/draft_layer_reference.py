@@ -27,12 +27,13 @@ from streamspec.step_graph import CANDIDATE_LOGITS, CANDIDATES, ORIGINS
 
 
 class DraftLayerReference(DraftReference):
-    """The layer beside the whole model, which it keeps: what it is asked depends on the graph's own candidates."""
+    """The trained layer over the whole model, which it keeps: later levels depend on the graph's own candidates."""
 
     def __init__(self, model: ReferenceModel, spec: DraftLayerSpec) -> None:
         self.layer = TrainedDraftLayer(model.model, spec)
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        """Keeps the reference's pass, since later levels depend on the graph's candidates."""
         return _LayerDrafts(self.layer)
 
 
@@ -62,7 +63,7 @@ class _LayerDrafts(ExpectedDrafts):
 
 
 class TrainedDraftLayer:
-    """The layer beside one text."""
+    """The trained layer, run over one text at a time."""
 
     def __init__(self, model: Any, spec: DraftLayerSpec) -> None:
         experts = len(spec.tensors["experts.gate"])

@@ -30,14 +30,14 @@ class MedusaSpec(DraftSpec):
 
 
 def shapes(section: AdapterSection) -> Shapes:
-    """Shapes of the tensors that a configuration promises."""
+    """Shapes of the tensors that a configuration names."""
     gamma, hidden = section.gamma, section.spec.hidden
     blocks: Shapes = {"block_weights": (gamma, hidden, hidden), "block_biases": (gamma, hidden)}
     return blocks | {"heads": (gamma, section.proposable, hidden)} if section.config.get("own_heads") else blocks
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> MedusaSpec:
-    """The heads of an adapter whose tensors are as `shapes` says."""
+    """Reads the heads from tensors that have the `shapes`."""
     blocks: dict[str, Any] = {name: tensors[name].astype(np.float32) for name in ("block_weights", "block_biases")}
     return MedusaSpec(**shared, **blocks, heads=tensors.get("heads"))
 
@@ -48,6 +48,7 @@ class MedusaPass(ParallelDraftPass):
     spec: MedusaSpec
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        """Adds all heads over the accepted node's state; gathers the rows of `stream_ids`: [m, D]."""
         one = Rows(g.op("Shape", accepted.final, start=0, end=1))
         hidden = g.op("Unsqueeze", accepted.final, g.ints(0))
         states, logits = [], []

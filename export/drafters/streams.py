@@ -19,12 +19,11 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.base import Accepted, DraftSpec, Lora, ParallelDraftPass
 from streamspec.export.layers.attention import attend, by_head
-from streamspec.export.layers.decoder import Decoder, Linear, Residual, Source, Tables
+from streamspec.export.layers.decoder import ChangedSource, Decoder, Linear, Residual, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows
-from streamspec.export.weights.lazy_weights import LazyMatrix
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
 
 STREAM_WEIGHTS = ("merged", "delta")
@@ -45,24 +44,29 @@ class StreamSpec(DraftSpec):
 
     @property
     def uses_root(self) -> bool:
+        """Whether streams or their bigram read the token after the accepted node."""
         return self.root_map is not None or super().uses_root
 
     def first_layer(self, layers: int) -> int:
+        """The first of the last `ns` layers, which streams run through."""
         return layers - self.ns
 
     def tapped(self, layers: int) -> tuple[int, ...]:
+        """The last `ns` layers."""
         return tuple(range(self.first_layer(layers), layers))
 
     def with_lora(self, change: Callable[[Lora], Lora]) -> Self:
+        """Copies the spec with `change` applied to its LoRA."""
         return replace(self, lora=change(self.lora))
 
     def info(self, candidates: int) -> DrafterInfo:
+        """Adds the number of layers, the positions and the root token to the description."""
         positions, root = "shifted" if self.shifted else "same", self.root_map is not None
         return replace(super().info(candidates), ns=self.ns, positions=positions, root_token=root)
 
 
 def shapes(section: AdapterSection) -> Shapes:
-    """Shapes of the tensors that a configuration promises; checks the rest of it."""
+    """Shapes of the tensors that a configuration names. Raises AdapterError for one that cannot be."""
     config, spec = section.config, section.spec
     ns = section.whole("ns", 1, spec.layers)
     section.positive("scale", config.get("scale"))
@@ -87,7 +91,7 @@ def shapes(section: AdapterSection) -> Shapes:
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> StreamSpec:
-    """The streams of an adapter whose tensors are as `shapes` says."""
+    """Reads the streams from tensors that have the `shapes`."""
     config, lora = section.config, section.config.get("lora")
     pruning = [tensors[name].astype(np.float32) for name in ("prune_down", "prune_up") if name in tensors]
     factor = np.float32(float(lora["alpha"]) / lora["rank"]) if lora else np.float32(0)
@@ -118,25 +122,20 @@ def _read_lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np
     return out
 
 
-class MergedSource:
+class MergedSource(ChangedSource):
     """The base's weights plus the streams' LoRA."""
 
     def __init__(self, source: Source, lora: Lora, decoder: Decoder) -> None:
-        self.source = source
+        super().__init__(source)
         self.updates = {f"{decoder.spec.weight_name(i, m)}.weight": pair for (i, m), pair in lora.items()}
 
     def weight(self, name: str) -> Array:
+        """Returns the base's weight plus its low-rank update, if any."""
         weight = self.source.weight(name)
         if name not in self.updates:
             return weight
         a, b = self.updates[name]
         return weight + b @ a
-
-    def rows_of(self, name: str) -> LazyMatrix:
-        return self.source.rows_of(name)
-
-    def bias(self, name: str) -> Array | None:
-        return self.source.bias(name)
 
 
 def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
@@ -190,6 +189,7 @@ class StreamPass(ParallelDraftPass):
         self.first = spec.first_layer(decoder.spec.layers)
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        """Adds the stream rows through the last layers and the head: [m, D]."""
         rows = Rows(g.op("Shape", stream_ids))
         residual = self._through(
             g,

@@ -25,6 +25,7 @@ class StreamReference(ParallelReference):
 
     @torch.no_grad()
     def logits(self, main: ReferenceOutput, positions: Array, sees: Array, row: int, root: int) -> Tensor:
+        """Runs the streams of `row` through the last layers: [gamma, V]."""
         spec, model, decoder = self.spec, self.model, self.model.decoder
         shift = torch.as_tensor(spec.embeddings)
         shares = torch.ones(spec.gamma, 2) if spec.shares is None else torch.as_tensor(spec.shares)
@@ -57,6 +58,7 @@ class _Append:
     layer: int
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Returns the main rows' K/V followed by those of the stream rows."""
         return torch.cat([self.main.keys[self.layer], key], 2), torch.cat([self.main.values[self.layer], value], 2)
 
 
@@ -66,9 +68,9 @@ class _stream_weights:
     def __init__(self, decoder: Float32Decoder, layer: int, spec: StreamSpec, shape: DecoderSpec) -> None:
         self.updates = []
         for module, (a, b) in [(module, pair) for (i, module), pair in spec.lora.items() if i == layer]:
-            order, found = shape.row_order(module), decoder.layer(layer).get_submodule(module)
+            order, linear = shape.row_order(module), decoder.layer(layer).get_submodule(module)
             update = torch.as_tensor((b if order is None else b[np.argsort(order)]) @ a)
-            self.updates.append((found.weight, update.T if isinstance(found, Conv1D) else update))
+            self.updates.append((linear.weight, update.T if isinstance(linear, Conv1D) else update))
         self.kept: list[Tensor] = []
 
     def __enter__(self) -> None:

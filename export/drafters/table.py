@@ -1,6 +1,6 @@
 """The one table of drafters: how each is read, written as nodes, computed in PyTorch, and where it fits.
 
-A further drafter is a file beside this one and a row here. Its `DraftSpec` says what the manifest is told of it.
+A further drafter is a file beside this one and a row here. Its `DraftSpec.info` is what the manifest records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Drafter:
     """One kind of drafter. `title`: in error messages. `read` takes the section, the adapter's tensors, which are as
     `shapes` says, and the fields that all specs share; `nodes` the decoder, the spec, the number of candidates and how
     a LoRA of the drafter's own is carried. `static`: fits a static graph; `swappable`: an adapter may bring it to
-    a swappable one; `whole_model`: is compared beside the base in float32, not at rest."""
+    a swappable one; `whole_model`: its reference needs the whole base in float32, not layer by layer."""
 
     title: str
     spec: type[DraftSpec]
@@ -79,7 +79,7 @@ DRAFTERS = {
 
 
 def row_of(spec: DraftSpec) -> Drafter:
-    """The row of a drafter that was read."""
+    """Finds the row of a drafter's spec."""
     return next(row for row in DRAFTERS.values() if row.spec is type(spec))
 
 

@@ -73,7 +73,7 @@ class StepGraph:
 class _Batch:
     """The rows of a group of layers: all of them, or above the early exit those that went on.
 
-    `logit_rows` [r]: which of the rows get logits; `slots` [r]: where their choices belong among those asked for.
+    `logit_rows` [r]: which of the rows get logits; `slots` [r]: where their choices belong among those of the call.
     """
 
     rows: Rows
@@ -140,10 +140,10 @@ class _Layers(LayerStack):
     def leaving(self, layer: int, state: LayerRows) -> None:
         if layer != self.spec.layers - 1:
             return
-        g, asked = self.g, self.batch.logit_rows
-        self._going_on = Rows(g.op("Shape", asked))
+        g, logit_rows = self.g, self.batch.logit_rows
+        self._going_on = Rows(g.op("Shape", logit_rows))
         state.mixed, state.normed, stream = (
-            g.op("Gather", x, asked, axis=1) for x in (state.mixed, state.normed, state.residual.stream)
+            g.op("Gather", x, logit_rows, axis=1) for x in (state.mixed, state.normed, state.residual.stream)
         )
         state.residual = Residual(stream)
 
@@ -271,8 +271,7 @@ class _Builder:
             expected = g.op("Gather", choices, batch.parents, axis=0)
             seen = g.op("Gather", g.op("Gather", batch.tree_mask, batch.logit_rows, axis=0), batch.logit_rows, axis=1)
             deepest = deepest_standing(g, tokens, expected, batch.logit_rows, seen)
-            found = g.op("Gather", batch.logit_rows, deepest, axis=0)
-            node = unless_forced(g, FORCED_NODE, found)
+            node = unless_forced(g, FORCED_NODE, g.op("Gather", batch.logit_rows, deepest, axis=0))
             number = g.op("Gather", batch.kept, node, axis=0) if batch.kept else node
             equal = g.op("Equal", batch.logit_rows, node)
             at = g.op("ArgMax", g.op("Cast", equal, to=TensorProto.INT32), axis=0, keepdims=1)

@@ -1,6 +1,6 @@
 """Runs the rows of a call through all layers of a decoder; the dynamic and the static step graph share it.
 
-A graph's own part are the hooks: how rows attend over the cache, and what happens where rows enter a layer or leave it.
+Each graph implements the hooks: how rows attend over the cache, and which rows are left out at a layer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamspec.step_graph import INPUT_IDS
 
 @dataclass
 class LayerRows:
-    """Rows of a call on their way through the layers. `normed`: what attention reads; `mixed`: what it gave."""
+    """Rows of a call on their way through the layers. `normed`: attention's input; `mixed`: its output."""
 
     normed: str
     residual: Residual

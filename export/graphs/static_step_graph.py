@@ -4,7 +4,7 @@ It is for providers that compile one shape. `streamspec/step_graph.py` has its i
 
 The same decoder, layer stack and drafters as in the dynamic graph, built in a scope that lowers their operators
 (`static_scope`). One shape serves prompt chunks and padded trees. The cache is only read: the K/V of a call's rows are
-outputs, and whoever runs the graph keeps those of accepted rows. The choice is greedy; sampling is a graph beside it
+outputs, of which the caller keeps those of accepted rows. The choice is greedy; sampling is a graph beside it
 (`sampling.choice_graph`).
 """
 
@@ -67,8 +67,8 @@ class StaticStepGraph:
 
 
 def fitting(streams: DraftSpec) -> DraftSpec:
-    """The drafter as a static graph has it: without an early exit, whose rows would be counted at run time. Raises
-    ConfigError for one that does not fit.
+    """Removes a drafter's early exit, whose rows would be counted at run time. Raises ConfigError for a drafter that a
+    static graph cannot have.
     """
     row = row_of(streams)
     if not row.static:
@@ -152,7 +152,7 @@ class _StaticLayers(LayerStack):
             return g.op("Unsqueeze", g.op("Where", used, g.number(0), g.number(MASKED)), g.ints(0))
 
     def _bias(self, window: int | None) -> str:
-        """[group * n, S + n], as `attend` wants it."""
+        """[group * n, S + n], as `attend` takes it."""
         if window not in self._biases:
             g = self.g
             with g.named(f"bias.{window or 'full'}"):
@@ -211,8 +211,8 @@ class _StaticBuilder:
         g, layers = self.g, self.layers
         with g.named("accept"):
             expected = g.op("Gather", choices, PARENTS, axis=0)
-            found = deepest_standing(g, layers.tokens, expected, layers.numbers, TREE_MASK)
-            node = unless_forced(g, FORCED_NODE, found)
+            deepest = deepest_standing(g, layers.tokens, expected, layers.numbers, TREE_MASK)
+            node = unless_forced(g, FORCED_NODE, deepest)
             root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, node, axis=0)) if spec.uses_root else ""
             return _AcceptedApart(
                 node=node,

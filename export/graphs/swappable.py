@@ -1,10 +1,10 @@
-"""The step graph of a swappable bundle: the base's weights as they are, and whatever belongs to an adapter an input.
+"""The step graph of a swappable bundle: the base's weights are constants, all tensors of an adapter are inputs.
 
 An adapter's tensors are initializers that may be overridden, of rank 0 or empty without an adapter, so that the graph
 alone is the base. `lora_inputs` says how rows stay exact beside weights that are inputs.
 
 A bundle has `SwappableCapacity` for streams over certain numbers of layers, a bigram, a draft vocabulary; an adapter
-uses all of it or less, and what it lacks is neutral.
+uses all of it or less, and the defaults of the inputs that it leaves out have no effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamspec.export.drafters.streams import StreamPass, StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
-from streamspec.export.ops.builder import Array, Scope, WeightStore, declared, tensor
+from streamspec.export.ops.builder import Array, Scope, WeightStore, declared
 from streamspec.export.quantization.precisions import Fp32, Int8, Precision, Rows, Weight
 from streamspec.export.weights.lora_inputs import LowRank
 from streamspec.step_graph import (
@@ -39,6 +39,8 @@ from streamspec.step_graph import (
     GraphTensor,
     adapter_inputs,
 )
+
+STATE_TYPES = (TensorProto.FLOAT,) * 2  # of the residual stream and the pending update
 
 
 def adapter_rows(
@@ -75,7 +77,7 @@ def update(spec: DecoderSpec, layer: int, modules: tuple[str, ...], part: str) -
 
 
 def empty_streams(spec: DecoderSpec, room: SwappableCapacity) -> StreamSpec | None:
-    """Streams without numbers, of which the graph is built."""
+    """Builds streams with empty tensors, for which the graph is written."""
     if not room.ns:
         return None
     none = np.zeros((0, 0), np.float32)
@@ -94,9 +96,7 @@ def empty_streams(spec: DecoderSpec, room: SwappableCapacity) -> StreamSpec | No
 
 
 class SwappableStore(WeightStore):
-    """Initializers of which some, those of `rows`, are inputs that may be overridden: whatever is added under their
-    names is an adapter's and not kept.
-    """
+    """Initializers, of which those of `rows` are inputs that an adapter overrides."""
 
     def __init__(self, path: Path, rows: Sequence[GraphTensor]) -> None:
         super().__init__(path)
@@ -105,6 +105,7 @@ class SwappableStore(WeightStore):
             self.add_inline(row.name, row.filled(0, symbol=0))
 
     def add(self, name: str, array: Array) -> str:
+        """Adds an initializer; keeps nothing under the name of an adapter's input."""
         return name if name in self._names else super().add(name, array)
 
 
@@ -112,6 +113,7 @@ class SwappableDecoder(Decoder):
     """A decoder whose linear maps carry an adapter's task LoRA."""
 
     def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+        """Applies the base's maps and the adapter's task LoRA."""
         return self.adapted(g, x, rows, layer, modules, (TASK_LORA,))
 
     def adapted(
@@ -123,7 +125,7 @@ class SwappableDecoder(Decoder):
 
 
 class SwappableStreams(StreamPass):
-    """Streams of whichever adapter is there, over as many layers as it asks for.
+    """Streams of the adapter in use, over as many layers as it has them.
 
     Layers that not all adapters use are in a branch of their own, and all branches lie in the main graph: ONNX Runtime
     packs a weight for a branch, not for a branch within one.
@@ -134,73 +136,81 @@ class SwappableStreams(StreamPass):
     def __init__(self, decoder: SwappableDecoder, spec: DraftSpec, candidates: int, room: SwappableCapacity) -> None:
         super().__init__(decoder, cast(StreamSpec, spec), candidates, "delta")
         self.linear, self.begins = self._linear, [decoder.spec.layers - ns for ns in room.ns]
-        self._entering = Residual("")  # what enters the layers that all use
+        self._entering = Residual("")  # the input of the next layers
 
     def add(
         self, g: Scope, accept: Callable[[Scope], Accepted], presents: list[tuple[str, ...]], stream_ids: str
     ) -> None:
-        asked = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
+        """Adds the start, the optional layers and the drafting as three `If`s of the main graph."""
+        drafting = g.op("Greater", g.op("Size", stream_ids), g.store.constant(0, np.int64))
+        accepted, self._entering = self._start_branch(g, drafting, accept, stream_ids)
+        for number, (first, end) in enumerate(pairwise(self.begins)):
+            begun = g.op("And", drafting, g.op("LessOrEqual", STREAM_BEGIN, g.ints(number)))
+            self._entering = self._optional_layers(g, begun, range(first, end), accepted, presents, stream_ids)
+        self._candidates_branch(g, drafting, accepted, presents, stream_ids)
+
+    def _start_branch(
+        self, g: Scope, drafting: str, accept: Callable[[Scope], Accepted], stream_ids: str
+    ) -> tuple[Accepted, Residual]:
+        """Adds acceptance and the streams' start; without drafts there is no node and there are no rows."""
         starting, idle = Scope(g.store, "streams/start"), Scope(g.store, "streams/none")
-        found = accept(starting)
-        stream = self._start(starting, found, stream_ids)
-        update, nowhere = starting.op("Sub", stream, stream), np.zeros((1, 0, self.decoder.spec.hidden), np.float32)
-        values = [
-            *(starting.op("Identity", value) for value in (found.number, found.node, found.root or found.node)),
-            stream,
-            update,
-        ]
-        nothing = [idle.op("Identity", g.store.constant([-1], np.int64)) for _ in range(3)] + [
-            idle.op("Identity", g.store.constant(nowhere, np.float32)) for _ in range(2)
-        ]
-        types = (TensorProto.INT64,) * 3 + (TensorProto.FLOAT,) * 2
+        accepted = accept(starting)
+        stream = self._start(starting, accepted, stream_ids)
+        update, no_rows = starting.op("Sub", stream, stream), np.zeros((1, 0, self.decoder.spec.hidden), np.float32)
+        nodes = (accepted.number, accepted.node, accepted.root or accepted.node)
+        values = [*(starting.op("Identity", value) for value in nodes), stream, update]
+        empty = [idle.op("Identity", g.store.constant([-1], np.int64)) for _ in nodes]
+        empty += [idle.op("Identity", g.store.constant(no_rows, np.float32)) for _ in STATE_TYPES]
+        types = (*[TensorProto.INT64] * 3, *STATE_TYPES)
         _, node, root, stream, update = g.ops(
             "If",
-            asked,
+            drafting,
             out=(ACCEPTED_NODE, None, None, None, None),
-            then_branch=_branch(starting, values, types),
-            else_branch=_branch(idle, nothing, types),
+            then_branch=starting.branch(values, types),
+            else_branch=idle.branch(empty, types),
         )
-        accepted = replace(found, node=node, root=root)
-        for number, (first, end) in enumerate(pairwise(self.begins)):
-            begun, waiting = (Scope(g.store, f"streams/{first}/{name}") for name in ("begun", "waiting"))
-            done = self._through(
-                begun,
-                Residual(stream, update),
-                Rows(begun.op("Shape", stream_ids)),
-                range(first, end),
-                accepted,
-                presents,
-                stream_ids,
-            )
-            same = [waiting.op("Identity", value) for value in (stream, update)]
-            stream, update = g.ops(
-                "If",
-                g.op("And", asked, g.op("LessOrEqual", STREAM_BEGIN, g.ints(number))),
-                out=(None, None),
-                then_branch=_branch(begun, [done.stream, done.update], types[3:]),
-                else_branch=_branch(waiting, same, types[3:]),
-            )
-        self._entering = Residual(stream, update)
-        drafting = Scope(g.store, "streams")
-        values, rows = self.propose(drafting, accepted, presents, stream_ids), self.outputs[1:]
+        return replace(accepted, node=node, root=root), Residual(stream, update)
+
+    def _optional_layers(
+        self, g: Scope, begun: str, layers: range, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str
+    ) -> Residual:
+        """Adds layers that only some adapters use; streams that have not `begun` pass them by."""
+        inside, outside = (Scope(g.store, f"streams/{layers.start}/{name}") for name in ("begun", "waiting"))
+        rows = Rows(inside.op("Shape", stream_ids))
+        done = self._through(inside, self._entering, rows, layers, accepted, presents, stream_ids)
+        same = [outside.op("Identity", value) for value in (self._entering.stream, self._entering.update)]
+        stream, update = g.ops(
+            "If",
+            begun,
+            out=(None, None),
+            then_branch=inside.branch([done.stream, done.update], STATE_TYPES),
+            else_branch=outside.branch(same, STATE_TYPES),
+        )
+        return Residual(stream, update)
+
+    def _candidates_branch(
+        self, g: Scope, drafting: str, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str
+    ) -> None:
+        """Adds the last layers and the head."""
+        inside, rows = Scope(g.store, "streams"), self.outputs[1:]
+        values = self.propose(inside, accepted, presents, stream_ids)
         empty = self.empty_outputs()
         nodes = [helper.make_node("Constant", [], [value.name], value=value, name=value.name) for value in empty]
+
+        def branch(name: str, nodes: list[onnx.NodeProto], names: list[str]) -> onnx.GraphProto:
+            types = declared(replace(row, name=value) for value, row in zip(names, rows, strict=True))
+            return helper.make_graph(nodes, name, [], types)
+
         g.ops(
             "If",
-            asked,
+            drafting,
             out=tuple(row.name for row in rows),
-            **{
-                name: helper.make_graph(
-                    made, name, [], declared(replace(row, name=value) for value, row in zip(given, rows, strict=True))
-                )
-                for name, made, given in (
-                    ("then_branch", drafting.nodes, values),
-                    ("else_branch", nodes, [value.name for value in empty]),
-                )
-            },
+            then_branch=branch("then_branch", inside.nodes, values),
+            else_branch=branch("else_branch", nodes, [value.name for value in empty]),
         )
 
     def logits(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> str:
+        """Adds the layers that all adapters use, and the head: [m, D]."""
         rows = Rows(g.op("Shape", stream_ids))
         shared = range(self.begins[-1], self.decoder.spec.layers)
         return self._states_to_logits(
@@ -219,7 +229,7 @@ class SwappableStreams(StreamPass):
         return g.op("Add", own, g.op("Mul", g.op("Add", stream_ids, g.ints(1)), STREAM_SHIFT))
 
     def head(self, g: Scope, flat: str, rows: Rows) -> str:
-        """With a draft vocabulary the adapter brings rows of the LM head, rounded to seven bits unless nothing is."""
+        """Applies the LM head; with a draft vocabulary its rows from the adapter, in int8 unless the graph is fp32."""
         chosen = self.spec.draft_vocab
         if chosen is None:
             return super().head(g, flat, rows)
@@ -227,9 +237,3 @@ class SwappableStreams(StreamPass):
         kept = self.decoder.precision if isinstance(self.decoder.precision, Fp32) else Int8()
         products = g.op("Squeeze", kept.linear(g, g.op("Unsqueeze", flat, g.ints(0)), rows, part), g.ints(0))
         return self.decoder.finish_logits(g, products, self.decoder.head_bias(g, DRAFT_HEAD_BIAS, chosen))
-
-
-def _branch(scope: Scope, values: Sequence[str], types: Sequence[int]) -> onnx.GraphProto:
-    return helper.make_graph(
-        scope.nodes, scope.label, [], [tensor(value, kind, None) for value, kind in zip(values, types, strict=True)]
-    )

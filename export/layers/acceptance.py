@@ -28,6 +28,6 @@ def deepest_standing(g: Scope, tokens: str, expected: str, numbers: str, seen: s
     return g.op("ArgMax", g.op("Mul", depth, g.op("Cast", stands, to=FLOAT)), axis=0, keepdims=1)
 
 
-def unless_forced(g: Scope, forced: str, found: str) -> str:
-    """int64 [1]: the input `forced` where it is 0 or more, else `found`."""
-    return g.op("Where", g.op("GreaterOrEqual", forced, g.store.constant(0, np.int64)), forced, found)
+def unless_forced(g: Scope, forced: str, otherwise: str) -> str:
+    """int64 [1]: the input `forced` where it is 0 or more, else `otherwise`."""
+    return g.op("Where", g.op("GreaterOrEqual", forced, g.store.constant(0, np.int64)), forced, otherwise)

@@ -30,9 +30,29 @@ class Source(Protocol):
     """A source of weights: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
     order (`DecoderSpec.row_order`), None for a bias that does not exist."""
 
-    def weight(self, name: str) -> Array: ...
-    def rows_of(self, name: str) -> LazyMatrix: ...  # a table, such as the embedding, part by part
-    def bias(self, name: str) -> Array | None: ...
+    def weight(self, name: str) -> Array:
+        """Returns the weight `name`."""
+
+    def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table, such as the embedding, to be read part by part."""
+
+    def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
+
+
+class ChangedSource:
+    """Passes tables and biases of another source on; subclasses change its weights."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table unchanged."""
+        return self.source.rows_of(name)
+
+    def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
+        return self.source.bias(name)
 
 
 class Linear(Protocol):
@@ -113,7 +133,7 @@ class Decoder:
     # ---- rows
 
     def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
-        """The base's own maps."""
+        """Applies the base's own maps."""
         return self.add_bias(g, self.precision.linear(g, x, rows, self.fused(layer, modules)), layer, modules)
 
     def fused(self, layer: int, modules: tuple[str, ...], source: Source | None = None, suffix: str = "") -> Weight:
@@ -164,7 +184,7 @@ class Decoder:
         return normed, Residual(total)
 
     def finish(self, g: Scope, residual: Residual) -> str:
-        """The last norm: what the head is applied to."""
+        """Applies the last norm, after which comes the head."""
         return self.norm(g, residual, self.spec.stacked(self.spec.family.final_norm))[0]
 
     def enter(self, g: Scope, residual: Residual, layer: int) -> tuple[str, Residual]:
@@ -174,8 +194,8 @@ class Decoder:
     def leave(
         self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear
     ) -> Residual:
-        """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are what `enter`
-        gave.
+        """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are the
+        results of `enter`.
         """
         spec, family = self.spec, self.spec.family
         update = self._out_norm(g, linear(g, mixed, rows, layer, family.out), layer, family.attention_out_norm)
@@ -264,7 +284,7 @@ class Decoder:
         return g.contrib("RotaryEmbedding", x, g.ints(0), *tables, **partial)
 
     def rotary(self, g: Scope, positions: str) -> Tables:
-        """For int64 positions [rows], computed as HF does: no table as long as the context."""
+        """Computes cosines and sines at int64 positions [rows] as HF does, without a table as long as the context."""
         if not self.spec.rotaries:
             return ()
         column = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.ints(1))

@@ -92,7 +92,7 @@ class DecoderSpec:
     eps: float
     activation: str  # silu, gelu, gelu_tanh or relu
     parallel: bool
-    mlp_norm: str | None  # None: the MLP reads what attention reads
+    mlp_norm: str | None  # None: the MLP and attention share an input
     head_norms: tuple[str, ...]
     tied: bool
     windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all
@@ -201,8 +201,8 @@ def describe(model: Any) -> DecoderSpec:
 
 
 def check_fields(config: Any, family: Family) -> None:
-    """Refuses by name what a config says and nobody here reads: a field of its class that is not as usual, or one that
-    the class does not know and that is not empty."""
+    """Raises BaseModelError for a config field that export does not read: a field of its class with an unusual value,
+    or an unknown field that is not empty."""
     if getattr(config, "quantization_config", None):
         raise BaseModelError(
             "a base that is quantized already", "weights in float16, bfloat16 or float32", "export the original"
@@ -210,7 +210,7 @@ def check_fields(config: Any, family: Family) -> None:
     usual, shared = type(config)().to_dict(), PreTrainedConfig().to_dict()
     known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only, *shared, *NOTES}
     for name, value in config.to_dict().items():
-        if name in known or (name.startswith("_") and name not in usual):  # of its own accord a tool's private note
+        if name in known or (name.startswith("_") and name not in usual):  # private notes of other tools
             continue
         if value != usual[name] if name in usual else value:
             raise BaseModelError(
@@ -253,7 +253,7 @@ def _rotaries(rotary: Any, config: Any, layers: int) -> tuple[tuple[Rotary, ...]
     if rotary is None:
         return (), (), length
     kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else {"": rotary.rope_type}
-    found = []
+    rotaries = []
     for layer_kind, rope in kinds.items():
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             raise BaseModelError(
@@ -263,14 +263,14 @@ def _rotaries(rotary: Any, config: Any, layers: int) -> tuple[tuple[Rotary, ...]
         if rope in FIXED_WITHIN:
             parameters = config.rope_parameters[layer_kind] if layer_kind else config.rope_parameters
             length = min(length, int(parameters.get("original_max_position_embeddings") or length))
-        found.append(
+        rotaries.append(
             Rotary(
                 getattr(rotary, f"{prefix}original_inv_freq").detach().float().cpu().numpy(),
                 float(getattr(rotary, f"{prefix}attention_scaling")),
             )
         )
     of = tuple(list(kinds).index(config.layer_types[layer]) if "" not in kinds else 0 for layer in range(layers))
-    return tuple(found), of, length
+    return tuple(rotaries), of, length
 
 
 def _eos(model: Any) -> tuple[int, ...]:

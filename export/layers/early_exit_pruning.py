@@ -1,7 +1,7 @@
-"""Writes the early exit as nodes, which rows of a draft tree go on through the upper layers (Speculative Streaming,
-section 3.2.3).
+"""Writes the early exit as nodes: it chooses the rows of a draft tree that go on through the upper layers (Speculative
+Streaming, section 3.2.3).
 
-The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, foretells the token
+The hidden state of row p at layer N-Ns, through a map of low rank r, the final norm and the head, predicts the token
 after it. That gives every child of p a probability and every node that of its whole path; the likeliest nodes go on:
 
     u = M / rms(M)        h = norm(u + B A u)        log P(c | p) = (h_p . E_c) - logsumexp over the tree's distinct
@@ -9,8 +9,8 @@ after it. That gives every child of p a probability and every node that of its w
 
 Only the tree's own columns of the head are computed: n x n numbers instead of n x vocabulary. A node's score is the
 mean of this and of the drafter's own log probability, 1 : 2 (docs/lab/decisions). It is never above its parent's,
-so what goes on is a tree. Pruning depends on context alone and never changes the output. Where no row is to be pruned,
-nothing here runs.
+so the surviving nodes are a tree. Pruning depends on context alone and never changes the output. Where no row is to be
+pruned, nothing here runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from streamspec.draft_tree import MASKED
 from streamspec.export.layers.decoder import Decoder, Residual
-from streamspec.export.ops.builder import Array, Scope, tensor
+from streamspec.export.ops.builder import Array, Scope
 from streamspec.step_graph import (
     EXIT_DOWN,
     EXIT_INPUTS,
@@ -62,23 +62,22 @@ class EarlyExit:
             assert row.default is not None
             g.store.add_inline(row.name, row.filled(row.default))
         limited = g.op("Greater", KEEP_ABOVE, g.store.constant(np.finfo(np.float32).min, np.float32))
-        asked = g.op("Or", g.op("Less", KEEP_ROWS, count), limited)
+        pruning = g.op("Or", g.op("Less", KEEP_ROWS, count), limited)
         pruned, every = Scope(g.store, "prune"), Scope(g.store, "keep_all")
         kept = self._best(pruned, self._scores(pruned, entry, tokens, count), count)
-        some = pruned.op("Gather", PARENTS, kept, axis=0)
-        nowhere = pruned.op("Expand", g.store.constant(0, np.int64), count)
+        old_parents = pruned.op("Gather", PARENTS, kept, axis=0)
+        zeros = pruned.op("Expand", g.store.constant(0, np.int64), count)
         ranks = _range(pruned, pruned.op("Shape", kept))
-        parents = pruned.op("Gather", pruned.op("ScatterElements", nowhere, kept, ranks, axis=0), some, axis=0)
-        asis = [every.op("Identity", name) for name in (LOGIT_ROWS, PARENTS)]
+        parents = pruned.op("Gather", pruned.op("ScatterElements", zeros, kept, ranks, axis=0), old_parents, axis=0)
+        unchanged = [every.op("Identity", name) for name in (LOGIT_ROWS, PARENTS)]
         results = {
             "then_branch": (pruned, [kept, ranks, parents, pruned.op("Identity", kept)]),
-            "else_branch": (every, [_range(every, count), *asis, _range(every, every.op("Shape", LOGIT_ROWS))]),
+            "else_branch": (every, [_range(every, count), *unchanged, _range(every, every.op("Shape", LOGIT_ROWS))]),
         }
         branches = {
-            name: helper.make_graph(scope.nodes, name, [], [tensor(value, TensorProto.INT64, None) for value in values])
-            for name, (scope, values) in results.items()
+            name: scope.branch(values, (TensorProto.INT64,) * 4, name) for name, (scope, values) in results.items()
         }
-        return g.ops("If", asked, out=(None,) * 4, **branches)
+        return g.ops("If", pruning, out=(None,) * 4, **branches)
 
     def _best(self, g: Scope, scores: str, count: str) -> str:
         most = g.op("Min", KEEP_ROWS, count)
@@ -103,7 +102,7 @@ class EarlyExit:
         numbers = _range(g, count)
         distinct = g.op("Where", g.op("Equal", first, numbers), scores, masked)
         total = g.op("ReduceLogSumExp", distinct, g.ints(1), keepdims=1)
-        logs = g.op("Gather", g.op("Sub", scores, total), PARENTS, axis=0)  # row c: what c's parent says of every node
+        logs = g.op("Gather", g.op("Sub", scores, total), PARENTS, axis=0)  # row c: all nodes after c's parent
         own = g.op("GatherElements", logs, g.op("Unsqueeze", numbers, g.ints(1)), axis=1)
         own = g.op(
             "Where", g.op("Unsqueeze", g.op("Equal", numbers, store.constant(0, np.int64)), g.ints(1)), zero, own

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from streamspec.export.ops.builder import Scope, WeightStore, declared, finish, tensor
+from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.step_graph import (
     ALLOWED,
     CHOICES,
@@ -77,13 +77,11 @@ class TokenSampler:
         return _if(g, untouched, (greedy, best), (inner, chosen), INT64, out=out)
 
     def _mask(self, g: Scope, logits: str, slots: str) -> str:
-        """The logits of what is `allowed`; where all tokens are, nothing is read of that input, which may hold an
-        earlier mask.
-        """
-        some, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
-        allowed = some.op("Gather", ALLOWED, slots, axis=0) if slots else ALLOWED
-        masked = some.op("Where", allowed, logits, _f32(some, -np.inf))
-        return _if(g, FREE, (free, free.op("Identity", logits)), (some, masked), FLOAT)
+        """Masks tokens that are not `allowed`; with `free` that input, which may hold an earlier mask, is not read."""
+        limited, free = Scope(g.store, g.label + "/masked"), Scope(g.store, g.label + "/free")
+        allowed = limited.op("Gather", ALLOWED, slots, axis=0) if slots else ALLOWED
+        masked = limited.op("Where", allowed, logits, _f32(limited, -np.inf))
+        return _if(g, FREE, (free, free.op("Identity", logits)), (limited, masked), FLOAT)
 
     def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
         """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if
@@ -126,7 +124,7 @@ class TokenSampler:
         first = g.op("Min", g.op("Where", limited, TOP_K, g.ints(SORTED[0])), vocab)
         best, _ = g.ops("TopK", weights, first, out=(None, None), axis=-1, largest=1, sorted=1)
         held = _total(g, best)
-        # top-p counts shares of what top-k has left
+        # top-p counts shares of the tokens that top-k keeps
         share = g.op("Mul", g.op("Where", limited, held, _total(g, weights)), TOP_P)
         enough = g.op("Where", g.op("Less", TOP_P, _f32(g, 1)), share, _f32(g, np.inf))
         short = g.op("And", g.op("Not", limited), g.op("Less", held, enough))
@@ -138,13 +136,13 @@ class TokenSampler:
         """
         wide, done = (Scope(g.store, f"{g.label}/{name}") for name in (sizes[0], "enough"))
         rows = wide.op("Squeeze", wide.op("NonZero", wide.op("Squeeze", short, wide.ints(1))), wide.ints(0))
-        some, goal = (wide.op("Gather", x, rows, axis=0) for x in (weights, enough))
+        of_short, goal = (wide.op("Gather", x, rows, axis=0) for x in (weights, enough))
         best, _ = wide.ops(
-            "TopK", some, wide.ints(min(sizes[0], self.vocab)), out=(None, None), axis=-1, largest=1, sorted=1
+            "TopK", of_short, wide.ints(min(sizes[0], self.vocab)), out=(None, None), axis=-1, largest=1, sorted=1
         )
         lower = _nucleus(wide, best, goal)
         if sizes[1:]:
-            lower = self._widened(wide, lower, some, goal, wide.op("Less", _total(wide, best), goal), sizes[1:])
+            lower = self._widened(wide, lower, of_short, goal, wide.op("Less", _total(wide, best), goal), sizes[1:])
         whole = wide.op("ScatterND", floor, wide.op("Unsqueeze", rows, wide.ints(1)), lower)
         any_short = g.op(
             "Greater", g.op("ReduceMax", g.op("Cast", short, to=INT64), keepdims=0), g.store.constant(0, np.int64)
@@ -203,7 +201,5 @@ def _if(
     g: Scope, condition: str, yes: tuple[Scope, str], no: tuple[Scope, str], kind: int, out: str | None = None
 ) -> str:
     """An `If` with one output; each branch is a scope and the value it ends with."""
-    branches = [
-        helper.make_graph(scope.nodes, scope.label, [], [tensor(value, kind, None)]) for scope, value in (yes, no)
-    ]
+    branches = [scope.branch([value], [kind]) for scope, value in (yes, no)]
     return g.op("If", condition, out=out, then_branch=branches[0], else_branch=branches[1])

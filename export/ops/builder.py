@@ -7,7 +7,7 @@ Values are plain strings (ONNX value names). Only one weight is in memory at a t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -80,6 +80,7 @@ class WeightStore:
         return name if name in self.protos else self.add(name, array)
 
     def close(self) -> None:
+        """Closes the data file, if there is one."""
         if self._file is not None:
             self._file.close()
 
@@ -124,6 +125,11 @@ class Scope:
     def contrib(self, kind: str, *inputs: str, out: str | None = None, **attributes: Any) -> str:
         """Adds a com.microsoft node with one output."""
         return self.op(kind, *inputs, out=out, domain=CONTRIB, **attributes)
+
+    def branch(self, values: Sequence[str], types: Sequence[int], name: str = "") -> onnx.GraphProto:
+        """Makes the scope a branch of `If` that returns `values` of these ONNX types; `name`: the label by default."""
+        results = [tensor(value, kind, None) for value, kind in zip(values, types, strict=True)]
+        return helper.make_graph(self.nodes, name or self.label, [], results)
 
     def _fresh(self, kind: str) -> str:
         base = f"{self.label}/{kind}" if self.label else kind

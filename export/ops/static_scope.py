@@ -1,5 +1,5 @@
-"""A scope in which every shape is known: operators that few providers have become primitive ones, and what follows from
-shapes becomes constant.
+"""A scope in which every shape is known: it lowers operators that few providers have to primitive ones, and folds
+everything that depends on shapes alone to constants.
 
 The decoder and the drafters are written once, with fused operators and with rows counted at run time. Here each node is
 looked up in `LOWERED`; then, where all its inputs are constants, computed on the spot (`Shape` always is); then added.
@@ -40,6 +40,7 @@ class StaticScope(Scope):
     def ops(
         self, kind: str, *inputs: str, out: tuple[str | None, ...], domain: str = "", **attributes: Any
     ) -> tuple[str, ...]:
+        """Adds a node as `Scope.ops` does, lowered to standard operators, and infers its shapes."""
         assert kind not in LOWERED or not any(out), f"{kind} is replaced: it cannot give names"
         if kind in LOWERED:
             return LOWERED[kind](self, *inputs, **attributes)
@@ -50,12 +51,12 @@ class StaticScope(Scope):
             return known
         names = super().ops(kind, *inputs, out=out, domain=domain, **attributes)
         self._infer(self.nodes[-1])
-        if kind == "Reshape":  # nothing left to find out
+        if kind == "Reshape":  # its shape is known now
             self.nodes[-1].input[1] = self.ints(*self.shape(names[0]))
         return names
 
     def drop_unused(self, outputs: Iterable[str]) -> None:
-        """Leaves out what none of the graph's outputs needs: nodes, and constants that only led to others."""
+        """Removes the nodes and constants that no output of the graph depends on."""
         needed, kept = set(outputs), []
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
@@ -150,7 +151,7 @@ def _product(g: StaticScope, a: str, b: str, *, transB: int = 0, alpha: float = 
 
 
 def _expand(g: StaticScope, x: str, shape: str) -> tuple[str]:
-    """As `Tile`, which one provider more has; a constant where x is one."""
+    """Lowers to `Tile`, which one provider more has; to a constant where x is one."""
     sizes = numpy_helper.to_array(g.store.protos[shape])
     have = (1,) * (len(sizes) - len(g.shape(x))) + g.shape(x)
     repeats = [int(want) if size == 1 else 1 for want, size in zip(sizes, have, strict=True)]

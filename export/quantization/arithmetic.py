@@ -26,7 +26,7 @@ SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantize_blocks`
 
 @dataclass(frozen=True)
 class Simulation:
-    """Simulates what a precision does to a weight and to rows, as float arrays; `powers` of a to try; `peaks`:
+    """Simulates the rounding of a weight and of rows, as float arrays; `powers` of a to try; `peaks`:
     SmoothQuant's form of s.
     """
 
@@ -80,7 +80,7 @@ def quantize_blocks(weight: Array | LazyMatrix, bits: int, block: int) -> tuple[
 
 
 def round_blocks(weight: Array, block: int) -> Array:
-    """Roughly what 4 bits leave of `weight`: one range and one zero point per block, no search. For comparing
+    """Rounds `weight` to 4 bits with one range and one zero point per block, without a search. For comparing
     scalings.
     """
     count = -(-weight.shape[1] // block)

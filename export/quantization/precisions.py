@@ -71,21 +71,25 @@ class Rows:
 
 
 class Precision(Protocol):
-    """`linear` keeps rank 3; `head` takes rank 2 [r, H] and gives [r, V] and the factor of each row [r, 1], above 0 and
-    '' for 1, that makes logits of it: who only wants the largest need not wait for that; `embedding` gives [1, n,
-    H]."""
+    """Writes products and look-ups as nodes. `head` leaves the factor of each row apart: it is positive, so an argmax
+    can ignore it."""
 
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
     coded: bool  # whether rows are quantized before they are multiplied
 
-    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str: ...
-    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]: ...
-    def embedding(self, g: Scope, ids: str, weight: Weight) -> str: ...
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Applies `weight` and low-rank `updates` to x [1, n, in]: [1, n, out]."""
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Applies the LM head to x [r, H]: raw logits [r, V] and their factors [r, 1], '' for 1."""
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Looks up ids [1, n] in the table: [1, n, H]."""
 
 
 class _Float:
-    """Plain products of `dtype`; what goes in and comes out is float32. The head shares the embedding's initializer
+    """Plain products of `dtype`; inputs and outputs are float32. The head shares the embedding's initializer
     through Gemm(transB = 1).
     """
 
@@ -94,17 +98,20 @@ class _Float:
     coded = False
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by the transposed weight."""
         name = f"{weight.name}.transposed"
         if name not in g.store:
             g.store.add(name, np.asarray(weight.load()).T.astype(self.dtype, copy=False))
         return updated(g, self._float(g, g.op("MatMul", self._own(g, x), name)), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Multiplies by the embedding's own layout; logits need no factor."""
         half = self.dtype == np.float16
         product = g.op("Gemm", self._own(g, x), self._plain(g.store, weight), out=None if half else out, transB=1)
         return self._float(g, product, out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Gathers rows of the table."""
         return self._float(g, g.op("Gather", self._plain(g.store, weight), ids, axis=0))
 
     def _plain(self, store: WeightStore, weight: Weight) -> str:
@@ -118,11 +125,13 @@ class _Float:
 
 
 class Fp32(_Float):
+    """Float32 throughout: exact up to the order of sums."""
+
     name, dtype = "fp32", np.float32
 
 
 class Fp16(_Float):
-    """For GPUs; all that is added up, normed or kept (the residual stream, attention, the cache) stays float32."""
+    """Float16 products for GPUs; the residual stream, norms, attention and the cache stay float32."""
 
     name, dtype = "fp16", np.float16
 
@@ -140,6 +149,7 @@ class Int8:
     coded = True
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies int8 weights and uint8 rows; scales the sums."""
         quantized, scales = self._columns(g.store, weight)
         activations, row_scale = self._quantize(g, x, rows, rank=3, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
@@ -149,6 +159,7 @@ class Int8:
         return g.op("Mul", product, row_scale)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Multiplies without the rows' scale, which is the factor."""
         quantized, scales = self._table(g.store, weight)
         activations, row_scale = self._quantize(g, x, rows, rank=2, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
@@ -158,6 +169,7 @@ class Int8:
         return g.contrib("QGemm", activations, one, middle, quantized, scales, zeros, out=out, transB=1), row_scale
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Gathers int8 rows of the table and dequantizes them."""
         quantized, scales = self._table(g.store, weight)
         codes = g.op("Cast", g.op("Gather", quantized, ids, axis=0), to=FLOAT)
         scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
@@ -191,8 +203,8 @@ class Int8:
 
 
 class Int4:
-    """MatMulNBits in blocks of `block` weights; 8 bits for what is sensitive (docs/lab/decisions), for the LM head and
-    for the embedding it may share.
+    """MatMulNBits in blocks of `block` weights; 8 bits for sensitive weights (docs/lab/decisions), for the LM head
+    and for the embedding, which may be tied to it.
     """
 
     name = "int4"
@@ -205,12 +217,15 @@ class Int4:
         )
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by packed blocks of 4 bits, or of 8 where the weight is sensitive."""
         return updated(g, self._product(g, x, weight, 8 if weight.sensitive else 4, self.block), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Multiplies by packed blocks of 8 bits; logits need no factor."""
         return self._product(g, x, weight, 8, BLOCKS[0], out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Gathers packed rows and dequantizes them. Raises ConfigError unless blocks divide the hidden size."""
         block = BLOCKS[0]
         if weight.columns % block:
             raise ConfigError(
@@ -252,6 +267,7 @@ class Int8Blocks(Int4):
         self.simulation = None
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by packed blocks of 8 bits."""
         return super().linear(g, x, rows, replace(weight, sensitive=True), updates)
 
 
@@ -259,14 +275,13 @@ PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "
 
 
 def precision(name: str, block: int | None = None) -> Precision:
-    """The precision called `name`; `block`: weights that share a scale in int4. Raises ConfigError for what does not
-    exist.
-    """
-    return chosen(PRECISIONS, name, block)
+    """Makes the precision `name` for CPUs; `block`: weights that share a scale in int4. Raises ConfigError where there
+    is none of that name."""
+    return make_precision(PRECISIONS, name, block)
 
 
-def chosen(precisions: Mapping[str, Callable[..., P]], name: str, block: int | None) -> P:
-    """A new one of `precisions`. Raises ConfigError where `name` is not among them."""
+def make_precision(precisions: Mapping[str, Callable[..., P]], name: str, block: int | None) -> P:
+    """Makes the precision `name` of a table. Raises ConfigError where it has none."""
     if name not in precisions:
         raise ConfigError(f"precision `{name}`", ", ".join(precisions), "choose one of these with --precision")
     if block is None:
@@ -279,6 +294,7 @@ def chosen(precisions: Mapping[str, Callable[..., P]], name: str, block: int | N
 
 
 def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:
+    """Adds the low-rank `updates` of rows x to their `product`."""
     for update in updates:
         product = update.added(g, product, update.of_rows(g, x))
     return product

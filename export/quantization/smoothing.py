@@ -21,14 +21,13 @@ from safetensors.numpy import load_file, save_file
 
 from streamspec.errors import BundleError
 from streamspec.export.drafters.base import DraftSpec, Lora
-from streamspec.export.layers.decoder import Source
+from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import Array, Simulation
 from streamspec.export.validate.pytorch_reference import ReferenceModel
-from streamspec.export.weights.lazy_weights import LazyMatrix
 
 TINY = np.float32(1e-6)
-RARE = 0.25  # of the mean peak: less is not believed of an input that may have slept while we looked
+RARE = 0.25  # of the mean peak: the least that a mostly zero input is taken to reach beyond this sample
 TEXT = (
     "In mathematics and computer science, an algorithm is a finite sequence of instructions used to solve a class of "
     "problems.\n"
@@ -44,7 +43,7 @@ ROWS = 160
 
 @dataclass(frozen=True)
 class Group:
-    """Linear maps of one layer with a common input, and what absorbs the 1/s: a norm, or the last outputs of a linear
+    """Linear maps of one layer with a common input. `writer` absorbs the 1/s: a norm, or the last outputs of a linear
     map.
     """
 
@@ -55,16 +54,16 @@ class Group:
 
 
 def groups(spec: DecoderSpec) -> list[Group]:
-    """Those of every layer of a decoder."""
+    """Lists the groups of a layer, the same in every layer."""
     family = spec.family
-    found = [Group(family.out, family.qkv[-1], values=True)]
+    groups = [Group(family.out, family.qkv[-1], values=True)]
     if spec.mlp_norm:
-        found += [Group(family.qkv, family.attention_norm), Group(family.up, spec.mlp_norm)]
+        groups += [Group(family.qkv, family.attention_norm), Group(family.up, spec.mlp_norm)]
     else:
-        found += [Group((*family.qkv, *family.up), family.attention_norm)]
+        groups += [Group((*family.qkv, *family.up), family.attention_norm)]
     if family.gated or spec.activation == "relu":
-        found += [Group(family.down, family.up[-1], sleeping=not family.gated)]
-    return found
+        groups += [Group(family.down, family.up[-1], sleeping=not family.gated)]
+    return groups
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Scales:
     columns: dict[str, Array] = field(default_factory=dict)
 
     def save(self, file: Path) -> None:
-        """As safetensors."""
+        """Writes the scales as safetensors."""
         save_file(
             {
                 f"{side}.{name}": array
@@ -87,15 +86,15 @@ class Scales:
 
     @classmethod
     def load(cls, file: Path) -> Scales:
-        """Raises BundleError."""
-        found: dict[str, dict[str, Array]] = {"rows": {}, "columns": {}}
+        """Reads saved scales. Raises BundleError for a damaged file."""
+        scales: dict[str, dict[str, Array]] = {"rows": {}, "columns": {}}
         try:
             for name, array in load_file(file).items():
                 side, _, module = name.partition(".")
-                found[side][module] = array
+                scales[side][module] = array
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise BundleError(f"{file.name}: {error}", "scales of a smoothed base", "export the bundle again") from None
-        return cls(**found)
+        return cls(**scales)
 
     def lora(self, lora: Lora, spec: DecoderSpec) -> Lora:
         """A LoRA in the scaled coordinates: A reads scaled inputs, B writes scaled outputs."""
@@ -107,30 +106,30 @@ class Scales:
         return pairs
 
 
-class SmoothedSource:
+class SmoothedSource(ChangedSource):
     """A source whose weights are scaled, norms elementwise."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.scales = source, Scales()
+        super().__init__(source)
+        self.scales = Scales()
         self.rows, self.columns = self.scales.rows, self.scales.columns
 
     def weight(self, name: str) -> Array:
+        """Returns a weight with its scales multiplied in."""
         weight = self.source.weight(name)
         module = name.removesuffix(".weight")
         if module in self.rows:
             weight = weight * (self.rows[module][:, None] if weight.ndim == 2 else self.rows[module])
         return weight * self.columns[module] if module in self.columns else weight
 
-    def rows_of(self, name: str) -> LazyMatrix:
-        return self.source.rows_of(name)
-
     def bias(self, name: str) -> Array | None:
+        """Returns a bias with its scales multiplied in; None where there is none."""
         bias = self.source.bias(name)
         scale = self.rows.get(name.removesuffix(".bias"))
         return bias if bias is None or scale is None else bias * scale
 
     def drafter(self, drafter: DraftSpec, spec: DecoderSpec) -> DraftSpec:
-        """With its LoRA, where it has one, in the scaled coordinates."""
+        """Copies a drafter with its LoRA, if any, in the scaled coordinates."""
         return drafter.with_lora(lambda lora: self.scales.lora(lora, spec))
 
 

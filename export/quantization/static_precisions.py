@@ -1,8 +1,8 @@
 """Precisions of the static graph: weights at rest in 8 or 4 bits, dequantized by standard operators, rows in float32.
 
-`DequantizeLinear` in front of a product is what providers fold into kernels of their own, some of which round rows to 8
-bits again, each row for itself. int8 has one scale per output channel; int4 has blocks with zero points, and keeps 8
-bits for what is sensitive, the LM head and the embedding, which share one tensor.
+Providers fold `DequantizeLinear` in front of a product into kernels of their own, some of which round each row to 8
+bits again. int8 has one scale per output channel; int4 has blocks with zero points, and keeps 8 bits for sensitive
+weights, the LM head and the embedding, which share one tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamspec.export.quantization.precisions import (
     Precision,
     Rows,
     Weight,
-    chosen,
+    make_precision,
     updated,
 )
 from streamspec.export.weights.lora_inputs import LowRank
@@ -35,10 +35,14 @@ class StaticPrecision(Precision, Protocol):
 
 
 class StaticFp32(Fp32):
+    """Float32 throughout."""
+
     opset = 19
 
 
 class StaticFp16(Fp16):
+    """Float16 products; sums, norms and the cache in float32."""
+
     opset = 19
 
 
@@ -50,15 +54,19 @@ class StaticInt8(Int8):
     coded = False
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by int8 columns, dequantized in front of the product."""
         return updated(
             g, g.op("MatMul", x, g.op("DequantizeLinear", *self._columns(g.store, weight), axis=1)), x, updates
         )
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """Multiplies by int8 rows of the table, dequantized; logits need no factor."""
         return g.op("Gemm", x, g.op("DequantizeLinear", *self._table(g.store, weight), axis=0), out=out, transB=1), ""
 
 
 class StaticInt4(StaticInt8):
+    """Blocks of 4 bits; sensitive weights, the LM head and the embedding in 8."""
+
     name = "int4"
     opset = 21  # the first with 4-bit types and blocks
 
@@ -66,6 +74,7 @@ class StaticInt4(StaticInt8):
         self.block, self.simulation = block, Int4(block).simulation
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by blocks of 4 bits, dequantized in front of the product."""
         if weight.sensitive:
             return super().linear(g, x, rows, weight, updates)
         return updated(
@@ -102,7 +111,5 @@ STATIC_PRECISIONS: dict[str, Callable[..., StaticPrecision]] = {
 
 
 def static_precision(name: str, block: int | None = None) -> StaticPrecision:
-    """The static graph's precision called `name`; `block` as for `precision`. Raises ConfigError for what does not
-    exist.
-    """
-    return chosen(STATIC_PRECISIONS, name, block)
+    """Makes the static graph's precision `name`; `block` as for `precision`. Raises ConfigError for any other."""
+    return make_precision(STATIC_PRECISIONS, name, block)

@@ -1,5 +1,6 @@
-"""Compares a drafter's candidates with PyTorch: a reference computes beforehand what to expect beside some nodes of a
-tree, and pairs it with what the graph then gives there.
+"""Compares a drafter's candidates with PyTorch.
+
+A reference computes the drafts at a few nodes of a tree first, so that the model need not be in memory with the graph.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DraftedTree:
     tree: DraftTree
 
     def samples(self) -> Iterator[tuple[int, int]]:
-        """Some nodes, and a token after each."""
+        """Yields a few nodes, and a token after each."""
         for node in np.linspace(0, len(self.tree) - 1, NODES, dtype=int):
             yield int(node), int(self.drafted[-1 - node])
 
@@ -48,19 +49,19 @@ class TreePass:
 
 
 class ExpectedDrafts(ABC):
-    """The drafts to expect beside some nodes of a tree."""
+    """PyTorch's drafts at a few nodes of a tree."""
 
     @abstractmethod
     def compare(self, session: Any, steps: GraphRunner | StaticGraphRunner, case: DraftedTree) -> Iterator[Compared]:
-        """Every row that the graph drafts beside those nodes; `steps` has run the context."""
+        """Yields every row that the graph drafts at those nodes; `steps` has run the context."""
 
 
 class DraftReference(ABC):
-    """A drafter in PyTorch, beside the whole model."""
+    """Runs a drafter in PyTorch."""
 
     @abstractmethod
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
-        """The drafts to compare a graph with; the model is kept only where the graph's own drafts are asked about."""
+        """The drafts to compare a graph with. They keep the model only where they depend on the graph's own."""
 
 
 class ParallelReference(DraftReference):
@@ -74,6 +75,7 @@ class ParallelReference(DraftReference):
         """[gamma, V] beside `row`, whose next token is `root`; without a bigram's share."""
 
     def expect(self, case: DraftedTree, main: TreePass) -> ExpectedDrafts:
+        """Computes the logits at every sampled node at once; the model is not kept."""
         drafts = []
         for node, root in case.samples():
             row = len(case.context) + node

@@ -88,8 +88,6 @@ class GraphRunner:
         next_ids: Array | None = None,
     ) -> dict[str, Array]:
         """One call over `tokens` [n] at positions length + offsets [n]. K/V are written; `length` stays as it is."""
-        import onnxruntime as ort
-
         n = len(tokens)
         rows = np.arange(n) if rows is None else np.asarray(rows)
         feed: dict[str, Array] = {
@@ -107,6 +105,12 @@ class GraphRunner:
             KEEP_ABOVE: np.array([keep_above], np.float32),
             PRIORS: np.zeros(n, np.float32) if priors is None else np.asarray(priors, np.float32),
         }
+        return self._run(feed)
+
+    def _run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Runs the session over the inputs that it has and over the cache, which is bound in place."""
+        import onnxruntime as ort
+
         binding = self.session.io_binding()
         held = []  # the binding does not keep the arrays alive
         for name, value in {**feed, **self.adapter}.items():
@@ -159,7 +163,7 @@ class StaticGraphRunner:
         forced_node: int = -1,
         forced_root: int = -1,
     ) -> dict[str, Array]:
-        """As `GraphRunner.step`; streams always run, whatever `streams` says."""
+        """As `GraphRunner.step`; streams always run, whatever the value of `streams`."""
         n, pad = len(tokens), self.rows - len(tokens)
         padded = np.full((self.rows, self.rows), MASKED, np.float32)
         padded[:n, :n] = mask
@@ -200,8 +204,8 @@ class StaticGraphRunner:
                 )
             )
             self.length += len(chunk)
-        asked = slice(None) if rows is None else rows
-        return parts[-1] | {name: np.concatenate([part[name] for part in parts])[asked] for name in (CHOICES, "logits")}
+        kept = slice(None) if rows is None else rows
+        return parts[-1] | {name: np.concatenate([part[name] for part in parts])[kept] for name in (CHOICES, "logits")}
 
 
 def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> GraphRunner | StaticGraphRunner:

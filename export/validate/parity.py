@@ -106,7 +106,7 @@ class Expected:
 
 
 def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TREE_ROWS) -> Expected:
-    """Runs PyTorch, once. `most`: rows of a tree that the graph can take."""
+    """Runs PyTorch once over a context and a tree. `most`: rows of a tree that the graph can take."""
     reference = ReferenceModel(model, streams)
     rows = min(TREE_ROWS, most)
     drafted = tokens[-rows:]

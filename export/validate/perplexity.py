@@ -1,4 +1,4 @@
-"""Measures what a precision costs: the perplexity of held-out answers, beside PyTorch's."""
+"""Measures the perplexity of held-out answers in a bundle and in PyTorch: the cost of a precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.prompt.prompt_format import PromptFormat
 
 LIMIT = 20  # rows
-TOKENS = 1024  # of the rows that PyTorch is asked about in one pass
+TOKENS = 1024  # that PyTorch runs in one pass
 HEAD_ROWS = 256  # rows of logits at a time: each time the head is read anew
 
 
@@ -33,31 +33,31 @@ class HeldOut:
 
     def read(self) -> list[Example]:
         """Returns the rows that have an answer. Raises DataError if there is none."""
-        found = [example for example in read_examples(self.path, self.limit) if example.completion is not None]
-        if not found:
+        examples = [example for example in read_examples(self.path, self.limit) if example.completion is not None]
+        if not examples:
             raise DataError(
                 f"{self.path} has no row with an answer among its first {self.limit}",
                 "prompts and answers",
                 "name other data with --val",
             )
-        return found
+        return examples
 
     def rows(self, base: Base, prompt_format: PromptFormat, context_length: int) -> list[TokenRow]:
-        """Raises DataError for a row that the context cannot hold."""
+        """Tokenizes the rows. Raises DataError for a row that the context cannot hold."""
         formatter = Formatter(AutoTokenizer.from_pretrained(base.path), prompt_format)
-        found = [(example, formatter.row(example)) for example in self.read()]
-        for example, row in found:
+        rows = [(example, formatter.row(example)) for example in self.read()]
+        for example, row in rows:
             if len(row.input_ids) >= context_length:
                 raise DataError(
                     f"{example.where} has {len(row.input_ids)} tokens",
                     f"fewer than the context's {context_length}",
                     "leave it out, or choose a larger context",
                 )
-        return [row for _, row in found]
+        return [row for _, row in rows]
 
 
 def perplexity_of_model(model: Any, rows: Sequence[TokenRow]) -> float:
-    """PyTorch's, in float32, over the answers of `rows`, several side by side in one pass."""
+    """Computes PyTorch's perplexity in float32 over the answers of `rows`, several texts in one pass."""
     reference, packs = ReferenceModel(model), [[rows[0]]]
     for row in rows[1:]:
         if sum(len(other.input_ids) for other in packs[-1]) + len(row.input_ids) > TOKENS:
@@ -67,7 +67,7 @@ def perplexity_of_model(model: Any, rows: Sequence[TokenRow]) -> float:
 
 
 def perplexity_of_graph(session: Any, rows: Sequence[TokenRow]) -> float:
-    """The graph's over the same answers."""
+    """Computes the graph's perplexity over the same answers."""
     steps, total = stepper(session, max(len(row.input_ids) for row in rows)), 0.0
     for row in rows:
         steps.length, where = 0, _before_answer(row)
@@ -89,8 +89,8 @@ def _loss_of_model(reference: ReferenceModel, pack: Sequence[TokenRow]) -> float
     final = reference.states(tokens, positions, sees).final[0]
     starts, total = np.cumsum([0, *lengths]), 0.0
     where = np.concatenate([start + _before_answer(row) for start, row in zip(starts, pack, strict=False)])
-    for some in np.split(where, range(HEAD_ROWS, len(where), HEAD_ROWS)):
-        total += _loss(reference.decoder.logits(final[some]).numpy(), tokens[some + 1])
+    for part in np.split(where, range(HEAD_ROWS, len(where), HEAD_ROWS)):
+        total += _loss(reference.decoder.logits(final[part]).numpy(), tokens[part + 1])
     return total
 
 
@@ -99,8 +99,10 @@ def _before_answer(row: TokenRow) -> Array:
     return np.flatnonzero(row.loss_mask) - 1
 
 
-def _loss(logits: Array, came: Array) -> float:
-    """Sum over rows [r, V] of how unlikely the tokens that `came` [r] were."""
+def _loss(logits: Array, targets: Array) -> float:
+    """Sums the cross-entropy of logits [r, V] against the tokens `targets` [r]."""
     scores = logits.astype(np.float64)
     top = scores.max(axis=1)
-    return float((top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - scores[np.arange(len(came)), came]).sum())
+    return float(
+        (top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - scores[np.arange(len(targets)), targets]).sum()
+    )

@@ -65,20 +65,20 @@ class ReferenceModel:
 
     @torch.no_grad()
     def logits(self, output: ReferenceOutput) -> Array:
-        """float32 [T, V]"""
-        found: Array = self.decoder.logits(output.final)[0].numpy()
-        return found
+        """Computes the logits of all rows, float32 [T, V]."""
+        logits: Array = self.decoder.logits(output.final)[0].numpy()
+        return logits
 
     @staticmethod
     def mask(sees: Tensor, rows: Tensor, columns: Tensor, window: int | None) -> Tensor:
-        """Additive [1, 1, rows, columns]: who sees whom, and within a sliding window."""
+        """Additive [1, 1, rows, columns]: 0 where a row sees a column, also within the sliding window."""
         if window is not None:
             sees = sees & (rows[:, None] - columns[None, :] < window)
         return torch.where(sees, 0.0, MASKED)[None, None]
 
 
 def tree_rows(context: Array, tree_tokens: Array, tree: DraftTree) -> tuple[Array, Array, Array]:
-    """Tokens, positions and visibility of a context followed by a tree: what one pass of the reference takes."""
+    """Tokens, positions and visibility of a context followed by a tree, for one pass of the reference."""
     length, n = len(context), len(tree_tokens)
     positions = np.concatenate([np.arange(length), length + np.asarray(tree.depths)])
     sees = np.zeros((length + n, length + n), bool)
@@ -90,7 +90,7 @@ def tree_rows(context: Array, tree_tokens: Array, tree: DraftTree) -> tuple[Arra
 
 @dataclass
 class _Record:
-    """A cache that returns K/V as they come and remembers them."""
+    """A cache that returns K/V unchanged and records them."""
 
     keys: dict[int, Tensor]
     values: dict[int, Tensor]

@@ -1,7 +1,7 @@
 """Reads the target layer by layer: at rest in the dtype of its files, mapped, and in float32 with the task LoRA merged
 while a layer is used.
 
-So a base of any size needs one layer's memory, and on Linux hardly any of its files': what has been read is given back.
+So a base of any size needs one layer's memory, and on Linux hardly any of its files': pages are given back once read.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ PAGE, PAGE_OUT = 4096, 21  # MADV_PAGEOUT of Linux 5.4: a hint that loses nothin
 
 
 class Float32Decoder(HFDecoder):
-    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: what is changed in
-    them is gone with the next.
+    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: changes to one are
+    lost when the next is read.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self._kept: tuple[int, nn.Module] | None = None
-        self.norm = None if self.norm is None else floated(self.norm)
+        self.norm = None if self.norm is None else to_float32(self.norm)
         if not isinstance(self.embedding, nn.Embedding):
-            self.embedding = floated(self.embedding)
+            self.embedding = to_float32(self.embedding)
         if not isinstance(self.lm_head, nn.Linear):
-            self.lm_head = floated(self.lm_head)
+            self.lm_head = to_float32(self.lm_head)
 
     def layer(self, index: int) -> nn.Module:
+        """Returns a float32 copy of layer `index`; the last one is kept until another is read."""
         if self._kept is None or self._kept[0] != index:
             self._kept = None
-            self._kept = (index, floated(self.layers[index]))
+            self._kept = (index, to_float32(self.layers[index]))
             for parameter in self.layers[index].parameters():
                 give_back(parameter)
         return self._kept[1]
 
     def embed(self, tokens: Tensor) -> Tensor:
+        """Embeds tokens in float32."""
         return super().embed(tokens).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Multiplies by the LM head, `HEAD_ROWS` of the vocabulary at a time."""
         weight, bias = self.lm_head.weight, self.lm_head.bias
         parts = LazyMatrix(weight)
         logits = torch.cat(
@@ -61,10 +64,10 @@ class Float32Decoder(HFDecoder):
         return self.capped(logits if bias is None else logits + bias.float())
 
 
-def floated(module: nn.Module) -> nn.Module:
-    """A float32 copy with all adapters inside merged and gone; the module itself where it is so already."""
-    found = any(isinstance(one, BaseTunerLayer) for one in module.modules())
-    if not found and all(p.dtype == torch.float32 for p in module.parameters()):
+def to_float32(module: nn.Module) -> nn.Module:
+    """Copies a module in float32 with its adapters merged; returns the module itself where that changes nothing."""
+    has_adapters = any(isinstance(one, BaseTunerLayer) for one in module.modules())
+    if not has_adapters and all(p.dtype == torch.float32 for p in module.parameters()):
         return module
     holder = nn.ModuleDict({"it": copy.deepcopy(module).float()})
     for name, one in list(holder.named_modules()):
@@ -76,7 +79,7 @@ def floated(module: nn.Module) -> nn.Module:
 
 
 class LazyMatrix:
-    """A table [rows, columns] at rest of which parts are asked for as float32 arrays."""
+    """A table [rows, columns] in the dtype of its file, read in parts as float32 arrays."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -87,6 +90,7 @@ class LazyMatrix:
         return part
 
     def rows(self, rows: slice | Array) -> Tensor:
+        """Reads rows as a float32 tensor; gives a slice's pages of the file back."""
         if not isinstance(rows, slice):
             return self.tensor[torch.as_tensor(rows)].float()
         part = self.tensor[rows]

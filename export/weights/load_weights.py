@@ -31,8 +31,8 @@ from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix
 
 
 class ModelSource:
-    """Weights of a loaded HF model as float32 arrays (views where the model is float32), as `decoder.Source` wants
-    them.
+    """Weights of a loaded HF model as float32 arrays (views where the model is float32), as a
+    `decoder.Source`.
     """
 
     def __init__(self, model: Any, spec: DecoderSpec) -> None:
@@ -49,9 +49,10 @@ class ModelSource:
         }
 
     def weight(self, name: str) -> Array:
-        found = self._find(name)
-        assert found is not None, name
-        module, tensor = found
+        """Returns the weight or bias `name`, rows in the graph's order."""
+        parameter = self._find(name)
+        assert parameter is not None, name
+        module, tensor = parameter
         array: Array = tensor.detach().float().numpy()
         if array.ndim == 1 and self.spec.family.one_added and name.endswith(".weight"):
             return array + 1
@@ -60,11 +61,13 @@ class ModelSource:
         return array if order is None else array[order]
 
     def rows_of(self, name: str) -> LazyMatrix:
+        """Returns the LM head or the embedding."""
         return LazyMatrix(
             (self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight.detach()
         )
 
     def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
         return None if self._find(name) is None else self.weight(name)
 
     def _find(self, name: str) -> tuple[torch.nn.Module, torch.Tensor] | None:
@@ -113,7 +116,7 @@ def _check_loaded(tuned: Any, adapter: Adapter) -> None:
     """Raises AdapterError unless every tensor of the task LoRA came from its file, every tensor of the file is of the
     LoRA, and all are finite: PEFT only warns.
     """
-    wanted, found = (
+    expected, saved = (
         set(tensors)
         for tensors in (
             get_peft_model_state_dict(tuned, save_embedding_layers=False),
@@ -121,10 +124,10 @@ def _check_loaded(tuned: Any, adapter: Adapter) -> None:
         )
     )
     known = {
-        name for name in found if name.endswith(".base_layer.weight")
+        name for name in saved if name.endswith(".base_layer.weight")
     }  # PEFT keeps a copy of embeddings that it adapts
-    faults = [f"no {name}" for name in sorted(wanted - found)] + [
-        f"unknown {name}" for name in sorted(found - wanted - known)
+    faults = [f"no {name}" for name in sorted(expected - saved)] + [
+        f"unknown {name}" for name in sorted(saved - expected - known)
     ]
     faults += [
         f"{name} is not finite"
@@ -143,7 +146,7 @@ def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
     """
     if adapter.has_task_lora and read_json(adapter.path / TASK_CONFIG).get("bias", "none") != "none":
         raise _no_plain_lora(adapter, "it changes biases of the base")
-    layers, found = Float32Decoder(model).layers, {}
+    layers, pairs = Float32Decoder(model).layers, {}
     for layer in range(spec.layers):
         for module in spec.modules:
             one = layers[layer].get_submodule(module)
@@ -153,10 +156,10 @@ def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
                     raise _no_plain_lora(adapter, f"{module} of layer {layer} has a variant of LoRA or a bias")
                 a, b = (side[name].weight.detach().float().numpy() for side in (one.lora_A, one.lora_B))
                 order = spec.row_order(module)
-                found[layer, module] = a, (b if order is None else b[order]) * np.float32(one.scaling[name])
-    if adapter.has_task_lora and not 0 < len(found) == sum(isinstance(one, BaseTunerLayer) for one in model.modules()):
+                pairs[layer, module] = a, (b if order is None else b[order]) * np.float32(one.scaling[name])
+    if adapter.has_task_lora and not 0 < len(pairs) == sum(isinstance(one, BaseTunerLayer) for one in model.modules()):
         raise _no_plain_lora(adapter, "it changes more than linear maps of the layers")
-    return found
+    return pairs
 
 
 def _no_plain_lora(adapter: Adapter, why: str) -> AdapterError:

@@ -97,7 +97,7 @@ class LowRank:
         return g.contrib("MatMulIntegerToFloat", codes, self._a, one, self._scale, middle)
 
     def added(self, g: Scope, product: str, inner: str) -> str:
-        """`product` [1, n, out] and B applied to `inner`, what A gave."""
+        """Adds B applied to `inner`, the output of A, to `product` [1, n, out]."""
         parts = (
             [inner]
             if len(self.outputs) == 1

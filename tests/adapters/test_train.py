@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streamspec.adapters import train as train_module
-from streamspec.adapters.drafters.table import draft_layer
+from streamspec.adapters.drafters import draft_layer
 from streamspec.adapters.train import train
 from streamspec.adapters.training import self_distillation
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError

@@ -22,7 +22,7 @@ FILES = sorted(Path(adapters.__path__[0]).rglob("*.py"))
 
 
 def test_the_table_has_the_methods_of_bundles() -> None:
-    assert tuple(DRAFTERS) == METHODS
+    assert tuple(DRAFTERS) == tuple(METHODS)
 
 
 @pytest.mark.parametrize("method", DRAFTERS)
