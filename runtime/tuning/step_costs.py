@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from streamspec import paths as cache
-from streamspec.acceptance_stats import expected_tokens
 from streamspec.atomic import write_text
 from streamspec.bundle.manifest import Manifest
-from streamspec.draft_tree import DraftTree
+from streamspec.draft_tree import DraftTree, expected_tokens
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY

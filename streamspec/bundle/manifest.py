@@ -11,8 +11,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.acceptance_stats import MAX_GAMMA
-from streamspec.draft_tree import DraftTree
+from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.prompt.prompt_format import KINDS, PromptFormat
@@ -28,8 +27,8 @@ DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes ca
 
 # Method of training -> the kind of its drafter, None where there is none.
 METHODS: dict[str, str | None] = {
-    **{"streaming": "streams", "medusa": "heads", "jakiro": "draft layer", "eagle": "draft layer"},
-    **{"mtp": "draft layer", "hydra": "draft layer", "lora": None},
+    "streaming": "streams", "medusa": "heads", "jakiro": "draft layer", "eagle": "draft layer",
+    "mtp": "draft layer", "hydra": "draft layer", "lora": None,
 }
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
 DRAFT_LAYERS = tuple(method for method, kind in METHODS.items() if kind == "draft layer")
