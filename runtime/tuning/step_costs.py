@@ -124,7 +124,7 @@ def tune(
             "a bundle with draft trees to choose from",
             "export an adapter with streams or heads",
         )
-    nodes, found, most = manifest.trees.nodes, {}, _most_context(runner)
+    nodes, calibrations, most = manifest.trees.nodes, {}, _most_context(runner)
     contexts = contexts or sorted({min(context, most) for context in CONTEXTS})
     for context in contexts:
         if not 1 <= context <= most:
@@ -134,9 +134,9 @@ def tune(
                 "correct it",
             )
         costs, _ = measure(runner, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
-        found[context] = choose_rows(costs, nodes)
-    _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), found[contexts[0]].costs)
-    return found
+        calibrations[context] = choose_rows(costs, nodes)
+    _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), calibrations[contexts[0]].costs)
+    return calibrations
 
 
 def keep_min_probability(
@@ -232,8 +232,8 @@ def _read(file: Path, rows: Sequence[int]) -> tuple[dict[int, float], float] | N
         raw = Fields(parse_json(file.read_bytes(), file.name), file.name)
         raw.integer("format_version", 1, 1)
         costs = Fields(raw.raw("costs"), "costs")
-        found = {int(n): costs.number(n, 1e-7, 1e4) for n in costs.values if int(n) in (1, *rows)}
+        seconds = {int(n): costs.number(n, 1e-7, 1e4) for n in costs.values if int(n) in (1, *rows)}
         min_probability = raw.number("least", 0.0, 1.0)
     except (OSError, ValueError, StreamspecError):
         return None
-    return (found, min_probability) if 1 in found else None
+    return (seconds, min_probability) if 1 in seconds else None

@@ -68,11 +68,11 @@ def check_files(files: Mapping[str, Path], expected: Mapping[str, FileInfo], has
             raise BundleError(f"{name} has {size} bytes", f"{info.bytes} bytes as the manifest says", fix)
     for name, info in expected.items() if hashes else ():
         try:
-            found = sha256_file(files[name])
+            digest = sha256_file(files[name])
         except OSError as error:
             raise BundleError(f"{files[name]}: {error.strerror}", "a readable file", fix) from None
-        if found != info.sha256:
-            raise BundleError(f"{name} has sha256 {found[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
+        if digest != info.sha256:
+            raise BundleError(f"{name} has sha256 {digest[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
 
 
 def regular_file(folder: Path, name: str, fix: str) -> Path:
