@@ -48,7 +48,7 @@ def command(
     from rich.console import Console
 
     from streamspec.runtime import load
-    from streamspec.runtime.tuning.step_costs import keep_min_probability, tune
+    from streamspec.runtime.tuning.tune import keep_min_probability, tune
 
     session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use)
     if prompts is not None:

@@ -1,4 +1,4 @@
-"""Session logic on a toy runner: text, stops, limits, cancelling, counters."""
+"""Session logic on a toy runner: text, stops, limits, cancelling, counters; also stop_strings, stats and policy."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_second_generation_at_a_time_is_refused() -> None:
     next(first)
     with pytest.raises(ConfigError, match="busy"):
         session.generate("p")
-    first.close()  # type: ignore[attr-defined]
+    first.close()
     assert session.generate("p").text == "abc"
 
 

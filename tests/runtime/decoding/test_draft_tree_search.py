@@ -1,4 +1,4 @@
-"""Prompt lookup, and its branch in the streams' tree."""
+"""Prompt lookup (ngram), and its branch in the streams' tree."""
 
 from __future__ import annotations
 
