@@ -136,7 +136,7 @@ def check_options(
     if limit is not None and val is None:
         raise ConfigError("--limit without --val", "both", "add --val")
     kind = "--swappable" if swappable else "--plain-genai"
-    given = {"--plain-genai": plain_genai and swappable, "--val": val} | weights
+    given: dict[str, object] = {"--plain-genai": plain_genai and swappable, "--val": val, **weights}
     for name in (name for name, value in given.items() if value and (swappable or plain_genai)):
         raise ConfigError(f"{kind} and {name}", "one of them", "leave one out")
 

@@ -72,13 +72,17 @@ def command(
         from streamspec.bench.pruning import find_min_probability
         from streamspec.cli.bench import speeds
 
-        report, least = find_min_probability(
+        report, probability = find_min_probability(
             bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use
         )
-        keep_min_probability(session.runner, session.manifest, least)
+        keep_min_probability(session.runner, session.manifest, probability)
         console.print(speeds(report))
-        console.print(f"pruning: below a probability of {least:g}" if least else "pruning: none (it does not pay here)")
-        result["prune"] = {"least": least, "tried": [asdict(one) for one in report.rows]}
+        console.print(
+            f"pruning: below a probability of {probability:g}"
+            if probability
+            else "pruning: none (it does not pay here)"
+        )
+        result["prune"] = {"least": probability, "tried": [asdict(one) for one in report.rows]}
     if as_json:
         print(json.dumps(result))
 
