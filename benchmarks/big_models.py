@@ -247,11 +247,12 @@ def curve(bundle: Path, threads: int | None) -> dict[int, float]:
     from streamspec.bundle.files import read_manifest
     from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.engine.ort_runner import OrtRunner
-    from streamspec.runtime.tuning.step_costs import CONTEXT, TUNING_ROUNDS, measure
+    from streamspec.runtime.tuning.step_costs import CONTEXT, measure
+    from streamspec.runtime.tuning.tune import ROUNDS
 
     engine = OrtRunner(LoadedModel(bundle / "model.onnx", read_manifest(bundle), threads=threads))
     chain = [(max(0, node - 1), 0, 1.0) for node in range(32)]
-    return {rows: 1e3 * seconds for rows, seconds in measure(engine, chain, SECONDS, CONTEXT, TUNING_ROUNDS)[0].items()}
+    return {rows: 1e3 * seconds for rows, seconds in measure(engine, chain, SECONDS, CONTEXT, ROUNDS)[0].items()}
 
 
 def size(folder: Path, *endings: str) -> int:

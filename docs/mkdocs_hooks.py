@@ -49,9 +49,9 @@ def train_options() -> str:
 
 def step_graph() -> str:
     """Render the inputs and outputs of the step graphs from the table that exporter and runtime read."""
-    from streamspec import step_graph
+    from streamspec import step_graph_docs
 
-    return str(step_graph.markdown())
+    return str(step_graph_docs.markdown())
 
 
 def source(path: str) -> str:

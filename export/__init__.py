@@ -21,5 +21,6 @@ export = export_bundle
 
 __all__ = ["HeldOut", "Target", "adapt", "export", "export_bundle", "export_genai", "export_swappable"]
 
-# The module of HeldOut up to 0.1, which its pickles name. Kept for one minor version.
+# Names of modules up to 0.1, which pickles of these classes carry. Kept for one minor version.
 sys.modules[f"{__name__}.quality"] = sys.modules[HeldOut.__module__]
+sys.modules[f"{__name__}.target"] = sys.modules[Target.__module__]

@@ -19,7 +19,6 @@ from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.training.data import TokenRow
 from streamspec.bundle.adapter_folder import Adapter, read_adapter
-from streamspec.bundle.files import bundle_folder, finish
 from streamspec.bundle.manifest import (
     CHOICE,
     COMPACT,
@@ -32,6 +31,7 @@ from streamspec.bundle.manifest import (
     StaticInfo,
 )
 from streamspec.bundle.onnx_check import check_graphs
+from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import ConfigError
 from streamspec.export.bundle_card import write_card
 from streamspec.export.deployment_target import PLAIN_CPU, ROWS, SLOTS, Target

@@ -21,7 +21,7 @@ from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.atomic import new_folder
 from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, read_adapter, read_json
-from streamspec.bundle.files import bundle_folder, verify_files
+from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import (
     MODEL,
     TEMPLATE,
@@ -42,6 +42,7 @@ from streamspec.bundle.swappable import (
     fingerprint,
     write,
 )
+from streamspec.bundle.write_files import bundle_folder
 from streamspec.errors import AdapterError, BundleError, ConfigError
 from streamspec.export.bundle_writer import (
     DATA,

@@ -91,8 +91,7 @@ class AdapterSwapper:
         if adapter is None:
             return _Adapter(None, self.bundle, Tensors())
         folder = swappable.find(self.folder, adapter)
-        found = swappable.read(folder, self.bundle, self.options.verify)
-        manifest = found.on(self.bundle)
+        manifest = swappable.read(folder, self.bundle, self.options.verify).on(self.bundle)
         if manifest.prompt_format.kind == "chat" and TEMPLATE not in self.bundle.files:
             raise AdapterError(
                 f"{folder}: an adapter for chats",
@@ -139,14 +138,14 @@ def read_tensors(file: Path, manifest: Manifest, inputs: Mapping[str, Any]) -> T
     return values
 
 
-def _faults(name: str, value: Any, wanted: Any, sizes: dict[str, int]) -> list[str]:
+def _faults(name: str, value: Any, declared: Any, sizes: dict[str, int]) -> list[str]:
     """`sizes`: those that names of dimensions stand for so far; is added to."""
     shape = value.shape()
-    if value.data_type() != wanted.type or len(shape) != len(wanted.shape):
-        return [f"{name} is {value.data_type()} {shape}, not {wanted.type} {wanted.shape}"]
-    for found, size in zip(shape, wanted.shape, strict=True):
-        if found != (sizes.setdefault(size, found) if isinstance(size, str) else size):
-            return [f"{name} has the shape {shape}, not {wanted.shape}"]
+    if value.data_type() != declared.type or len(shape) != len(declared.shape):
+        return [f"{name} is {value.data_type()} {shape}, not {declared.type} {declared.shape}"]
+    for actual, size in zip(shape, declared.shape, strict=True):
+        if actual != (sizes.setdefault(size, actual) if isinstance(size, str) else size):
+            return [f"{name} has the shape {shape}, not {declared.shape}"]
     array = value.numpy()
     return [f"{name} is not finite"] if array.dtype.kind == "f" and not np.isfinite(array).all() else []
 

@@ -50,12 +50,12 @@ def providers() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "usable": not found.why_not,
-            "installed": found.installed,
-            "why_not": found.why_not,
-            "flavours": list(found.provider.flavours),
+            "usable": not state.why_not,
+            "installed": state.installed,
+            "why_not": state.why_not,
+            "flavours": list(state.provider.flavours),
         }
-        for name, found in ((name, find(provider)) for name, provider in PROVIDERS.items())
+        for name, state in ((name, find(provider)) for name, provider in PROVIDERS.items())
     ]
 
 

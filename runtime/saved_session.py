@@ -74,8 +74,8 @@ def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: 
     model = manifest.model
     try:
         with safe_open(path, framework="np") as file:
-            found, tensors = file.metadata() or {}, {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            about = Fields(_json(found, "streamspec"), f"{path.name}: streamspec", ConversationError, AGAIN)
+            metadata, tensors = file.metadata() or {}, {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            about = Fields(_json(metadata, "streamspec"), f"{path.name}: streamspec", ConversationError, AGAIN)
             if about.integer("format", 1, 1 << 31) != FORMAT:
                 raise ConversationError(f"a conversation of format {about.raw('format')}", f"format {FORMAT}", AGAIN)
             if about.digest("key") != key(manifest):
@@ -87,23 +87,23 @@ def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: 
             shapes = {name: (part.get_dtype(), part.get_shape()) for name, part in tensors.items()}
             length = shapes["tokens"][1][0] if shapes.get("tokens", ("", []))[1] else 0
             kind = {"float32": "F32", "float16": "F16"}[dtype.name]
-            wanted = {
+            expected = {
                 "tokens": ("I64", [length]),
                 "rows": (kind, [layers, 2, 1, model.kv_heads, length, model.head_dim]),
             }
-            if shapes != wanted or not 0 <= length <= context:
-                raise ConversationError(f"tensors {shapes}", f"{wanted}, at most {context} tokens", AGAIN)
-            arrays = {name: file.get_tensor(name) for name in wanted}
+            if shapes != expected or not 0 <= length <= context:
+                raise ConversationError(f"tensors {shapes}", f"{expected}, at most {context} tokens", AGAIN)
+            arrays = {name: file.get_tensor(name) for name in expected}
     except (OSError, SafetensorError) as error:
         raise ConversationError(f"{path}: {error}", "a saved conversation", AGAIN) from None
-    if _digest(arrays, found.get("messages", "")) != about.digest("sha256"):
+    if _digest(arrays, metadata.get("messages", "")) != about.digest("sha256"):
         raise ConversationError(f"{path.name} has another sha256 than it says", "the same", AGAIN)
     tokens = arrays["tokens"].tolist()
     if not np.isfinite(arrays["rows"]).all() or any(not 0 <= token < model.vocab_size for token in tokens):
         raise ConversationError(
             f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {model.vocab_size}", AGAIN
         )
-    return SavedSession(tokens, arrays["rows"], _messages(_json(found, "messages"), path))
+    return SavedSession(tokens, arrays["rows"], _messages(_json(metadata, "messages"), path))
 
 
 def _messages(value: object, path: Path) -> list[dict[str, Any]]:
@@ -116,10 +116,10 @@ def _messages(value: object, path: Path) -> list[dict[str, Any]]:
     return value
 
 
-def _json(found: Mapping[str, str], name: str) -> Any:
-    if name not in found:
+def _json(metadata: Mapping[str, str], name: str) -> Any:
+    if name not in metadata:
         raise ConversationError(f"a file without {name}", "a saved conversation", AGAIN)
-    return parse_json(found[name].encode(), name, ConversationError, AGAIN)
+    return parse_json(metadata[name].encode(), name, ConversationError, AGAIN)
 
 
 def _digest(tensors: Mapping[str, np.ndarray], messages: str) -> str:

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from streamspec.atomic import write_text
-from streamspec.draft_tree import DraftTree
+from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import AdapterError
 
 MISSED, ENDED = -1, -2
-MAX_RANK_LIMIT, MAX_GAMMA = 1024, 64
+MAX_RANK_LIMIT = 1024
 
 Ranks = Sequence[Sequence[Sequence[int]]]
 Node = tuple[int, int, float]
@@ -98,13 +98,6 @@ def node_order(ranks: Ranks, gamma: int, max_nodes: int = 64) -> list[Node]:
         nodes.append((parents[number], rank, -count / total))
         push_children(len(nodes) - 1, depth, matching)
     return nodes
-
-
-def expected_tokens(nodes: Sequence[Sequence[float]], n: int) -> float:
-    """Tokens that a step with the first `n` nodes commits on average: one per accepted node; the root's 1.0 stands for
-    the token that the target adds.
-    """
-    return float(sum(node[2] for node in nodes[:n]))
 
 
 def simulated_tau(ranks: Ranks, tree: DraftTree) -> float:

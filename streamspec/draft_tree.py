@@ -13,6 +13,7 @@ from itertools import product
 
 import numpy as np
 
+MAX_GAMMA = 64  # draft tokens of one call
 MASKED = -1e4  # "may not see": finite, fits float16, and exp() of it is 0
 
 
@@ -132,3 +133,10 @@ def cartesian(k: int, gamma: int) -> DraftTree:
     index = {path: i for i, path in enumerate(paths)}
     parents = tuple(index[path[:-1]] if path else 0 for path in paths)
     return DraftTree(parents, tuple(path[-1] if path else 0 for path in paths))
+
+
+def expected_tokens(nodes: Sequence[Sequence[float]], n: int) -> float:
+    """Tokens that a step with the first `n` nodes commits on average: one per accepted node; the root's 1.0 stands for
+    the token that the target adds.
+    """
+    return float(sum(node[2] for node in nodes[:n]))

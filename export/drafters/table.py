@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.acceptance_stats import MAX_GAMMA
 from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, Adapter
 from streamspec.bundle.manifest import DRAFT_LAYERS
+from streamspec.draft_tree import MAX_GAMMA
 from streamspec.export.drafters import draft_layer, medusa, streams
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
 from streamspec.export.drafters.base import DraftPass, DraftSpec

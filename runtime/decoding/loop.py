@@ -19,7 +19,7 @@ from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.ngram import NgramIndex, NgramMatch
-from streamspec.runtime.decoding.policy import NOT_ASKED, AdaptiveState, DecodingPolicy
+from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling import logprob
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, off_borders
@@ -89,7 +89,7 @@ class SpeculativeDecoder:
         """Says for the user whether speculation is on, and why not."""
         if self.rows > 1:
             return self._controller.describe(self.rows)
-        return self.policy.describe() if self.options.speculate else f"off ({NOT_ASKED})"
+        return self.policy.describe() if self.options.speculate else f"off ({PLAIN_REQUESTED})"
 
     def _prefill(self, prompt: Sequence[int], limit: int) -> Committed:
         """Reads what the cache does not hold of the prompt and commits the first token."""

@@ -12,7 +12,7 @@ from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
 
-NOT_ASKED = "asked for plain decoding"
+PLAIN_REQUESTED = "asked for plain decoding"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class DecodingPolicy:
     ngram: bool = True
     pruning: Pruning | None = None
     call_rows: int | None = None
-    reason: str = NOT_ASKED
+    reason: str = PLAIN_REQUESTED
 
     def describe(self) -> str:
         """Says for the user whether speculation is on, and why not."""

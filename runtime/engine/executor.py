@@ -27,7 +27,7 @@ class GraphExecutor:
 
         Raises Cancelled, or BundleError for a graph that fails.
         """
-        model, asked = self.model, time.perf_counter()
+        model, queued = self.model, time.perf_counter()
         with model.scheduler.acquire(self._cancelled):
             started = time.perf_counter()
             try:
@@ -39,7 +39,7 @@ class GraphExecutor:
                     f"the graph failed: {error}", "a graph that runs", "check the bundle, export it again"
                 ) from error
             self.graph_seconds += time.perf_counter() - started
-            self.waited_seconds += started - asked
+            self.waited_seconds += started - queued
 
     def cancel(self) -> None:
         """Stops the call under way, or the next one. From any thread."""

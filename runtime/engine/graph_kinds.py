@@ -45,6 +45,8 @@ def static_cache(model: LoadedModel, rows: int) -> Cache:
 
 
 class GraphKind(NamedTuple):
+    """Makes the calls and the cache of one kind of bundle."""
+
     call: Callable[[GraphExecutor, Cache, SamplingState, DrafterShape, Mapping[str, Any]], GraphCall]
     cache: Callable[[LoadedModel, int], Cache]
 
@@ -57,6 +59,7 @@ GRAPH_KINDS = {
 
 
 def graph_kind(model: LoadedModel) -> GraphKind:
+    """The kind of the open bundle."""
     return GRAPH_KINDS[flavour(model.manifest)]
 
 

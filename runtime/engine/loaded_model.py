@@ -132,7 +132,7 @@ class LoadedModel:
         return Path(self.session.end_profiling())
 
     def _open(self, path: Path, profile: Path | None = None) -> Any:
-        found = usable(named(self.provider), flavour(self.manifest))
+        here = usable(named(self.provider), flavour(self.manifest))
         if self.threads < 1:
             raise ConfigError(f"{self.threads} threads", "at least 1", "correct threads")
         options = self.options()
@@ -142,10 +142,10 @@ class LoadedModel:
         try:
             with huge_pages():
                 return self.ort.InferenceSession(
-                    str(path), options, providers=prepare(self.ort, found, options, self.threads)
+                    str(path), options, providers=prepare(self.ort, here, options, self.threads)
                 )
         except Exception as error:
-            on = "" if found.provider is CPU else f" on {self.provider}"
+            on = "" if here.provider is CPU else f" on {self.provider}"
             raise BundleError(
                 f"ONNX Runtime {self.version} cannot load {path.name}{on}: {error}",
                 "a graph it can run",
@@ -186,7 +186,7 @@ class LoadedModel:
         """Checks the graph's names and shapes against the manifest; returns the cache's dtype."""
         kind = sg.DYNAMIC if self.rows is None else sg.STATIC
         features = sg.GraphFeatures.of_manifest(self.manifest)
-        wanted = {row.name: row for row in sg.inputs(kind, features)}
+        expected = {row.name: row for row in sg.inputs(kind, features)}
         inputs, outputs = (
             {value.name: value for value in side if value.type in TYPES}
             for side in (
@@ -195,20 +195,20 @@ class LoadedModel:
             )
         )
         produced = {row.name for row in sg.outputs(kind, features)}
-        missing = sorted((wanted.keys() - inputs.keys() - {sg.FORCED_ROOT}) | (produced - outputs.keys()))
-        unknown = sorted({i.name for i in self.session.get_inputs()} - wanted.keys() - OPTIONAL)
+        missing = sorted((expected.keys() - inputs.keys() - {sg.FORCED_ROOT}) | (produced - outputs.keys()))
+        unknown = sorted({i.name for i in self.session.get_inputs()} - expected.keys() - OPTIONAL)
         if missing or unknown:
-            found = (
+            problem = (
                 f"a graph without {', '.join(missing[:3])}"
                 if missing
                 else f"a graph that wants {', '.join(unknown[:3])}"
             )
-            raise BundleError(found, "the inputs and outputs of a step graph", "export the bundle again")
+            raise BundleError(problem, "the inputs and outputs of a step graph", "export the bundle again")
         model, name = self.manifest.model, sg.past(0, sg.KEY)
         cache = inputs[name]
         sizes = zip(cache.shape, (1, model.kv_heads, None, model.head_dim), strict=False)
         if len(cache.shape) != 4 or any(
-            isinstance(found, int) and size is not None and found != size for found, size in sizes
+            isinstance(size, int) and known is not None and size != known for size, known in sizes
         ):
             raise BundleError(
                 f"a cache of shape {cache.shape}",
@@ -218,10 +218,10 @@ class LoadedModel:
         if cache.type not in ("tensor(float)", "tensor(float16)"):
             raise BundleError(f"a cache of type {cache.type}", "float or float16", "export the bundle again")
         for fixed in (sg.INPUT_IDS, name) if self.rows is not None else ():
-            if list(inputs[fixed].shape) != list(wanted[fixed].dims):
+            if list(inputs[fixed].shape) != list(expected[fixed].dims):
                 raise BundleError(
                     f"{fixed} of shape {inputs[fixed].shape}",
-                    f"{list(wanted[fixed].dims)} as the manifest says",
+                    f"{list(expected[fixed].dims)} as the manifest says",
                     "export the bundle again",
                 )
         return np.dtype(TYPES[cache.type])

@@ -12,9 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from streamspec.acceptance_stats import MAX_GAMMA
 from streamspec.bundle.manifest import Manifest
-from streamspec.draft_tree import MASKED, DraftTree
+from streamspec.draft_tree import MASKED, MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.sampling import GREEDY, Sampling

@@ -26,9 +26,7 @@ from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache, views
 
 
 class StaticCall:
-    """See `streamspec.runtime.engine.graph_call.GraphCall`. Every call has the graph's `max_rows` rows, however few are
-    asked for.
-    """
+    """See `streamspec.runtime.engine.graph_call.GraphCall`. Every call is padded to the graph's `max_rows` rows."""
 
     def __init__(
         self,
@@ -119,14 +117,14 @@ class StaticCall:
 
     def _sample(self, rows: CallRows, allowed: np.ndarray | None) -> np.ndarray:
         """Samples on the CPU: int64 [r], the tokens after `logit_rows`, out of those `allowed`."""
-        wanted, choice = rows.logit_rows, self._choice
+        logit_rows, choice = rows.logit_rows, self._choice
         feed = (
             choice.sampling.scalars()
             | {
-                sg.RAW_LOGITS: self._raw[wanted],
+                sg.RAW_LOGITS: self._raw[logit_rows],
                 sg.INPUT_IDS: rows.tokens[None],
-                sg.TREE_MASK: np.ascontiguousarray(rows.mask[wanted, : len(rows.tokens)]),
-                sg.UNIFORMS: choice.uniforms(rows.positions[wanted]),
+                sg.TREE_MASK: np.ascontiguousarray(rows.mask[logit_rows, : len(rows.tokens)]),
+                sg.UNIFORMS: choice.uniforms(rows.positions[logit_rows]),
                 sg.SEEN: choice.seen,
                 sg.FREE: np.array([allowed is None]),
             }
@@ -138,9 +136,9 @@ class StaticCall:
             raise BundleError(
                 f"{CHOICE} failed: {error}", "a graph that chooses tokens", "export the bundle again"
             ) from None
-        if not isinstance(choices, np.ndarray) or choices.shape != wanted.shape or choices.dtype != np.int64:
+        if not isinstance(choices, np.ndarray) or choices.shape != logit_rows.shape or choices.dtype != np.int64:
             raise BundleError(
-                f"a {CHOICE} that chose {str(choices)[:100]}", f"{len(wanted)} tokens", "export the bundle again"
+                f"a {CHOICE} that chose {str(choices)[:100]}", f"{len(logit_rows)} tokens", "export the bundle again"
             )
         return choices
 

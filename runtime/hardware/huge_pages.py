@@ -23,9 +23,9 @@ Range = tuple[int, int]
 
 
 @contextmanager
-def huge_pages(wanted: bool = True) -> Iterator[None]:
+def huge_pages(enabled: bool = True) -> Iterator[None]:
     """Moves what the body allocates in large pieces, and has filled by its end, into huge pages."""
-    if not wanted or not offered():
+    if not enabled or not offered():
         yield
         return
     before = [span for span, _ in anonymous()]

@@ -162,9 +162,9 @@ class ProviderChoice:
     passed_over: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        said = [f"{self.on_cpu} small nodes on the CPU"] if self.on_cpu else []
-        said += [f"not {name}: {why}" for name, why in self.passed_over]
-        return f"{self.name} ({'; '.join(said)})" if said else self.name
+        notes = [f"{self.on_cpu} small nodes on the CPU"] if self.on_cpu else []
+        notes += [f"not {name}: {why}" for name, why in self.passed_over]
+        return f"{self.name} ({'; '.join(notes)})" if notes else self.name
 
 
 def import_onnxruntime() -> Any:
@@ -192,18 +192,18 @@ def flavour(manifest: Manifest) -> str:
     return STATIC if manifest.static else DEVICE if COMPACT in manifest.files else DYNAMIC
 
 
-def find(provider: Provider, wanted: str = "") -> UsableProvider:
+def find(provider: Provider, kind: str = "") -> UsableProvider:
     """Looks the provider up: in ONNX Runtime itself, then in its plug-in package. Raises nothing.
 
-    `wanted`: the flavour it is to run; where it cannot, its plug-in is left alone.
+    `kind`: the flavour it is to run; where it cannot, its plug-in is left alone.
     """
     ort = import_onnxruntime()
     built_in = provider.ort in ort.get_available_providers()
     if not built_in and not _devices(ort, provider) and not (provider.plugin and find_spec(provider.plugin)):
         return UsableProvider(provider, False, provider.missing)
-    if wanted and wanted not in provider.flavours:
+    if kind and kind not in provider.flavours:
         return UsableProvider(
-            provider, True, f"runs {' and '.join(provider.flavours)} bundles only, and this one is {wanted}"
+            provider, True, f"runs {' and '.join(provider.flavours)} bundles only, and this one is {kind}"
         )
     if built_in:
         return UsableProvider(provider, True)
@@ -216,31 +216,31 @@ def find(provider: Provider, wanted: str = "") -> UsableProvider:
     return UsableProvider(provider, True, devices=devices)
 
 
-def fitting(wanted: str) -> tuple[list[str], dict[str, str]]:
+def fitting(kind: str) -> tuple[list[str], dict[str, str]]:
     """Names of the providers that can be used here and run this flavour; and of others that are installed, with the
     reason.
     """
-    found = {name: find(provider, wanted) for name, provider in PROVIDERS.items()}
-    return [name for name, one in found.items() if not one.why_not], {
-        name: one.why_not for name, one in found.items() if one.installed and one.why_not
+    states = {name: find(provider, kind) for name, provider in PROVIDERS.items()}
+    return [name for name, one in states.items() if not one.why_not], {
+        name: one.why_not for name, one in states.items() if one.installed and one.why_not
     }
 
 
-def usable(provider: Provider, wanted: str = "") -> UsableProvider:
+def usable(provider: Provider, kind: str = "") -> UsableProvider:
     """The same. Raises ProviderError where it cannot be used."""
-    found = find(provider, wanted)
-    if found.why_not:
+    state = find(provider, kind)
+    if state.why_not:
         raise ProviderError(
-            f"provider {provider.name}: {found.why_not}",
+            f"provider {provider.name}: {state.why_not}",
             "a provider this machine can use",
             "choose provider auto; streamspec doctor lists them",
         )
-    return found
+    return state
 
 
-def prepare(ort: Any, found: UsableProvider, options: Any, threads: int) -> Sequence[Any] | None:
+def prepare(ort: Any, state: UsableProvider, options: Any, threads: int) -> Sequence[Any] | None:
     """Makes session `options` ask for the provider; returns the session's argument `providers`."""
-    provider = found.provider
+    provider = state.provider
     if provider is CPU:
         return [CPU.ort]
     if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
@@ -248,8 +248,8 @@ def prepare(ort: Any, found: UsableProvider, options: Any, threads: int) -> Sequ
     else:  # such as 1.22: what cannot be looked into must not happen
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     settings = provider.options(threads)
-    if found.devices:
-        options.add_provider_for_devices(list(found.devices[:1]), settings)
+    if state.devices:
+        options.add_provider_for_devices(list(state.devices[:1]), settings)
         return None
     if provider.name == "cuda" and hasattr(ort, "preload_dlls"):
         with redirect_stdout(sys.stderr):  # it prints what it does not find

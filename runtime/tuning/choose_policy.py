@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from streamspec.bundle.manifest import Manifest
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.policy import NOT_ASKED, DecodingPolicy
+from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, DecodingPolicy
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -
     from streamspec.runtime.tuning.step_costs import calibrated
 
     rows, costs = 1, None
-    reason = NOT_ASKED if manifest.streams is not None else "the bundle has no streams"
+    reason = PLAIN_REQUESTED if manifest.streams is not None else "the bundle has no streams"
     pruning = options.pruning if manifest.streams is not None and manifest.streams.pruning else None
     if (manifest.trees is not None or options.ngram) and options.tree not in ("plain", 1):
         if isinstance(options.tree, int):

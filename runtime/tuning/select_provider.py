@@ -1,4 +1,4 @@
-"""Opens a bundle on the provider asked for, or on the fastest of those that compute it right.
+"""Opens a bundle on the requested provider, or on the fastest of those that compute it right.
 
 A provider must fit (`hardware.providers`), pass the self-test (`self_test`) and is timed (`calibration`).
 """
@@ -30,7 +30,7 @@ def open_runner(
 ) -> tuple[OrtRunner, ProviderChoice]:
     """Opens the bundle in `folder`; it has passed the self-test. `cache_dir`: where measurements are kept.
 
-    Raises ConfigError for a name that no provider has; where the provider asked for, or with "auto" the CPU, cannot be
+    Raises ConfigError for a name that no provider has; where the requested provider, or with "auto" the CPU, cannot be
     used or leaves too much to the CPU, ProviderError; where it cannot load the graph or computes wrongly, BundleError.
     """
     check_graphs(folder, manifest)

@@ -1,6 +1,7 @@
 """Measures the cost of a verification step on this machine and picks the tree size that pays most.
 
 Measurements take under two seconds and are kept in the user's cache, keyed by processor, bundle, provider and threads.
+`tune` takes its time over them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from streamspec import paths as cache
-from streamspec.acceptance_stats import expected_tokens
 from streamspec.atomic import write_text
 from streamspec.bundle.manifest import Manifest
-from streamspec.draft_tree import DraftTree
-from streamspec.errors import ConfigError, StreamspecError
+from streamspec.draft_tree import DraftTree, expected_tokens
+from streamspec.errors import StreamspecError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.ngram import CONTINUATION
@@ -31,12 +31,9 @@ from streamspec.runtime.hardware.providers import import_onnxruntime
 
 ROWS = (8, 4, 16, 2, 6, 12, 24, 32)  # most telling first: a slow model gets no further
 BUDGET = 1.5  # seconds
-TUNING_BUDGET = 12.0  # seconds per context length, where the user asks for it
-TUNING_ROUNDS = 40
 ROUNDS = 8
 ENOUGH = 3  # rounds that make a measurement worth keeping
-CONTEXT = 64  # tokens in the cache while measuring,
-CONTEXTS = (64, 512)  # and where the user asks for it
+CONTEXT = 64  # tokens in the cache while measuring
 LOOKUP = tuple((max(0, i - 1), 0, 1.0) for i in range(CONTINUATION + 1))  # what n-grams alone draft: one chain
 # Share of plain decoding's speed that a tree must promise: trees that grow step by step do better than promised, and
 # the speculation controller bounds the loss.
@@ -86,7 +83,7 @@ def calibrated(runner: OrtRunner, manifest: Manifest, cache_dir: str | Path | No
     nodes = _nodes(manifest)
     costs, complete = measure(runner, nodes)
     if complete:  # a machine busy with something else must not fix the choice for good
-        _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), costs)
+        save_costs(costs_file(runner.provider, runner.threads, manifest, cache_dir), costs)
     return _with_choice(costs, 0.0, manifest)
 
 
@@ -95,7 +92,7 @@ def cached_calibration(
 ) -> Calibration | None:
     """The calibration measured on this machine before, with this ONNX Runtime; None where there is none."""
     known = _read(
-        _cache_file(provider, threads, manifest, cache_dir),
+        costs_file(provider, threads, manifest, cache_dir),
         _row_counts(manifest.static.rows if manifest.static else None, len(_nodes(manifest))),
     )
     return None if known is None else _with_choice(*known, manifest)
@@ -109,43 +106,6 @@ def _with_choice(costs: dict[int, float], min_probability: float, manifest: Mani
     if manifest.trees is None:
         return Calibration(costs, {}, max(costs), min_probability)
     return replace(choose_rows(costs, manifest.trees.nodes), min_probability=min_probability)
-
-
-def tune(
-    runner: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
-) -> dict[int, Calibration]:
-    """Measures thoroughly, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
-    model's reaches); the first one's costs are cached.
-
-    Raises ConfigError for a bundle without draft trees or a context the model does not have.
-    """
-    if manifest.trees is None:
-        raise ConfigError(
-            "a bundle without a drafter",
-            "a bundle with draft trees to choose from",
-            "export an adapter with streams or heads",
-        )
-    nodes, found, most = manifest.trees.nodes, {}, _most_context(runner)
-    contexts = contexts or sorted({min(context, most) for context in CONTEXTS})
-    for context in contexts:
-        if not 1 <= context <= most:
-            raise ConfigError(
-                f"{context} tokens of context",
-                f"a context of {runner.context_length} with room for drafts",
-                "correct it",
-            )
-        costs, _ = measure(runner, nodes, TUNING_BUDGET, context, TUNING_ROUNDS)
-        found[context] = choose_rows(costs, nodes)
-    _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), found[contexts[0]].costs)
-    return found
-
-
-def keep_min_probability(
-    runner: OrtRunner, manifest: Manifest, min_probability: float, cache_dir: str | Path | None = None
-) -> None:
-    """Saves with the calibration that sessions prune rows whose probability is below `min_probability`."""
-    costs = calibrated(runner, manifest, cache_dir).costs
-    _write(_cache_file(runner.provider, runner.threads, manifest, cache_dir), costs, min_probability)
 
 
 def choose_rows(costs: dict[int, float], nodes: Sequence[Sequence[float]]) -> Calibration:
@@ -169,7 +129,7 @@ def measure(
     not reach are left out: large models measure few.
     """
     started = time.perf_counter()
-    context = max(1, min(context, _most_context(runner)))
+    context = max(1, min(context, most_context(runner)))
     runner.reset()
     runner.prefill([1 % runner.vocab_size] * context, draft=False)
     counts = _row_counts(runner.rows, len(nodes))
@@ -198,7 +158,7 @@ def _time_step(runner: OrtRunner, tree: DraftTree, context: int) -> float:
     return seconds
 
 
-def _most_context(runner: OrtRunner) -> int:
+def most_context(runner: OrtRunner) -> int:
     """Tokens in the cache that leave room for the largest tree measured."""
     return runner.context_length - (runner.rows or max(ROWS)) - runner.gamma - 1
 
@@ -210,13 +170,15 @@ def _row_counts(fixed: int | None, available: int) -> list[int]:
     return [n for n in ROWS if n <= available]
 
 
-def _cache_file(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None) -> Path:
+def costs_file(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None) -> Path:
+    """The file that keeps the calibration of this machine and bundle."""
     parts = [cpu_model(), manifest.to_json(), provider, str(threads), import_onnxruntime().__version__]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Path(cache_dir or cache.cache_dir()) / "calibration" / f"{key[:32]}.json"
 
 
-def _write(file: Path, costs: dict[int, float], min_probability: float = 0.0) -> None:
+def save_costs(file: Path, costs: dict[int, float], min_probability: float = 0.0) -> None:
+    """Saves a calibration; a folder that cannot be written only means measuring again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(
@@ -224,7 +186,7 @@ def _write(file: Path, costs: dict[int, float], min_probability: float = 0.0) ->
             json.dumps({"format_version": 1, "costs": {str(n): c for n, c in costs.items()}, "least": min_probability}),
         )
     except OSError:
-        pass  # a read-only home only means measuring again
+        pass
 
 
 def _read(file: Path, rows: Sequence[int]) -> tuple[dict[int, float], float] | None:
@@ -233,8 +195,8 @@ def _read(file: Path, rows: Sequence[int]) -> tuple[dict[int, float], float] | N
         raw = Fields(parse_json(file.read_bytes(), file.name), file.name)
         raw.integer("format_version", 1, 1)
         costs = Fields(raw.raw("costs"), "costs")
-        found = {int(n): costs.number(n, 1e-7, 1e4) for n in costs.values if int(n) in (1, *rows)}
+        seconds = {int(n): costs.number(n, 1e-7, 1e4) for n in costs.values if int(n) in (1, *rows)}
         min_probability = raw.number("least", 0.0, 1.0)
     except (OSError, ValueError, StreamspecError):
         return None
-    return (found, min_probability) if 1 in found else None
+    return (seconds, min_probability) if 1 in seconds else None

@@ -26,6 +26,8 @@ MARGIN_FACTOR = 2.0  # both of the two best logits may be off, in opposite direc
 
 @dataclass(frozen=True)
 class ArmOutput:
+    """One answer of an arm. `drafted`: of every token, whether it came from a draft."""
+
     text: str
     token_ids: list[int]
     measure: Measure
@@ -49,6 +51,7 @@ class Arm:
     _adaptive: list[AdaptiveState] = field(default_factory=list)  # one, once it has answered
 
     def answer(self, prompt: Any, limit: int) -> ArmOutput:
+        """Answers `prompt` with at most `limit` tokens, from an empty cache."""
         self.session.forget()  # nobody profits from what another has read
         policy = self._policy()
         if not self._adaptive:
@@ -83,6 +86,7 @@ class SessionTieBreaker:
         self.measured = measured  # the tolerance, once it is known
 
     def margin(self, prompt: Sequence[int], prefix: Sequence[int]) -> float:
+        """See `TieBreaker`."""
         if not self.arm.sampling.plain_argmax:
             return math.inf  # rows that agree to the last bit draw alike: nothing else is excused
         ids = [*prompt, *prefix]
@@ -91,11 +95,13 @@ class SessionTieBreaker:
         return float(best - second)
 
     def tolerance(self) -> float:
+        """See `TieBreaker`. Measured on the first call."""
         if self.measured is None:
             self.measured = MARGIN_FACTOR * wide_narrow_difference(self.arm.session, self.texts)
         return self.measured
 
     def speculate(self, prompt: Sequence[int], prefix: Sequence[int], limit: int) -> list[int]:
+        """See `TieBreaker`."""
         return self.arm.answer([*prompt, *prefix], limit).token_ids
 
 

@@ -58,7 +58,7 @@ def bench(
     Returns a `Report`. Raises StreamspecError for prompts or bundles that cannot be read.
     """
     _check(limit=limit, max_new_tokens=max_new_tokens, repeats=repeats, rows=min(rows, default=1))
-    pruning = [(f"chance {least:g}", Pruning(min_probability=least)) for least in prune]
+    pruning = [Pruning(min_probability=probability) for probability in prune]
     if save_outputs is not None and not Path(save_outputs).parent.is_dir():
         raise ConfigError(
             f"{Path(save_outputs).parent} is no folder", "a folder for the answers", "change --save-outputs"
@@ -74,23 +74,29 @@ def bench(
     if prune:
         session.manifest.check_prunes()
     forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
-    forced += [Arm(name, session, True, sampling, pruning=one) for name, one in pruning]
+    forced += [Arm(f"chance {one.min_probability:g}", session, True, sampling, pruning=one) for one in pruning]
     others = [
         Arm(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling) for path in also
     ]
     own = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     check_names([*own, *forced, *others])
-    record = Recorder([*own, *forced, *others], max_new_tokens)
-    record.warm_up(cases[0])
-    for repetition in range(repeats):
-        for number, case in enumerate(track(cases, f"pass {repetition + 1}/{repeats}", len(cases))):
-            record.run(case, repetition, number)
+    record = run_passes([*own, *forced, *others], cases, repeats, max_new_tokens)
     summary = Summary(record, compare_all(record), [arm.name for arm in forced], [arm.name for arm in others])
     report = summary.report(str(bundle))
     if save_outputs is not None:
         lines = [json.dumps(row, ensure_ascii=False) for row in record.outputs]
         write_text(save_outputs, "\n".join(lines) + "\n")
     return report
+
+
+def run_passes(arms: list[Arm], cases: Sequence[BenchPrompt], repeats: int, max_new_tokens: int) -> Recorder:
+    """Runs every arm on every prompt, `repeats` times, after a warm-up."""
+    record = Recorder(arms, max_new_tokens)
+    record.warm_up(cases[0])
+    for repetition in range(repeats):
+        for number, case in enumerate(track(cases, f"pass {repetition + 1}/{repeats}", len(cases))):
+            record.run(case, repetition, number)
+    return record
 
 
 def check_rows(rows: Sequence[int], session: Session) -> None:

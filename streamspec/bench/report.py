@@ -40,6 +40,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of `values`, one per repetition."""
         return cls(statistics.median(values), min(values), max(values))
 
 

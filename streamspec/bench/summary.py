@@ -23,6 +23,7 @@ class Comparisons:
     tolerance: float | None = None
 
     def of(self, arm: str) -> list[Agreement]:
+        """The comparisons of the arm of this name."""
         return list(self.worst.get(arm, {}).values())
 
 
@@ -47,6 +48,7 @@ def compare_all(record: Recorder) -> Comparisons:
 
 
 def describe(agreement: Agreement, tolerance: float | None) -> str:
+    """Puts a comparison into one line."""
     margins = ", ".join(f"{m:.2g}" for m in agreement.margins) or "none asked for"
     limit = "not measured" if tolerance is None else f"{tolerance:.2g}"
     what = "MISMATCH" if agreement.mismatches else f"{agreement.near_ties} near-tie(s)"
@@ -63,6 +65,7 @@ class Summary:
     others: list[str]
 
     def report(self, bundle: str) -> Report:
+        """Computes the report on `bundle`."""
         record, plain = self.record, self.record.passes[PLAIN]
         count, agreements = len(plain[0]), self.comparisons.of(SPECULATIVE)
         margins = [m for a in agreements for m in a.margins[: a.near_ties]]

@@ -35,6 +35,7 @@ class Agreement:
 
     @property
     def identical(self) -> bool:
+        """Whether no token differs."""
         return not self.near_ties and not self.mismatches
 
 

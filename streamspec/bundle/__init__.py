@@ -1,24 +1,16 @@
-"""The bundle and adapter formats: manifests, files, checks of untrusted input.
-
-The names most used are looked up here on first use, as `streamspec.bundle` was one module up to 0.1.
-"""
+"""The bundle and adapter formats: manifests, files, checks of untrusted input."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from streamspec.bundle.files import read_manifest as read_manifest
-    from streamspec.bundle.files import verify_files as verify_files
-    from streamspec.bundle.files import write_bundle as write_bundle
-    from streamspec.bundle.manifest import Manifest as Manifest
-
+# The names most used, looked up on first use: `streamspec.bundle` was one module up to 0.1.
+_LAZY = {"Manifest": "manifest", "read_manifest": "files", "verify_files": "files", "write_bundle": "write_files"}
 __all__ = ["Manifest", "read_manifest", "verify_files", "write_bundle"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "manifest" if name == "Manifest" else "files"
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

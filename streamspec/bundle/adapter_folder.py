@@ -86,7 +86,7 @@ def read_adapter(path: Path) -> Adapter:
         raise AdapterError(f"{path} has no {file.name}", "an adapter folder of `streamspec train`", "check the path")
     raw = read_json(file)
     try:
-        found = Adapter(
+        adapter = Adapter(
             path=path,
             method=str(raw["method"]),
             recipe=raw.get("recipe"),
@@ -101,13 +101,13 @@ def read_adapter(path: Path) -> Adapter:
         raise AdapterError(f"{file}: {type(error).__name__} {error}", "an adapter's configuration", RESTORE) from None
     if version != FORMAT_VERSION:
         raise AdapterError(f"{path}: adapter of format {version}", f"format {FORMAT_VERSION}", "update streamspec")
-    if found.method not in METHODS or (METHODS[found.method] is None) == isinstance(found.streams, dict):
+    if adapter.method not in METHODS or (METHODS[adapter.method] is None) == isinstance(adapter.streams, dict):
         raise AdapterError(
-            f"{path}: method {found.method} with streams {'null' if found.streams is None else 'set'}",
+            f"{path}: method {adapter.method} with streams {'null' if adapter.streams is None else 'set'}",
             f"one of {', '.join(METHODS)}; streams for all but lora",
             RESTORE,
         )
-    return found
+    return adapter
 
 
 def streams_of(adapter: Path) -> dict[str, Any]:

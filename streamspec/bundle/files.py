@@ -1,23 +1,20 @@
-"""Reads, verifies and writes the folder of a bundle.
+"""Reads and verifies the folder of a bundle; `bundle.write_files` writes it.
 
 Every file is untrusted on load: sizes and hashes are checked before a parser opens any of them. Hashes prove integrity,
-not origin. A folder is written whole or not at all.
+not origin.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
-from streamspec.atomic import new_folder, recover, sha256_file, write_text
-from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifest, check_name
-from streamspec.errors import BundleError, StreamspecError
-from streamspec.json_fields import MAX_JSON, parse_json
+from streamspec.atomic import sha256_file
+from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifest
+from streamspec.errors import BundleError
+from streamspec.json_fields import MAX_JSON
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -71,11 +68,11 @@ def check_files(files: Mapping[str, Path], expected: Mapping[str, FileInfo], has
             raise BundleError(f"{name} has {size} bytes", f"{info.bytes} bytes as the manifest says", fix)
     for name, info in expected.items() if hashes else ():
         try:
-            found = sha256_file(files[name])
+            digest = sha256_file(files[name])
         except OSError as error:
             raise BundleError(f"{files[name]}: {error.strerror}", "a readable file", fix) from None
-        if found != info.sha256:
-            raise BundleError(f"{name} has sha256 {found[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
+        if digest != info.sha256:
+            raise BundleError(f"{name} has sha256 {digest[:12]}", f"{info.sha256[:12]} as the manifest says", fix)
 
 
 def regular_file(folder: Path, name: str, fix: str) -> Path:
@@ -91,67 +88,3 @@ def regular_file(folder: Path, name: str, fix: str) -> Path:
             f"{name} is a link out of the folder or no regular file", "a regular file", "do not use this bundle"
         )
     return path
-
-
-@contextlib.contextmanager
-def bundle_folder(directory: str | Path, force: bool = False) -> Iterator[Path]:
-    """Yields an empty folder to write a bundle into; on a clean exit it becomes `directory`, whole or not at all.
-
-    Write the other files first, then call `finish(folder, manifest)`. On any failure, Ctrl-C included, `directory`
-    stays as it was. Raises BundleError where `directory` exists: replacing a bundle needs `force`, and a folder that is
-    neither empty nor a bundle is never replaced.
-    """
-    target = Path(directory)
-    recover(Path(os.path.realpath(target)))
-    _check_replaceable(target, force)
-    with new_folder(target, check=_check_finished) as staging:
-        yield staging
-
-
-def finish(folder: Path, manifest: Manifest) -> Manifest:
-    """Hashes all files of `folder` and writes the manifest last. Returns it with `files` filled in."""
-    files: dict[str, FileInfo] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name == MANIFEST:
-            continue
-        check_name(path.name)
-        files[path.name] = FileInfo(sha256_file(path), path.stat().st_size)
-    complete = replace(manifest, files=files)
-    text = complete.to_json()
-    Manifest.from_json(text)  # never write a manifest that would be refused on load
-    write_text(folder / MANIFEST, text)
-    return complete
-
-
-def write_bundle(
-    directory: str | Path, files: Mapping[str, Path | bytes | str], manifest: Manifest, force: bool = False
-) -> Manifest:
-    """Writes a bundle from `files` (name -> source path to copy, bytes, or text). Errors as in `bundle_folder`."""
-    with bundle_folder(directory, force) as folder:
-        for name, content in files.items():
-            check_name(name)
-            if isinstance(content, Path):
-                shutil.copyfile(content, folder / name)
-            else:
-                (folder / name).write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-        return finish(folder, manifest)
-
-
-def _check_finished(folder: Path) -> None:
-    if not (folder / MANIFEST).is_file():
-        raise BundleError("a bundle without a manifest", f"{MANIFEST}, written last", "call finish() before leaving")
-
-
-def _check_replaceable(target: Path, force: bool) -> None:
-    if not os.path.lexists(target):
-        return
-    if not target.is_dir():
-        raise BundleError(f"{target} is a file", "a folder to create", "choose another --out")
-    if not any(target.iterdir()):
-        return
-    try:
-        parse_json((target / MANIFEST).read_bytes(), MANIFEST)["format_version"]
-    except (OSError, StreamspecError, LookupError, TypeError):  # other programs have a manifest.json as well
-        raise BundleError(f"{target} is neither empty nor a bundle", "a new folder", "choose another --out") from None
-    if not force:
-        raise BundleError(f"{target} already holds a bundle", "a new folder", "choose another --out or pass --force")

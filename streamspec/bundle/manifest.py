@@ -1,7 +1,7 @@
 """What a bundle must contain: `manifest.json`, its fields and their limits.
 
 A manifest is untrusted on load: every field is parsed strictly, and every error names the field.
-`streamspec.bundle.files` reads and writes the folder.
+`streamspec.bundle.files` reads the folder.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.acceptance_stats import MAX_GAMMA
-from streamspec.draft_tree import DraftTree
+from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.prompt.prompt_format import KINDS, PromptFormat
@@ -28,8 +27,10 @@ DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes ca
 
 # Method of training -> the kind of its drafter, None where there is none.
 METHODS: dict[str, str | None] = {
-    **{"streaming": "streams", "medusa": "heads", "jakiro": "draft layer", "eagle": "draft layer"},
-    **{"mtp": "draft layer", "hydra": "draft layer", "lora": None},
+    "streaming": "streams",
+    "medusa": "heads",
+    **dict.fromkeys(("jakiro", "eagle", "mtp", "hydra"), "draft layer"),
+    "lora": None,
 }
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
 DRAFT_LAYERS = tuple(method for method, kind in METHODS.items() if kind == "draft layer")
@@ -40,6 +41,7 @@ MAX_STATIC_ROWS = 256
 MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
 MAX_MANIFEST = 2 << 20  # bytes; 16 MB of nested lists would take four seconds to parse
+AGAIN = "export the bundle again"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,126}")
 
 
@@ -107,14 +109,11 @@ class SwappableCapacity:
     draft_vocab: bool = False
 
     def __str__(self) -> str:
-        parts = [
-            name.replace("_", " ") for name in ("root_token", "bigram", "pruning", "draft_vocab") if getattr(self, name)
-        ]
-        return (
-            ", ".join([f"streams over {' or '.join(map(str, self.ns))} layers", *parts])
-            if self.ns
-            else "a task LoRA alone"
-        )
+        if not self.ns:
+            return "a task LoRA alone"
+        flags = [name for name in ("root_token", "bigram", "pruning", "draft_vocab") if getattr(self, name)]
+        layers = f"streams over {' or '.join(map(str, self.ns))} layers"
+        return ", ".join([layers, *(name.replace("_", " ") for name in flags)])
 
 
 @dataclass(frozen=True)
@@ -207,15 +206,11 @@ class Manifest:
             raise BundleError(
                 "a swappable bundle with streams of its own or fixed shapes",
                 "streams in its adapters, shapes that change",
-                "export the bundle again",
+                AGAIN,
             )
         files = _files(raw)
         if static is not None and CHOICE not in files:
-            raise BundleError(
-                f"a static bundle without {CHOICE}",
-                f"an entry for {CHOICE} in manifest.files",
-                "export the bundle again",
-            )
+            raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", AGAIN)
         return cls(
             base=read_base(raw),
             method=method,
@@ -251,21 +246,20 @@ def _version(raw: Fields) -> int:
 
 def _check_drafter(method: str, streams: DrafterInfo | None, trees: DraftTreeInfo | None) -> None:
     """Raises BundleError where method, streams and trees contradict each other."""
-    fix = "export the bundle again"
     kind = METHODS[method]
     if (kind is None) != (streams is None) or (streams is None) != (trees is None):
         found = f"streams {'set' if streams else 'null'} and trees {'set' if trees else 'null'}"
-        raise BundleError(f"method {method} with {found}", "streams and trees for every method but lora", fix)
+        raise BundleError(f"method {method} with {found}", "streams and trees for every method but lora", AGAIN)
     if streams is None:
         return
     levels = list(streams.levels)
     if bool(levels) != (kind == "draft layer"):
-        raise BundleError(f"method {method} with levels {levels}", f"levels for {' and '.join(DRAFT_LAYERS)}", fix)
+        raise BundleError(f"method {method} with levels {levels}", f"levels for {' and '.join(DRAFT_LAYERS)}", AGAIN)
     if levels and (len(levels) != streams.gamma or levels[0] != 1):
-        raise BundleError(f"levels {levels}", f"{streams.gamma}, the first of one row", fix)
+        raise BundleError(f"levels {levels}", f"{streams.gamma}, the first of one row", AGAIN)
     if (streams.ns == 0) != (kind != "streams") or (streams.pruning and not streams.ns):
         found = f"method {method} with streams over {streams.ns} layers"
-        raise BundleError(found, "layers for streaming, and only there", fix)
+        raise BundleError(found, "layers for streaming, and only there", AGAIN)
 
 
 def read_base(manifest: Fields) -> BaseInfo:
@@ -327,11 +321,7 @@ def _streams(raw: Fields, model: ModelInfo) -> DrafterInfo:
 
 def _static(raw: Fields, model: ModelInfo, streams: DrafterInfo | None) -> StaticInfo:
     if streams is not None and (streams.levels or streams.pruning):
-        raise BundleError(
-            "a static graph with a draft layer or an early exit",
-            "streams, heads or no drafter",
-            "export the bundle again",
-        )
+        raise BundleError("a static graph with a draft layer or an early exit", "streams, heads or no drafter", AGAIN)
     return StaticInfo(
         raw.integer("rows", 2, MAX_STATIC_ROWS), raw.integer("slots", model.context_length, model.context_length)
     )
@@ -339,7 +329,7 @@ def _static(raw: Fields, model: ModelInfo, streams: DrafterInfo | None) -> Stati
 
 def _trees(raw: Fields, streams: DrafterInfo | None) -> DraftTreeInfo:
     if streams is None:
-        raise BundleError("manifest.trees without manifest.streams", "both or neither", "export the bundle again")
+        raise BundleError("manifest.trees without manifest.streams", "both or neither", AGAIN)
     nodes: list[tuple[int, int, float]] = []
     depths: list[int] = []
     seen: set[tuple[int, int]] = set()
@@ -372,7 +362,7 @@ def _probe(raw: Fields, model: ModelInfo) -> ProbeInfo:
         raise BundleError(
             f"manifest.probe has {len(ids)} ids, {len(choices)} choices and {len(logits)} logits",
             "equally many, within the context",
-            "export the bundle again",
+            AGAIN,
         )
     return ProbeInfo(ids, choices, logits)
 
@@ -385,7 +375,7 @@ def _files(raw: Fields) -> dict[str, FileInfo]:
         out[name] = FileInfo(info.digest("sha256"), info.integer("bytes", 0, 1 << 50))
     for name in REQUIRED_FILES:
         if name not in out:
-            raise BundleError(f"manifest.files does not list {name}", f"an entry for {name}", "export the bundle again")
+            raise BundleError(f"manifest.files does not list {name}", f"an entry for {name}", AGAIN)
     return out
 
 

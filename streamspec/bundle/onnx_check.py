@@ -128,10 +128,10 @@ class _Reader:
         if operator not in OPERATORS.get(domain, ()):
             raise _MalformedGraph(f"the operator {f'{domain}.' if domain else ''}{operator}")
         for attribute in _spans(node, 5):
-            found = self.message(attribute, ATTRIBUTE_FIELDS, "an attribute")
-            for tensor in _spans(found, 5):
+            fields = self.message(attribute, ATTRIBUTE_FIELDS, "an attribute")
+            for tensor in _spans(fields, 5):
                 self.tensor(tensor)
-            for graph in _spans(found, 6):
+            for graph in _spans(fields, 6):
                 self.graph(graph, nesting - 1)
 
     def tensor(self, span: Span) -> None:
@@ -143,23 +143,23 @@ class _Reader:
             assert isinstance(size, int)
             if size > MAX_SIZE or (count := count * size) > MAX_SIZE:
                 raise _MalformedGraph(f"a tensor with a size of {size}")
-        wanted = (count * bits + 7) // 8
+        expected = (count * bits + 7) // 8
         if _number(tensor, 14):
-            self.external(tensor, wanted)
+            self.external(tensor, expected)
             return
         listed = [field for field in ONE_BY_ONE if field in tensor]
         here = sum(end - start for start, end in _spans(tensor, 9)) + sum(
             len(tensor[field]) * BITS[kind] // 8 for field, kind in ONE_BY_ONE.items() if field in tensor
         )
         if (
-            here != wanted
+            here != expected
             or 13 in tensor
             or len(listed) + (9 in tensor) > 1
             or any(ONE_BY_ONE[field] != _number(tensor, 2) for field in listed)
         ):
-            raise _MalformedGraph(f"a tensor of {wanted} bytes with {here}")
+            raise _MalformedGraph(f"a tensor of {expected} bytes with {here}")
 
-    def external(self, tensor: Message, wanted: int) -> None:
+    def external(self, tensor: Message, expected: int) -> None:
         entries: dict[bytes, bytes] = {}
         for span in _spans(tensor, 13):
             entry = self.message(span, ENTRY_FIELDS, "a location of external data")
@@ -173,19 +173,19 @@ class _Reader:
         if not all(number.isdigit() and len(number) < 16 for number in numbers):
             raise _MalformedGraph(f"external data at {numbers[0][:40]!r}, {numbers[1][:40]!r} bytes")
         offset, length = map(int, numbers)
-        if length != wanted or offset + length > self.outside:
+        if length != expected or offset + length > self.outside:
             raise _MalformedGraph(
-                f"a tensor of {wanted} bytes at {offset} with {length}, where {self.outside} lie beside the graph"
+                f"a tensor of {expected} bytes at {offset} with {length}, where {self.outside} lie beside the graph"
             )
 
     def value(self, span: Span) -> None:
         value = self.message(span, VALUE_FIELDS, "a value")
         for kind in _spans(value, 2):
             for tensor in _spans(self.message(kind, TYPE_FIELDS, "a value's type"), 1):
-                found = self.message(tensor, TENSOR_TYPE_FIELDS, "a tensor's type")
-                if _number(found, 1) not in BITS:
-                    raise _MalformedGraph(f"a value of type {_number(found, 1)}")
-                for shape in _spans(found, 2):
+                tensor_type = self.message(tensor, TENSOR_TYPE_FIELDS, "a tensor's type")
+                if _number(tensor_type, 1) not in BITS:
+                    raise _MalformedGraph(f"a value of type {_number(tensor_type, 1)}")
+                for shape in _spans(tensor_type, 2):
                     for size in _spans(self.message(shape, SHAPE_FIELDS, "a shape"), 1):
                         if _number(self.message(size, DIMENSION_FIELDS, "a dimension"), 1) > MAX_SIZE:
                             raise _MalformedGraph("a value with a negative or senseless dimension")
@@ -254,9 +254,9 @@ class _Reader:
         return b"".join(self.data[start:end] for start, end in _spans(message, number))
 
     def text(self, message: Message, number: int, what: str) -> str:
-        found = self.bytes(message, number)
+        raw = self.bytes(message, number)
         try:
-            return found[:200].decode()
+            return raw[:200].decode()
         except UnicodeDecodeError:
             raise _MalformedGraph(f"{what} that is no text") from None
 

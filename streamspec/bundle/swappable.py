@@ -191,12 +191,12 @@ def find(bundle: Path, adapter: str | Path) -> Path:
 def read(folder: Path, bundle: Manifest, hashes: bool = True) -> SwappableAdapter:
     """Reads the adapter in `folder` and checks the size and hash of its tensors. Raises AdapterError."""
     try:
-        found = SwappableAdapter.from_json(read_small(folder, ADAPTER, AGAIN), bundle)
-        assert found.file is not None
-        check_files({TENSORS: regular_file(folder, TENSORS, AGAIN)}, {TENSORS: found.file}, hashes, AGAIN)
+        adapter = SwappableAdapter.from_json(read_small(folder, ADAPTER, AGAIN), bundle)
+        assert adapter.file is not None
+        check_files({TENSORS: regular_file(folder, TENSORS, AGAIN)}, {TENSORS: adapter.file}, hashes, AGAIN)
     except BundleError as error:
         raise AdapterError(f"{folder}: {error.found}", error.expected, AGAIN) from None
-    return found
+    return adapter
 
 
 def write(folder: Path, adapter: SwappableAdapter, bundle: Manifest) -> SwappableAdapter:

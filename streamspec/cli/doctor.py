@@ -31,18 +31,21 @@ def command(
     from streamspec.runtime.hardware.providers import fitting, flavour
 
     machine = doctor.machine()
-    found = doctor.providers() if machine["onnxruntime"] else []
+    providers = doctor.providers() if machine["onnxruntime"] else []
     tried: list[dict[str, Any]] | None = None
     if bundle is not None:
         manifest = verify_files(bundle)
         names, _ = fitting(flavour(manifest))
         tried = [doctor.examine(bundle, manifest, name, threads) for name in track(names, "providers", len(names))]
     if as_json:
-        print(json.dumps({"machine": machine, "providers": found, "bundle": tried}))
+        print(json.dumps({"machine": machine, "providers": providers, "bundle": tried}))
     else:
         show(about(machine), ("", ""), "machine")
         show(
-            [(one["name"], "usable" if one["usable"] else one["why_not"], ", ".join(one["flavours"])) for one in found],
+            [
+                (one["name"], "usable" if one["usable"] else one["why_not"], ", ".join(one["flavours"]))
+                for one in providers
+            ],
             ("provider", "here", "bundles"),
             "providers",
         )
@@ -59,25 +62,25 @@ def command(
 def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
     """Rows of name and value that describe the machine in words."""
 
-    def said(name: str, unit: str = "") -> str:
+    def value(name: str, unit: str = "") -> str:
         return "unknown" if machine[name] is None else f"{machine[name]}{unit}"
 
     def whether(name: str, true: str, false: str) -> str:
         return "unknown" if machine[name] is None else true if machine[name] else false
 
     sets, wheels = machine["instruction_sets"], machine["wheels"]
-    version = said("onnxruntime") if machine["onnxruntime"] else 'not installed: pip install "streamspec[cpu]"'
+    version = value("onnxruntime") if machine["onnxruntime"] else 'not installed: pip install "streamspec[cpu]"'
     clash = f"; {' and '.join(wheels)} overwrite each other: uninstall all, install one" if len(wheels) > 1 else ""
     return [
-        ("streamspec", f"{machine['streamspec']}, Python {machine['python']}, {said('system')}"),
-        ("processor", said("processor")),
+        ("streamspec", f"{machine['streamspec']}, Python {machine['python']}, {value('system')}"),
+        ("processor", value("processor")),
         ("cores", f"{machine['physical_cores']} physical, {machine['logical_cores']} logical"),
         ("instruction sets", "unknown" if sets is None else ", ".join(sets) or "none that products profit from"),
         (
             "int8 products",
             whether("products_saturate", "saturate: int8 is kept exact at a third of its speed", "exact"),
         ),
-        ("memory", f"{said('memory_mb', ' MB')}, free {said('memory_free_mb', ' MB')}"),
+        ("memory", f"{value('memory_mb', ' MB')}, free {value('memory_free_mb', ' MB')}"),
         ("huge pages", whether("huge_pages", "on request", "not offered")),
         ("ONNX Runtime", f"{version}{f' ({wheels[0]})' if len(wheels) == 1 else ''}{clash}"),
         (

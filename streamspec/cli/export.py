@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,28 +90,12 @@ def command(
     from streamspec.export.validate.perplexity import LIMIT, HeldOut
 
     adapters, shape = adapter or [], Target(target, static, rows, context)
-    if len(adapters) > 1 and not swappable:
-        raise ConfigError(
-            f"{len(adapters)} adapters", "one, or --swappable", "leave all but one out, or add --swappable"
-        )
-    if limit is not None and val is None:
-        raise ConfigError("--limit without --val", "both", "add --val")
-    kind = "--swappable" if swappable else "--plain-genai" if plain_genai else ""
-    if kind:
-        shaped = "--static" if static else f"--target {target}"
-        refuse(
-            kind,
-            {
-                "--plain-genai": plain_genai and swappable,
-                "--val": val,
-                "--block-size": block_size,
-                shaped: shape != Target(),
-                "--stream-weights": stream_weights != "merged",
-            },
-        )
-    one = adapters[0] if adapters else None
+    shaped = "--static" if static else f"--target {target}"
+    weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights != "merged"}
+    check_options(len(adapters), swappable, plain_genai, val, limit, weights)
+    first = adapters[0] if adapters else None
     if plain_genai:
-        facts = export_genai(base, one, out, precision=precision, force=force)
+        facts = export_genai(base, first, out, precision=precision, force=force)
         print(json.dumps({"out": str(out), **facts}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
     if swappable:
@@ -123,7 +108,7 @@ def command(
 
     manifest = export_bundle(
         base,
-        one,
+        first,
         out,
         precision=precision,
         force=force,
@@ -133,7 +118,28 @@ def command(
         target=shape,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0
-    report(out, answered(out, held_out, rows_default) if held_out is not None else {}, as_json)
+    report(out, score_answers(out, held_out, rows_default) if held_out is not None else {}, as_json)
+
+
+def check_options(
+    adapters: int,
+    swappable: bool,
+    plain_genai: bool,
+    val: Path | None,
+    limit: int | None,
+    weights: Mapping[str, object],
+) -> None:
+    """Raises ConfigError for options that exclude each other. `weights`: by name, options that only an ordinary bundle
+    takes, with a true value where they are set.
+    """
+    if adapters > 1 and not swappable:
+        raise ConfigError(f"{adapters} adapters", "one, or --swappable", "leave all but one out, or add --swappable")
+    if limit is not None and val is None:
+        raise ConfigError("--limit without --val", "both", "add --val")
+    kind = "--swappable" if swappable else "--plain-genai"
+    given: dict[str, object] = {"--plain-genai": plain_genai and swappable, "--val": val, **weights}
+    for name in (name for name, value in given.items() if value and (swappable or plain_genai)):
+        raise ConfigError(f"{kind} and {name}", "one of them", "leave one out")
 
 
 def report(out: Path, answers: dict[str, float], as_json: bool) -> None:
@@ -152,13 +158,7 @@ def report(out: Path, answers: dict[str, float], as_json: bool) -> None:
     print(f"wrote {out}; look at it with: streamspec inspect {out}")
 
 
-def refuse(kind: str, given: dict[str, object]) -> None:
-    """Raises ConfigError for the first option of `given` that is set: `kind` has no use for any of them."""
-    for name in (name for name, value in given.items() if value):
-        raise ConfigError(f"{kind} and {name}", "one of them", "leave one out")
-
-
-def answered(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, float]:
+def score_answers(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, float]:
     """Scores the bundle's greedy answers on the CPU, by figures that depend on no clock.
 
     `tokens_per_step` with a tree of `tree_rows` rows (0: no drafter) and without n-grams, and `em`, `rouge1`, `rouge2`,

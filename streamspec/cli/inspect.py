@@ -190,7 +190,8 @@ def _task_lora(path: Path) -> str:
 
 
 def _acceptance(file: Path) -> Rows:
-    from streamspec.acceptance_stats import Acceptance, expected_tokens, node_order, per_stream_accuracy
+    from streamspec.acceptance_stats import Acceptance, node_order, per_stream_accuracy
+    from streamspec.draft_tree import expected_tokens
 
     acceptance = Acceptance.load(file)
     nodes = node_order(acceptance.ranks, acceptance.gamma)

@@ -35,22 +35,22 @@ def command(**flags: Any) -> None:
 
 def summary(result: dict[str, Any], config: TrainConfig) -> str:
     """The result of the run as text."""
-    found = [f"next-token loss {result['val_loss']:.3f}"]
+    figures = [f"next-token loss {result['val_loss']:.3f}"]
     if "tau" in result:
         right = " ".join(f"{share:.2f}" for share in result["per_stream_accuracy"])
-        found += [
+        figures += [
             f"simulated tau {result['tau']:.2f} (tree of {result['tau_rows']} rows)",
             f"first candidate right: {right}",
         ]
     if len(result.get("expert_shares", ())) > 1:
-        found += [
+        figures += [
             f"experts used {' '.join(f'{share:.2f}' for share in result['expert_shares'])}, alike "
             f"{result['expert_overlap']:.2f}"
         ]
     if "branches_agree" in result:
-        found += [f"contrast and mixture agree {result['branches_agree']:.2f}"]
+        figures += [f"contrast and mixture agree {result['branches_agree']:.2f}"]
     return (
-        f"wrote {config.out} in {result['minutes']:.0f} minutes; on validation data: {', '.join(found)}\n"
+        f"wrote {config.out} in {result['minutes']:.0f} minutes; on validation data: {', '.join(figures)}\n"
         f"next: streamspec export --base {config.base} --adapter {config.out} --out BUNDLE"
     )
 
@@ -68,10 +68,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            found = super().construct_mapping(node, deep)
-            if len(found) != len(node.value):
+            mapping = super().construct_mapping(node, deep)
+            if len(mapping) != len(node.value):
                 raise yaml.YAMLError("a key is repeated")
-            return found
+            return mapping
 
     try:
         if path.stat().st_size > MAX_YAML:

@@ -49,37 +49,41 @@ def command(
     from rich.console import Console
 
     from streamspec.runtime import load
-    from streamspec.runtime.tuning.step_costs import keep_min_probability, tune
+    from streamspec.runtime.tuning.tune import keep_min_probability, tune
 
     session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use)
     if prompts is not None:
         session.manifest.check_prunes()
-    found = tune(session.runner, session.manifest, context)
+    calibrations = tune(session.runner, session.manifest, context)
     console = Console(width=max(Console().width, 112), highlight=False, markup=False)
-    for tokens, calibration in found.items():
+    for tokens, calibration in calibrations.items():
         console.print(table(tokens, calibration))
-    chosen = next(iter(found.values()))
+    chosen = next(iter(calibrations.values()))
     console.print(f"provider: {session.provider}", soft_wrap=True)
     console.print(f"chosen: {chosen.rows} rows" if chosen.rows > 1 else f"chosen: plain decoding ({chosen.reason})")
     if plot is not None:
-        draw(found, plot)
+        draw(calibrations, plot)
         console.print(f"curves: {plot}")
     result: dict[str, Any] = {
         "rows": chosen.rows,
         "provider": session.provider.name,
-        "contexts": {str(n): as_dict(c) for n, c in found.items()},
+        "contexts": {str(n): as_dict(c) for n, c in calibrations.items()},
     }
     if prompts is not None:
         from streamspec.bench.pruning import find_min_probability
         from streamspec.cli.bench import speeds
 
-        report, least = find_min_probability(
+        report, probability = find_min_probability(
             bundle, prompts, limit, max_new_tokens, threads, session.provider.name, use
         )
-        keep_min_probability(session.runner, session.manifest, least)
+        keep_min_probability(session.runner, session.manifest, probability)
         console.print(speeds(report))
-        console.print(f"pruning: below a probability of {least:g}" if least else "pruning: none (it does not pay here)")
-        result["prune"] = {"least": least, "tried": [asdict(one) for one in report.rows]}
+        console.print(
+            f"pruning: below a probability of {probability:g}"
+            if probability
+            else "pruning: none (it does not pay here)"
+        )
+        result["prune"] = {"least": probability, "tried": [asdict(one) for one in report.rows]}
     if as_json:
         print(json.dumps(result))
 
@@ -107,7 +111,7 @@ def table(context: int, calibration: Calibration) -> Table:
     return out
 
 
-def draw(found: dict[int, Calibration], file: Path) -> None:
+def draw(calibrations: dict[int, Calibration], file: Path) -> None:
     """Writes a PNG: cost and expected speed-up against rows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -115,7 +119,7 @@ def draw(found: dict[int, Calibration], file: Path) -> None:
     figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
-    for context, calibration in found.items():
+    for context, calibration in calibrations.items():
         rows = list(calibration.costs)
         left.plot(rows, [calibration.ratio(n) for n in rows], marker="o", label=f"{context} tokens in the cache")
         right.plot(rows, [calibration.expected[n] / calibration.ratio(n) for n in rows], marker="o")

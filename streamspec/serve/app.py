@@ -68,19 +68,24 @@ class Service:
             )
 
     async def list_models(self, request: Request) -> Response:
+        """Answers `GET /v1/models`."""
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self.models]})
 
     async def one_model(self, request: Request) -> Response:
+        """Answers `GET /v1/models/{name}`. Raises ApiError for an unknown name."""
         self._adapter(request.path_params["name"])
         return JSONResponse(self._model(request.path_params["name"]))
 
     async def chat(self, request: Request) -> Response:
+        """Answers `POST /v1/chat/completions`."""
         return await self._answer(request, read_chat)
 
     async def complete(self, request: Request) -> Response:
+        """Answers `POST /v1/completions`."""
         return await self._answer(request, read_completion)
 
     async def metrics(self, request: Request) -> Response:
+        """Answers `GET /metrics` in the Prometheus text format."""
         return PlainTextResponse(metrics.render(self.pool), media_type="text/plain; version=0.0.4")
 
     async def _answer(self, request: Request, read: Callable[[bytes, Limits], ParsedRequest]) -> Response:

@@ -33,22 +33,27 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
+        """The JSON object that OpenAI's clients expect of an error."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """A request that is wrong in its field `param` (400)."""
     return ApiError(400, message, code, param)
 
 
 def too_many(message: str) -> ApiError:
+    """A request for which the queue has no room (429)."""
     return ApiError(429, message, "queue_full", kind="rate_limit_error", retry_after=1)
 
 
 def closing() -> ApiError:
+    """A request to a server that is shutting down (503)."""
     return ApiError(503, "the server is shutting down", "shutting_down", kind=SERVER, retry_after=5)
 
 
 def out_of_time(seconds: float) -> ApiError:
+    """A request that waited `seconds` for a session in vain (503)."""
     return ApiError(
         503,
         f"no session became free within {seconds:g} s; expected one; ask again later",

@@ -35,15 +35,15 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, least = getattr(self, field.name), 0 if field.name == "queue" else 1
+            value, minimum = getattr(self, field.name), 0 if field.name == "queue" else 1
             if field.type == "float":
                 if not (isinstance(value, (int, float)) and 0 < value <= LONGEST):
                     raise ConfigError(
                         f"{field.name} {value!r}", f"seconds, above 0 and at most {LONGEST:g}", f"correct {field.name}"
                     )
-            elif type(value) is not int or value < least:
+            elif type(value) is not int or value < minimum:
                 raise ConfigError(
-                    f"{field.name} {value!r}", f"a whole number of at least {least}", f"correct {field.name}"
+                    f"{field.name} {value!r}", f"a whole number of at least {minimum}", f"correct {field.name}"
                 )
 
 

@@ -20,6 +20,7 @@ HELP = {
 
 
 def render(pool: Pool) -> str:
+    """Writes the counters and gauges of `pool` in the Prometheus text format."""
     counts, slots = pool.counts, pool.slots
     values: dict[str, dict[str, float]] = {
         "requests_total": {

@@ -130,6 +130,7 @@ class QueuedRequest:
         self.cancel()
 
     def begin(self, slot: Slot) -> None:
+        """Starts the generation in the thread of `slot`."""
         self.slot, self.began = slot, time.perf_counter()
         slot.run(partial(self._work, slot, asyncio.get_running_loop()))
 

@@ -56,29 +56,40 @@ ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
 
 
 class Strict(BaseModel):
+    """A JSON object without unknown fields and without conversion of types."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
 class Part(Strict):
+    """A piece of a message; only text."""
+
     type: Literal["text"]
     text: str
 
 
 class Message(Strict):
+    """A message of a chat."""
+
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
 
     def plain(self) -> dict[str, str]:
+        """The message as the runtime takes it: role and text."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
 class StreamOptions(Strict):
+    """What a streamed answer contains."""
+
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
 class NamedSchema(Strict):
+    """A JSON schema of `response_format`."""
+
     name: str = ""
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
@@ -86,6 +97,8 @@ class NamedSchema(Strict):
 
 
 class ResponseFormat(Strict):
+    """The form of the answer: text, any JSON object, or JSON that a schema describes."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
@@ -121,6 +134,8 @@ class Common(Strict):
 
 
 class ChatRequest(Common):
+    """The body of `POST /v1/chat/completions`."""
+
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -131,6 +146,8 @@ TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 class CompletionRequest(Common):
+    """The body of `POST /v1/completions`."""
+
     prompt: str | TokenIds | list[str] | list[TokenIds]
     logprobs: int | None = Field(None, ge=0, le=5)
 

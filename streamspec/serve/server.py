@@ -76,6 +76,7 @@ class Server:
 
     @property
     def ready(self) -> bool:
+        """Whether it accepts connections."""
         return self._uvicorn.started
 
     def run(self) -> None:

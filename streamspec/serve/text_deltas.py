@@ -13,6 +13,8 @@ from streamspec.runtime.text.detokenize import Detokenizer, TokenDecoder
 
 
 class TextDelta(NamedTuple):
+    """Text that was added to an answer, and whether its tokens were drafted."""
+
     text: str
     drafted: bool
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle.files import read_manifest, verify_files, write_bundle
+from streamspec.bundle.files import read_manifest, verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION, Manifest, StaticInfo
+from streamspec.bundle.write_files import write_bundle
 from streamspec.errors import BundleError
 from tests.support.manifests import FILES, manifest
 

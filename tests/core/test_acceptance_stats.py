@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from streamspec.acceptance_stats import (
     Acceptance,
-    expected_tokens,
     node_order,
     per_stream_accuracy,
     simulated_tau,
 )
-from streamspec.draft_tree import DraftTree, cartesian, chain
+from streamspec.draft_tree import DraftTree, cartesian, chain, expected_tokens
 from streamspec.errors import AdapterError
 
 

@@ -9,6 +9,7 @@ import pytest
 from streamspec import step_graph
 from streamspec.bundle.manifest import DrafterInfo, StaticInfo, SwappableCapacity
 from streamspec.step_graph import COMPACTION, DYNAMIC, SAMPLING, STATIC, GraphFeatures, adapter_inputs, inputs, outputs
+from streamspec.step_graph_docs import markdown
 from tests.support.manifests import manifest
 
 SAMPLING_NAMES = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "uniforms", "seen", "free", "allowed"]
@@ -87,7 +88,7 @@ def test_defaults_have_the_dtype_and_shape_of_their_inputs() -> None:
 
 
 def test_the_reference_page_has_every_name() -> None:
-    page = step_graph.markdown()
+    page = markdown()
     for taken, given in step_graph.INTERFACES.values():
         assert all(f"| `{row.name}` |" in page for row in (*taken, *given))
     assert all(f"| `{row.name}` |" in page for row in step_graph.ADAPTER_INPUTS)
@@ -95,7 +96,7 @@ def test_the_reference_page_has_every_name() -> None:
 
 # ---- the names are written in the table alone
 
-FOLDERS = ("export", "streamspec")
+FOLDERS = ("export", "runtime", "streamspec")
 ORDINARY = {  # also ordinary words, keys of JSON, or options: not looked for
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "uniforms", "seen", "free", "allowed"),
     *("parents", "choices", "candidates", "origins", "priors", "rows", "start"),

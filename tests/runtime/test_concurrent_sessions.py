@@ -1,4 +1,6 @@
-"""Many sessions over one bundle, prompts whose beginning is known, chats, conversations on disk."""
+"""Many sessions over one bundle, prompts whose beginning is known, chats (conversation), conversations on disk
+(saved_session).
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_threads_with_sessions_of_their_own_answer_as_one_alone(
     for thread in threads:
         thread.join(60)
     assert found == expected
-    assert len({id(session.another().runner.model) for _ in range(3)} | {id(session.runner.model)}) == 1  # type: ignore[attr-defined]
+    assert len({id(session.another().runner.model) for _ in range(3)} | {id(session.runner.model)}) == 1
 
 
 def test_loading_from_several_threads_at_once(bundles: Bundles, tmp_path: Path) -> None:
@@ -288,10 +290,10 @@ def test_a_conversation_of_another_bundle_is_refused(bundles: Bundles, tmp_path:
     session.chat("hi", max_new_tokens=3)
     session.save(tmp_path / "talk")
     other.generate("hello", max_new_tokens=3)
-    before = list(other.runner.tokens)  # type: ignore[attr-defined]
+    before = list(other.runner.tokens)
     with pytest.raises(ConversationError, match="another bundle, adapter or template"):
         other.restore(tmp_path / "talk")
-    assert other.runner.tokens == before  # type: ignore[attr-defined]
+    assert other.runner.tokens == before
 
 
 def changed(tensors: dict[str, np.ndarray], about: dict[str, Any], how: str) -> tuple[dict[str, np.ndarray], str]:
@@ -324,7 +326,7 @@ def test_files_that_lie_are_refused_and_leave_the_session_as_it_was(how: str, bu
 
     session = open_session(bundles("chat"))
     session.chat("hi", max_new_tokens=3)
-    before = (list(session.runner.tokens), list(session.messages))  # type: ignore[attr-defined]
+    before = (list(session.runner.tokens), list(session.messages))
     session.save(tmp_path / "talk")
     tensors = {name: np.array(value) for name, value in load_file(tmp_path / "talk").items()}
     about: dict[str, Any] = {"format": 1, "key": saved.key(session.manifest), "sha256": ""}
@@ -333,7 +335,7 @@ def test_files_that_lie_are_refused_and_leave_the_session_as_it_was(how: str, bu
     save_file(bent, tmp_path / "bent", metadata={"streamspec": json.dumps(about), "messages": messages})
     with pytest.raises(ConversationError):
         session.restore(tmp_path / "bent")
-    assert (session.runner.tokens, session.messages) == before  # type: ignore[attr-defined]
+    assert (session.runner.tokens, session.messages) == before
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_rows_and_tokens_that_no_model_makes_are_refused(bundles: Bundles, tmp_p
 
     session = open_session(bundles("chat"))
     session.chat("hi", max_new_tokens=3)
-    tokens, rows = session.runner.snapshot()  # type: ignore[attr-defined]
+    tokens, rows = session.runner.snapshot()
     for bad_tokens, bad_rows in (
         (tokens, np.where(rows == rows.max(), np.nan, rows)),
         ([64] * len(tokens), rows),

@@ -1,4 +1,4 @@
-"""Session logic on a toy engine: text, stops, limits, cancelling, counters."""
+"""Session logic on a toy runner: text, stops, limits, cancelling, counters; also stop_strings, stats and policy."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def ids(text: str) -> list[int]:
 def saying(text: str, rows: int = 4, end: bool = True, **options: Any) -> Session:
     """A session that answers the prompt `p` with `text`."""
     script = ids(text) + ([EOS] if end else [])
-    engine = ToyRunner(scripted(2, script), 257, **{"skill": 1.0, "width": 1, **options})
-    return Session(engine, MANIFEST, TOKENIZER, policy=DecodingPolicy((EOS,), rows))
+    runner = ToyRunner(scripted(2, script), 257, **{"skill": 1.0, "width": 1, **options})
+    return Session(runner, MANIFEST, TOKENIZER, policy=DecodingPolicy((EOS,), rows))
 
 
 def test_an_answer_ends_at_end_of_text() -> None:
@@ -126,9 +126,9 @@ def test_cancel_ends_with_a_cancelled_chunk_and_the_session_lives_on() -> None:
 
 def test_cancel_within_a_call() -> None:
     session = saying("abcdefghijkl")
-    engine = session.runner
-    assert isinstance(engine, ToyRunner)
-    engine.on_call = lambda: session.cancel() if len(engine.calls) == 2 else None
+    runner = session.runner
+    assert isinstance(runner, ToyRunner)
+    runner.on_call = lambda: session.cancel() if len(runner.calls) == 2 else None
     answer = session.generate("p")
     assert (answer.text, answer.finish_reason) == ("abcde", "cancelled")
 
@@ -164,7 +164,7 @@ def test_a_second_generation_at_a_time_is_refused() -> None:
     next(first)
     with pytest.raises(ConfigError, match="busy"):
         session.generate("p")
-    first.close()  # type: ignore[attr-defined]
+    first.close()
     assert session.generate("p").text == "abc"
 
 
@@ -183,9 +183,9 @@ def test_asked_for_rows_are_verified_whatever_a_calibration_said_before() -> Non
     sizes = []
     policy = DecodingPolicy((EOS,), 8, calibration.curve)
     for costs in (calibration.curve, None):  # `bench` takes the costs away to force rows
-        engine = ToyRunner(scripted(2, ids("one two three four five six")), 257, skill=1.0, width=3)
-        session = Session(engine, MANIFEST, TOKENIZER, policy=policy)
+        runner = ToyRunner(scripted(2, ids("one two three four five six")), 257, skill=1.0, width=3)
+        session = Session(runner, MANIFEST, TOKENIZER, policy=policy)
         with session.decode_with(replace(policy, costs=costs), AdaptiveState(costs)):
             session.generate("p", max_new_tokens=20)
-        sizes.append(max(rows for rows, _ in engine.calls[1:]))
+        sizes.append(max(rows for rows, _ in runner.calls[1:]))
     assert sizes[0] == 2 and sizes[1] == 8

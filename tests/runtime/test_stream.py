@@ -1,4 +1,4 @@
-"""Streams on a toy engine: ending them from outside, reading them from another thread, errors on their way."""
+"""Streams on a toy runner: ending them from outside, reading them from another thread, errors on their way."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def test_an_error_in_the_stream_reaches_its_reader_and_frees_the_session() -> No
     def fail() -> None:
         raise MalformedGraph
 
-    engine = toy(session)
-    engine.on_call = lambda: fail() if len(engine.calls) == 2 else None
+    runner = toy(session)
+    runner.on_call = lambda: fail() if len(runner.calls) == 2 else None
     running = session.stream("p").start()
     read = []
     with pytest.raises(MalformedGraph):
@@ -107,7 +107,7 @@ def test_an_error_in_the_stream_reaches_its_reader_and_frees_the_session() -> No
     assert "".join(read) == "abcde"  # all that came before
     with pytest.raises(MalformedGraph):
         running.result(5)
-    engine.on_call = lambda: None
+    runner.on_call = lambda: None
     assert session.generate("p", max_new_tokens=2).text == "ab"
 
 

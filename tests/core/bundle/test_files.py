@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.bundle.files import bundle_folder, finish, read_manifest, verify_files, write_bundle
+from streamspec.bundle.files import read_manifest, verify_files
 from streamspec.bundle.manifest import Manifest
+from streamspec.bundle.write_files import bundle_folder, finish, write_bundle
 from streamspec.errors import BundleError
 from tests.support.manifests import FILES, manifest
 

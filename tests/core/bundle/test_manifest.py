@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.bundle.files import verify_files, write_bundle
+from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import FileInfo, Manifest
+from streamspec.bundle.write_files import write_bundle
 from streamspec.errors import BundleError, ConfigError
 from tests.support.manifests import FILES, manifest
 

@@ -1,4 +1,4 @@
-"""Prompt lookup, and its branch in the streams' tree."""
+"""Prompt lookup (ngram), and its branch in the streams' tree."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def test_probabilities_are_a_candidate_s_share_of_its_row_given_the_candidate_be
 def test_output_is_plain_decoding_s_with_ngram(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
     rule = varied(3, seed)
     plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
-    engine = ToyRunner(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
-    assert decode(engine, Setup(limit, rows=rows), [1, 2, 3])[0] == plain
+    runner = ToyRunner(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
+    assert decode(runner, Setup(limit, rows=rows), [1, 2, 3])[0] == plain
 
 
 @settings(max_examples=100, deadline=None)
@@ -191,9 +191,9 @@ def test_output_is_plain_decoding_s_with_ngrams_alone(
     rule = varied(3, seed)
     plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
     costs = np.linspace(1, 4 if costly else 1.5, rows)
-    engine = ToyRunner(rule, 8, gamma=0, context=context)
-    assert decode(engine, Setup(limit, rows=rows, costs=costs), [1, 2, 3])[0] == plain
-    assert not any(drafted for _, drafted in engine.calls)
+    runner = ToyRunner(rule, 8, gamma=0, context=context)
+    assert decode(runner, Setup(limit, rows=rows, costs=costs), [1, 2, 3])[0] == plain
+    assert not any(drafted for _, drafted in runner.calls)
 
 
 def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
@@ -212,8 +212,8 @@ def test_without_streams_a_draft_that_does_not_pay_is_not_verified() -> None:
 
 def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 12)
-    engine = ToyRunner(rule, 50, gamma=3, width=2, context=200, skill=0.0)
-    _, _, run = decode(engine, Setup(90, rows=6), [1, 2, 3])
+    runner = ToyRunner(rule, 50, gamma=3, width=2, context=200, skill=0.0)
+    _, _, run = decode(runner, Setup(90, rows=6), [1, 2, 3])
     assert run.stats.tau > 3
     _, _, without = decode(
         ToyRunner(rule, 50, gamma=3, width=2, context=200, skill=0.0),

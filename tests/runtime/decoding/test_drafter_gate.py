@@ -57,17 +57,17 @@ def test_output_is_plain_decoding_s(seed: int, limit: int, context: int, skill: 
     gate = DrafterGate(COSTS[:rows])
     for _ in range(seed % 5):
         gate.compare(1, 2, 1, 1)
-    engine = ToyRunner(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
+    runner = ToyRunner(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
     setup = Setup(limit, rows=rows, costs=COSTS[:rows], adaptive=adaptive(gate=gate))
-    assert decode(engine, setup, [1, 2, 3])[0] == plain
+    assert decode(runner, setup, [1, 2, 3])[0] == plain
 
 
 @pytest.mark.parametrize(("skill", "repeats", "most", "least"), [(0.0, True, 0.25, 0.0), (1.0, False, 1.0, 0.95)])
 def test_the_loop_asks_for_streams_where_they_pay(skill: float, repeats: bool, most: float, least: float) -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 60) if repeats else hashed(50, 1)
-    engine = ToyRunner(rule, 50, gamma=3, width=2, context=600, skill=skill)
+    runner = ToyRunner(rule, 50, gamma=3, width=2, context=600, skill=skill)
     setup = Setup(400, rows=6, costs=COSTS[:6], adaptive=adaptive(gate=DrafterGate(COSTS[:6])))
-    _, _, run = decode(engine, setup, [1, 2, 3])
-    drafted = [draft for _, draft in engine.calls]
+    _, _, run = decode(runner, setup, [1, 2, 3])
+    drafted = [draft for _, draft in runner.calls]
     assert least <= sum(drafted) / len(drafted) <= most
     assert run.stats.tau > 2

@@ -23,9 +23,9 @@ VOCAB = 8
 
 
 def decode(
-    engine: ToyRunner, setup: Setup, prompt: list[int]
+    runner: ToyRunner, setup: Setup, prompt: list[int]
 ) -> tuple[list[int], str | None, list[Logprob], SpeculativeDecoder]:
-    decoder, tokens, reason, said = setup.decoder(engine), [], None, []
+    decoder, tokens, reason, said = setup.decoder(runner), [], None, []
     for done in decoder.run(prompt):
         tokens, reason, said = tokens + done.tokens, done.finish_reason, said + done.logprobs
         assert len(done.tokens) == len(done.drafted) == len(done.logprobs)
@@ -83,30 +83,30 @@ class Chain:
 
 
 def test_forced_tokens_are_drafted_without_a_drafter() -> None:
-    engine = ToyRunner(hashed(50, 3), 50, gamma=0, context=64)
+    runner = ToyRunner(hashed(50, 3), 50, gamma=0, context=64)
     tokens, _, _, run = decode(
-        engine, Setup(21, (), 8, grammar=GrammarState(Chain(20), ()), ngram=False, logprobs=0), [7]
+        runner, Setup(21, (), 8, grammar=GrammarState(Chain(20), ()), ngram=False, logprobs=0), [7]
     )
     assert tokens[:20] == list(range(1, 21))
-    assert [rows for rows, _ in engine.calls] == [1, 8, 8, 4] and run.stats.forced_tokens == 20
+    assert [rows for rows, _ in runner.calls] == [1, 8, 8, 4] and run.stats.forced_tokens == 20
 
 
 def test_forced_tokens_are_drafted_while_speculation_pauses_and_do_not_end_the_pause() -> None:
     controller = Untimed()
     while controller.on:
         controller.step(1, 5.0)
-    engine = ToyRunner(hashed(50, 3), 50, gamma=3, context=64)
+    runner = ToyRunner(hashed(50, 3), 50, gamma=3, context=64)
     setup = Setup(
         23, (), 8, costs=np.full(8, 1.5), adaptive=adaptive(controller), grammar=GrammarState(Chain(20), ()), logprobs=0
     )
-    decode(engine, setup, [7])
-    assert [rows for rows, _ in engine.calls] == [1, 8, 8, 4, 1, 1] and not controller.on
-    assert not any(streams for _, streams in engine.calls[1:])
+    decode(runner, setup, [7])
+    assert [rows for rows, _ in runner.calls] == [1, 8, 8, 4, 1, 1] and not controller.on
+    assert not any(streams for _, streams in runner.calls[1:])
 
 
 def test_a_forced_chain_ends_with_the_context() -> None:
-    engine = ToyRunner(hashed(50, 3), 50, gamma=0, context=12)
-    tokens, reason, _, _ = decode(engine, Setup(99, (), 8, grammar=GrammarState(Chain(20), ()), logprobs=0), [7])
+    runner = ToyRunner(hashed(50, 3), 50, gamma=0, context=12)
+    tokens, reason, _, _ = decode(runner, Setup(99, (), 8, grammar=GrammarState(Chain(20), ()), logprobs=0), [7])
     assert (tokens, reason) == (list(range(1, 12)), "length")
 
 

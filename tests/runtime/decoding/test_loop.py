@@ -19,8 +19,8 @@ from streamspec.runtime.decoding.speculation_controller import PROBES
 from tests.support.toy_runner import Setup, ToyRunner, Untimed, adaptive, hashed
 
 
-def decode(engine: ToyRunner, setup: Setup, prompt: list[int]) -> tuple[list[int], str | None, SpeculativeDecoder]:
-    decoder, tokens, reason = setup.decoder(engine), [], None
+def decode(runner: ToyRunner, setup: Setup, prompt: list[int]) -> tuple[list[int], str | None, SpeculativeDecoder]:
+    decoder, tokens, reason = setup.decoder(runner), [], None
     for done in decoder.run(prompt):
         assert len(done.tokens) == len(done.drafted) > 0
         tokens += done.tokens
@@ -44,23 +44,23 @@ def test_speculative_equals_plain(rows: int, seed: int, limit: int, context: int
 
 
 def test_a_perfect_drafter_commits_gamma_plus_one_per_step() -> None:
-    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=64, skill=1.0)
-    _, _, run = decode(engine, Setup(41, (), 4, ngram=False), [1])
+    runner = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=64, skill=1.0)
+    _, _, run = decode(runner, Setup(41, (), 4, ngram=False), [1])
     assert run.stats.steps == 10 and run.stats.tau == 4.0 and run.stats.plain_steps == 0
     assert run.stats.call_reduction == pytest.approx(41 / 11)
 
 
 def test_near_the_end_of_the_context_plain_steps_take_over() -> None:
-    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=12, skill=1.0)
-    tokens, reason, run = decode(engine, Setup(99, (), 4, ngram=False), [1])
+    runner = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=12, skill=1.0)
+    tokens, reason, run = decode(runner, Setup(99, (), 4, ngram=False), [1])
     assert len(tokens) == 11 and reason == "length"
     assert run.stats.steps > 0 and run.stats.plain_steps > 0
 
 
 def test_plain_decoding_never_asks_for_streams() -> None:
-    engine = ToyRunner(hashed(50), 50)
-    decode(engine, Setup(10), [1])
-    assert engine.calls == [(1, False)] * 10
+    runner = ToyRunner(hashed(50), 50)
+    decode(runner, Setup(10), [1])
+    assert runner.calls == [(1, False)] * 10
 
 
 def test_a_graph_that_accepts_another_node_is_refused() -> None:
@@ -74,10 +74,10 @@ def test_a_graph_that_accepts_another_node_is_refused() -> None:
 
 
 def test_useless_drafts_switch_speculation_off_and_it_is_tried_again() -> None:
-    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=4000, skill=0.0)
+    runner = ToyRunner(hashed(50, 3), 50, gamma=3, width=1, context=4000, skill=0.0)
     setup = Setup(500, (), 4, costs=np.full(4, 2.0), adaptive=adaptive(), ngram=False)
-    tokens, _, run = decode(engine, setup, [1])
-    rows = [n for n, _ in engine.calls[1:]]
+    tokens, _, run = decode(runner, setup, [1])
+    rows = [n for n, _ in runner.calls[1:]]
     first = rows.index(1)
     assert rows[:first] == [4] * first and first < 12
     again = rows.index(4, first)
@@ -88,8 +88,8 @@ def test_useless_drafts_switch_speculation_off_and_it_is_tried_again() -> None:
 
 
 def test_good_drafts_stay_on() -> None:
-    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=3, context=400, skill=1.0)
-    _, _, run = decode(engine, Setup(300, (), 40, costs=np.full(40, 1.5), adaptive=adaptive(), ngram=False), [1])
+    runner = ToyRunner(hashed(50, 3), 50, gamma=3, width=3, context=400, skill=1.0)
+    _, _, run = decode(runner, Setup(300, (), 40, costs=np.full(40, 1.5), adaptive=adaptive(), ngram=False), [1])
     # Each of the three first probes of what a plain step takes is one plain step, and another that drafts again.
     assert run.stats.plain_steps <= 1 + 2 * len(PROBES) and run.stats.speculation.startswith("on")
 
@@ -102,8 +102,8 @@ def test_a_step_that_is_timed_does_nothing_but_decode() -> None:
             timed.append(seconds)
             super().plain_step()
 
-    engine = ToyRunner(hashed(50, 3), 50, gamma=3, width=3, context=2000, skill=0.9)
-    decode(engine, Setup(1500, (), 8, costs=np.full(8, 1.5), adaptive=adaptive(Listening()), ngram=False), [1])
-    plain = [draft for rows, draft in engine.calls[1:] if rows == 1]
+    runner = ToyRunner(hashed(50, 3), 50, gamma=3, width=3, context=2000, skill=0.9)
+    decode(runner, Setup(1500, (), 8, costs=np.full(8, 1.5), adaptive=adaptive(Listening()), ngram=False), [1])
+    plain = [draft for rows, draft in runner.calls[1:] if rows == 1]
     assert len(plain) == len(timed) >= 2 * len(PROBES)
     assert [seconds is None for seconds in timed] == plain

@@ -1,4 +1,4 @@
-"""accept / commit / compaction, enumerated over all small trees."""
+"""accept / commit, enumerated over all small trees."""
 
 from __future__ import annotations
 
@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from streamspec.draft_tree import DraftTree, cartesian, chain
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.verify import SUM_BLOCK, accept, commit, cut, off_borders
-from streamspec.runtime.kv_cache.host_cache import KeyValueCache, compaction
 
 
 def small_trees(nodes: int, ranks: int) -> Iterator[DraftTree]:
@@ -58,42 +54,6 @@ def test_commit_stops_at_end_of_text_and_at_the_limit() -> None:
     assert (short.tokens, short.finish_reason) == ([1], "length")
     assert cut([7, 2], [True, False], eos=(2,), limit=2).finish_reason == "eos"
     assert cut([7, 2], [True, False], eos=(2,), limit=1).finish_reason == "length"
-
-
-def test_the_first_slots_need_no_copy() -> None:
-    assert compaction((0,), 5) is None
-    assert compaction((0, 1, 2), 5) is None
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_the_cache_keeps_exactly_the_accepted_rows(data: st.DataObject) -> None:
-    tree = cartesian(2, 3)
-    path = tree.path(data.draw(st.integers(0, len(tree) - 1)))
-    length = data.draw(st.integers(0, 5))
-    cache = KeyValueCache(2, 1, 8, limit=64, dtype=np.dtype(np.float32))
-    cache.length = length
-    cache.data[:] = np.arange(cache.capacity)[:, None]
-    cache.compact(path)
-    assert cache.length == length + len(path)
-    expected = [*range(length), *(length + node for node in path)]
-    for layer in cache.data.reshape(-1, cache.capacity, 8):
-        assert layer[: cache.length, 0].tolist() == expected
-
-
-def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.FIRST_CAPACITY", 4)
-    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 0)
-    cache = KeyValueCache(1, 2, 8, limit=20, dtype=np.dtype(np.float32))
-    assert cache.capacity == 4 and not cache.reserve(4)
-    cache.data[..., :3, :] = 7
-    cache.length = 3
-    assert cache.reserve(3) and cache.capacity == 8
-    assert (cache.data[..., :3, :] == 7).all() and (cache.data[..., 3:, :] == 0).all()
-    assert all(view.flags.c_contiguous and view.base is not None for pair in cache.views() for view in pair)
-    assert cache.reserve(17) and cache.capacity == 20
-    with pytest.raises(ValueError, match="limit"):
-        cache.reserve(18)
 
 
 def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:

@@ -311,7 +311,7 @@ def test_an_answer_can_be_ended_while_its_bundle_reloads(
     how: str, bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = opened(bundles("fp32"), tmp_path)
-    graph = session.runner.model  # type: ignore[attr-defined]
+    graph = session.runner.model
     opening, ended, verify = threading.Event(), threading.Event(), graphs.verify_files
 
     def slow(*arguments: object) -> object:

@@ -1,4 +1,6 @@
-"""The engine and whole sessions on tiny bundles made by the real exporter."""
+"""The runner and whole sessions on tiny bundles made by the real exporter: also executor, graph_kinds, graph_call,
+dynamic_call, io_binding and loaded_model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding, asking for and refusing providers; and which one a session gets."""
+"""Finding, requesting and refusing providers; and which one a session gets (select_provider, choose_policy, loader)."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Opened:
             self.names.append(provider)
             return on(folder, manifest, provider, *options)
 
-        def measured(engine: OrtRunner, *options: Any) -> Any:
-            return {1: 1 / speeds[engine.provider]}, True
+        def measured(runner: OrtRunner, *options: Any) -> Any:
+            return {1: 1 / speeds[runner.provider]}, True
 
         monkeypatch.setattr(choice, "open_on", opening)
         monkeypatch.setattr(calibrate, "measure", measured)
@@ -93,8 +93,8 @@ def test_auto_takes_the_fastest_that_is_right(
 def test_a_provider_that_fails_while_it_is_measured_is_passed_over(
     bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(engine: OrtRunner, *options: Any) -> Any:
-        if engine.provider == "mirror":
+    def fails(runner: OrtRunner, *options: Any) -> Any:
+        if runner.provider == "mirror":
             raise BundleError("rows that went astray")
         return {1: 1.0}, True
 

@@ -1,3 +1,5 @@
+"""Text of tokens as they come; also stop_strings."""
+
 from __future__ import annotations
 
 import pytest

@@ -12,8 +12,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from streamspec.bundle.files import finish, read_manifest
+from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import MODEL
+from streamspec.bundle.write_files import finish
 from streamspec.draft_tree import MASKED
 from streamspec.errors import BundleError
 from streamspec.export import export_bundle

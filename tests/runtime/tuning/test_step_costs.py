@@ -17,6 +17,7 @@ from streamspec.runtime import Pruning, Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.tuning import step_costs as calibrate
+from streamspec.runtime.tuning import tune
 from streamspec.runtime.tuning.step_costs import Calibration, choose_rows
 
 Bundles = Callable[[str], Path]
@@ -91,12 +92,12 @@ def test_measurements_are_cached_and_damaged_ones_ignored(
 def test_what_tuning_found_of_pruning_holds_for_later_sessions(bundles: Bundles, tmp_path: Path) -> None:
     session = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     assert session.policy.pruning is None and isinstance(session.runner, OrtRunner)
-    calibrate.keep_min_probability(session.runner, session.manifest, 0.02, tmp_path)
+    tune.keep_min_probability(session.runner, session.manifest, 0.02, tmp_path)
     later = load(bundles("fp32"), threads=1, cache_dir=tmp_path)
     assert later.policy.pruning == Pruning(min_probability=0.02) and known(later, tmp_path).min_probability == 0.02
     np.testing.assert_array_equal(later.policy.costs, session.policy.costs)
     assert load(bundles("fp32"), threads=1, cache_dir=tmp_path, pruning=Pruning(3)).policy.pruning == Pruning(3)
-    calibrate.tune(session.runner, session.manifest, [8], tmp_path)
+    tune.tune(session.runner, session.manifest, [8], tmp_path)
     assert load(bundles("fp32"), threads=1, cache_dir=tmp_path).policy.pruning is None
 
 
@@ -105,7 +106,7 @@ def test_tune_keeps_what_it_found_on_the_prompts(
 ) -> None:
     (tmp_path / "dev.jsonl").write_text('{"prompt": "a b c", "completion": "d"}\n' * 2)
     monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(calibrate, "TUNING_BUDGET", 0.2)
+    monkeypatch.setattr(tune, "BUDGET", 0.2)
     options = ["--prompts", tmp_path / "dev.jsonl", "--max-new-tokens", 8, "--context", 8, "--threads", 1, "--json"]
     done = CliRunner().invoke(app, ["tune", str(bundles("fp32")), *map(str, options)])
     assert done.exit_code == 0, done.output

@@ -1,0 +1,60 @@
+"""Measures step costs at leisure, as `streamspec tune` does; later loads on this machine use the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from streamspec.bundle.manifest import Manifest
+from streamspec.errors import ConfigError
+from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.tuning.step_costs import (
+    Calibration,
+    calibrated,
+    choose_rows,
+    costs_file,
+    measure,
+    most_context,
+    save_costs,
+)
+
+BUDGET = 12.0  # seconds per context length
+ROUNDS = 40
+CONTEXTS = (64, 512)  # tokens in the cache while measuring
+
+
+def tune(
+    runner: OrtRunner, manifest: Manifest, contexts: Sequence[int] | None = None, cache_dir: str | Path | None = None
+) -> dict[int, Calibration]:
+    """Measures thoroughly, with each number of `contexts` tokens in the cache (default: `CONTEXTS`, as far as the
+    model's reaches); the first one's costs are cached.
+
+    Raises ConfigError for a bundle without draft trees or a context the model does not have.
+    """
+    if manifest.trees is None:
+        raise ConfigError(
+            "a bundle without a drafter",
+            "a bundle with draft trees to choose from",
+            "export an adapter with streams or heads",
+        )
+    nodes, calibrations, most = manifest.trees.nodes, {}, most_context(runner)
+    contexts = contexts or sorted({min(context, most) for context in CONTEXTS})
+    for context in contexts:
+        if not 1 <= context <= most:
+            raise ConfigError(
+                f"{context} tokens of context",
+                f"a context of {runner.context_length} with room for drafts",
+                "correct it",
+            )
+        costs, _ = measure(runner, nodes, BUDGET, context, ROUNDS)
+        calibrations[context] = choose_rows(costs, nodes)
+    save_costs(costs_file(runner.provider, runner.threads, manifest, cache_dir), calibrations[contexts[0]].costs)
+    return calibrations
+
+
+def keep_min_probability(
+    runner: OrtRunner, manifest: Manifest, min_probability: float, cache_dir: str | Path | None = None
+) -> None:
+    """Saves with the calibration that sessions prune rows whose probability is below `min_probability`."""
+    costs = calibrated(runner, manifest, cache_dir).costs
+    save_costs(costs_file(runner.provider, runner.threads, manifest, cache_dir), costs, min_probability)
