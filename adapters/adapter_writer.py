@@ -19,10 +19,10 @@ from torch import Tensor
 
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.drafters.base import DraftingModel
-from streamspec.adapters.run import Run
+from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.training.acceptance_eval import MAX_RANK
 from streamspec.adapters.training.trainer import load_trainable, trainable_state
+from streamspec.adapters.training_run import Run
 from streamspec.atomic import sha256_file, write_bytes, write_text
 from streamspec.bundle.adapter_folder import (
     ACCEPTANCE,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from streamspec.adapters.adapter_writer import check_same_base
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.run import RUN_STATE, UNTOUCHED, WORK, say, task_lora
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Formatter, TokenRow
+from streamspec.adapters.training_run import RUN_STATE, UNTOUCHED, WORK, say, task_lora
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import (
     PROVENANCE,

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
-from streamspec.adapters.drafters.base import DraftingModel
-from streamspec.adapters.run import Run
+from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import TokenRow, draft_vocabulary
+from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import RESTORE, STREAM_WEIGHTS, check_task_lora
 from streamspec.errors import AdapterError
 

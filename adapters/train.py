@@ -20,16 +20,16 @@ from transformers import AutoConfig, AutoTokenizer, set_seed
 from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.checks import check_adapters, check_answers, check_out, contents, within
-from streamspec.adapters.drafters.base import TargetModel
+from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
-from streamspec.adapters.run import RUN_STATE, WORK, Run, answers_made_by, preview, say, task_lora
-from streamspec.adapters.stages import finish_drafter, fit_drafter, own_answers, task_stage
+from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
 from streamspec.adapters.training.acceptance_eval import validation_loss
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Formatter
 from streamspec.adapters.training.device import spare_allocator
 from streamspec.adapters.training.run_state import RunState
 from streamspec.adapters.training.self_distillation import CompletionFile
+from streamspec.adapters.training_run import RUN_STATE, WORK, Run, answers_made_by, preview, say, task_lora
 from streamspec.data import Example, read_examples
 from streamspec.errors import BaseModelError, ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat

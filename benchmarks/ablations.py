@@ -60,7 +60,7 @@ def variants() -> dict[str, Any]:
     import torch
     from torch import Tensor, nn
 
-    from streamspec.adapters.drafters.base import MainPass
+    from streamspec.adapters.drafters.drafting_model import MainPass
     from streamspec.adapters.drafters.streams import AppendCache, StreamingModel
 
     class Rotating(AppendCache):
@@ -107,12 +107,12 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
 
     from streamspec.acceptance_stats import MISSED, node_order, per_stream_accuracy, simulated_tau
     from streamspec.adapters import models, stages
-    from streamspec.adapters.run import RUN_STATE, WORK, task_lora
     from streamspec.adapters.train import prepare
     from streamspec.adapters.training.acceptance_eval import record_ranks
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.device import spare_allocator
     from streamspec.adapters.training.run_state import RunState
+    from streamspec.adapters.training_run import RUN_STATE, WORK, task_lora
     from streamspec.draft_tree import DraftTree
 
     spare_allocator()

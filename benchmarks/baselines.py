@@ -96,7 +96,7 @@ def parameters(adapter: Path) -> dict[str, int]:
 def answer(config: dict[str, object]) -> None:
     """Generates the target's answers before any drafter's time starts."""
     from streamspec.adapters import models
-    from streamspec.adapters.stages import own_answers
+    from streamspec.adapters.recipe_stages import own_answers
     from streamspec.adapters.train import prepare
     from streamspec.adapters.training.config import TrainConfig
 

@@ -15,8 +15,8 @@ import json
 import sys
 
 from streamspec.bench import compare
+from streamspec.bench.figures import rounded
 from streamspec.bench.quality import METRICS
-from streamspec.bench.report import rounded
 from streamspec.errors import StreamspecError
 
 

@@ -19,7 +19,7 @@ from streamspec.bench.arms import Arm
 from streamspec.bench.prompts import read_cases
 from streamspec.progress import track
 from streamspec.runtime import load
-from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.decoding.sampling_params import Sampling
 
 
 def main() -> None:

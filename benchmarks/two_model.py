@@ -32,7 +32,7 @@ from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
-from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.options import GenerationOptions
@@ -189,7 +189,7 @@ def train(arguments: argparse.Namespace) -> None:
     from transformers import AutoTokenizer
 
     from streamspec.adapters.base_models.resolve import resolve_base
-    from streamspec.adapters.drafters.base import TargetModel
+    from streamspec.adapters.drafters.drafting_model import TargetModel
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.data import joined
     from streamspec.adapters.training.device import spare_allocator

@@ -36,10 +36,10 @@ from streamspec.errors import ConfigError
 from streamspec.export.bundle_card import write_card
 from streamspec.export.deployment_target import PLAIN_CPU, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
-from streamspec.export.drafters.base import DraftSpec, graph_features, most_candidates
+from streamspec.export.drafters.draft_pass import DraftSpec, graph_features, most_candidates
+from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WEIGHTS
-from streamspec.export.drafters.table import DRAFTERS, read_drafter
-from streamspec.export.graphs.cache_compaction import compact_graph
+from streamspec.export.graphs.device_cache_graph import compact_graph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
 from streamspec.export.layers.decoder import Source

@@ -1,7 +1,7 @@
 """Targets of an export: the shape of its graph, and its precisions.
 
 Providers that compile a graph want one shape and standard operators (`static`); a device with memory of its own wants
-products it has kernels for, and a cache that stays there (`cache_compaction`).
+products it has kernels for, and a cache that stays there (`device_cache_graph`).
 """
 
 from __future__ import annotations

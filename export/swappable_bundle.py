@@ -32,7 +32,7 @@ from streamspec.bundle.manifest import (
     plain_name,
 )
 from streamspec.bundle.onnx_check import check_graphs
-from streamspec.bundle.swappable import (
+from streamspec.bundle.swappable_adapters import (
     ADAPTERS,
     METHODS,
     SCALES,
@@ -55,11 +55,12 @@ from streamspec.export.bundle_writer import (
     weights,
 )
 from streamspec.export.drafters.adapter_section import read_nodes
+from streamspec.export.drafters.registry import DRAFTERS, read_drafter
 from streamspec.export.drafters.streams import StreamSpec
-from streamspec.export.drafters.table import DRAFTERS, read_drafter
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
-from streamspec.export.graphs.swappable import SwappableStore, adapter_rows, empty_streams
+from streamspec.export.graphs.swappable_step_graph import SwappableStore, adapter_rows, empty_streams
 from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.layers.lora_inputs import PIECE
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision
 from streamspec.export.quantization.precisions import precision as precision_named
@@ -69,7 +70,6 @@ from streamspec.export.tokenizer_files import copy_tokenizer
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
 from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
-from streamspec.export.weights.lora_inputs import PIECE
 from streamspec.step_graph import STREAM_LORA, TASK_LORA
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from streamspec.bundle.adapter_folder import Adapter
 from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, DrafterInfo, SwappableCapacity
 from streamspec.errors import AdapterError
-from streamspec.export.drafters.base import DraftSpec, Lora
+from streamspec.export.drafters.draft_pass import DraftSpec, Lora
 from streamspec.export.drafters.streams import StreamSpec
-from streamspec.export.graphs.swappable import adapter_rows, update
+from streamspec.export.graphs.swappable_step_graph import adapter_rows, update
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import NO_SATURATION, Array, quantize_rows

@@ -11,7 +11,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.sampling import Logprob, Sampling
+from streamspec.runtime.decoding.sampling_params import Logprob, Sampling
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.engine.memory_estimate import estimate_memory
 from streamspec.runtime.loader import load

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from streamspec import step_graph
-from streamspec.bundle import swappable
+from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.decoding.model_runner import ModelRunner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
-from streamspec.bundle import swappable
+from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import verify_files
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory

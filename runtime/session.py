@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from streamspec.bundle import swappable
+from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import conversation
@@ -22,7 +22,7 @@ from streamspec.runtime.conversation import Message
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling import GREEDY
+from streamspec.runtime.decoding.sampling_params import GREEDY
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import GenerationKwargs, GenerationOptions
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner
-from streamspec.runtime.decoding.sampling import Logprob
+from streamspec.runtime.decoding.sampling_params import Logprob
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.text.detokenize import TextStream, TokenDecoder
 

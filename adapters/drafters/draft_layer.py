@@ -45,13 +45,13 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
+from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
 from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, unit_rms
-from streamspec.adapters.run import Run
 from streamspec.adapters.training.data import Collator, TokenRow
 from streamspec.adapters.training.losses import depth_losses, pick_passes, pick_rows
+from streamspec.adapters.training_run import Run
 
 STATISTIC_ROWS = 16  # of a text
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters.drafters.base import DraftingModel, DraftRows, FitStep, MainPass, bigram_shape
-from streamspec.adapters.run import Run
+from streamspec.adapters.drafters.drafting_model import DraftingModel, DraftRows, FitStep, MainPass, bigram_shape
 from streamspec.adapters.training.losses import drafting_losses
+from streamspec.adapters.training_run import Run
 
 
 class MedusaModel(DraftingModel):

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.drafters.base import (
+from streamspec.adapters.drafters.drafting_model import (
     IGNORE,
     DraftingModel,
     DraftRows,
@@ -40,9 +40,9 @@ from streamspec.adapters.drafters.base import (
 )
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, unit_rms
 from streamspec.adapters.drafters.stream_config import StreamConfig
-from streamspec.adapters.run import Run
 from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.losses import drafting_losses, vocabulary_index
+from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
 

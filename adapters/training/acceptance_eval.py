@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from streamspec.acceptance_stats import ENDED, MISSED
-from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, TargetModel
+from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, TargetModel
 from streamspec.adapters.training.data import Collator, TokenRow
 from streamspec.adapters.training.losses import lookup_table, next_token_loss, vocabulary_index
 from streamspec.progress import track

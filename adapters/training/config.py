@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from streamspec.adapters.drafters.options import MethodOptions
-from streamspec.adapters.drafters.table import DRAFTERS, RECIPES, DrafterMethod, readers
+from streamspec.adapters.drafters.registry import DRAFTERS, RECIPES, DrafterMethod, readers
 from streamspec.adapters.training.option_checks import (
     check_rules,
     converted,

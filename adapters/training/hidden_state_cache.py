@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from streamspec.adapters.drafters.base import DraftingModel, MainPass
+from streamspec.adapters.drafters.drafting_model import DraftingModel, MainPass
 
 MAX_BYTES = 2 << 30  # of states; texts beyond are computed anew in every epoch
 

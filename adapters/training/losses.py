@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from streamspec.adapters.drafters.base import IGNORE, DraftingModel, DraftRows, FitStep, MainPass, TargetModel
+from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass, TargetModel
 
 MOST_LIKELY = 10  # tokens that top-k distillation counts
 

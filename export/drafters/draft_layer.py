@@ -13,7 +13,7 @@ import numpy as np
 from streamspec.bundle.adapter_folder import odd_draft_layer
 from streamspec.bundle.manifest import DrafterInfo
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
-from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.ops.builder import Array
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamspec.export.drafters.base import Accepted, DraftPass, MainRows
 from streamspec.export.drafters.draft_layer import DraftLayerSource, DraftLayerSpec
+from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope

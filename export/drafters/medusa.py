@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
-from streamspec.export.drafters.base import Accepted, DraftSpec, ParallelDraftPass
+from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, ParallelDraftPass
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.export.validate.draft_reference import ParallelReference

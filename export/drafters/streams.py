@@ -17,7 +17,7 @@ import numpy as np
 from streamspec.bundle.manifest import POSITIONS, DrafterInfo
 from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
-from streamspec.export.drafters.base import Accepted, DraftSpec, Lora, ParallelDraftPass
+from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, Lora, ParallelDraftPass
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import ChangedSource, Decoder, Linear, Residual, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec

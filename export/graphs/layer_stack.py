@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.layers.decoder import Decoder, Residual, Tables
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows

@@ -32,6 +32,7 @@ import numpy as np
 from onnx import TensorProto
 
 from streamspec.errors import ConfigError
+from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.ops.builder import CONTRIB, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import (
     Array,
@@ -42,7 +43,6 @@ from streamspec.export.quantization.arithmetic import (
     round_blocks,
 )
 from streamspec.export.weights.lazy_weights import LazyMatrix
-from streamspec.export.weights.lora_inputs import LowRank
 
 BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
 SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from streamspec.errors import BundleError
-from streamspec.export.drafters.base import DraftSpec, Lora
+from streamspec.export.drafters.draft_pass import DraftSpec, Lora
 from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import Array, Simulation

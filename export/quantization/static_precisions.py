@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from streamspec.errors import ConfigError
+from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.ops.builder import Scope, WeightStore
 from streamspec.export.quantization.arithmetic import Simulation, quantize_blocks, unpack
 from streamspec.export.quantization.precisions import (
@@ -25,7 +26,6 @@ from streamspec.export.quantization.precisions import (
     make_precision,
     updated,
 )
-from streamspec.export.weights.lora_inputs import LowRank
 
 
 class StaticPrecision(Precision, Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from streamspec.draft_tree import DraftTree
-from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner
 from streamspec.export.validate.pytorch_reference import ReferenceModel, ReferenceOutput

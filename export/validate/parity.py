@@ -14,8 +14,8 @@ import numpy as np
 from streamspec.bundle.manifest import ProbeInfo
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import StreamspecError
-from streamspec.export.drafters.base import DraftSpec
-from streamspec.export.drafters.table import row_of
+from streamspec.export.drafters.draft_pass import DraftSpec
+from streamspec.export.drafters.registry import row_of
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import DraftedTree, ExpectedDrafts, TreePass
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper

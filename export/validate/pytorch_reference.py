@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from streamspec.draft_tree import MASKED, DraftTree
-from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.weights.lazy_weights import Float32Decoder
 

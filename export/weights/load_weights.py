@@ -24,7 +24,7 @@ from streamspec.bundle.adapter_folder import (
     read_json,
 )
 from streamspec.errors import AdapterError
-from streamspec.export.drafters.base import Lora
+from streamspec.export.drafters.draft_pass import Lora
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.weights.lazy_weights import Float32Decoder, LazyMatrix

@@ -20,7 +20,7 @@ from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.ngram import NgramIndex, NgramMatch
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling import logprob
+from streamspec.runtime.decoding.sampling_params import logprob
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, off_borders
 

@@ -13,7 +13,7 @@ import numpy as np
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError
 from streamspec.runtime.decoding.draft_tree_search import DraftProposal
-from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime.engine.idle_unload import IdleUnloader

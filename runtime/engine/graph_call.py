@@ -15,7 +15,7 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
-from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 
 
 class CallRows(NamedTuple):

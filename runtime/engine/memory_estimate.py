@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamspec.bundle import swappable
+from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo
 from streamspec.errors import ConfigError, ResourceError

@@ -16,7 +16,7 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import MASKED, MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
-from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, GraphCall, SamplingState
 from streamspec.runtime.engine.graph_kinds import cached_layers, graph_kind

@@ -13,7 +13,8 @@ import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.errors import BundleError
-from streamspec.runtime.kv_cache.host_cache import FIRST_CAPACITY, compaction, enough
+from streamspec.runtime.kv_cache.compaction import compaction
+from streamspec.runtime.kv_cache.host_cache import FIRST_CAPACITY, enough
 
 Pair = tuple[Any, Any]
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from streamspec.errors import ResourceError
+from streamspec.runtime.kv_cache.compaction import compaction
 
 FIRST_CAPACITY = 1024  # where memory is taken at once
 RESERVED = 1 << 30  # bytes of address space to begin with: some systems refuse more than they could ever fill
@@ -146,16 +147,3 @@ def enough(capacity: int, needed: int, limit: int) -> int:
 def views(data: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Per layer: key and value, contiguous views of an array [layers, 2, ..]."""
     return [(layer[0], layer[1]) for layer in data]
-
-
-def compaction(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The cache rows that must move so that the accepted `path` follows the `length` committed rows without gaps.
-
-    Node i's row was written at `length + i`. Returns (sources, targets), int64 [k], or None where the path already lies
-    in the first slots. Targets never exceed their sources and both ascend, so copying in order is safe.
-    """
-    moved = [(node, slot) for slot, node in enumerate(path) if node != slot]
-    if not moved:
-        return None
-    sources, targets = np.asarray(moved, dtype=np.int64).T + length
-    return sources, targets

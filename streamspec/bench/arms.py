@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamspec.bench.report import Measure
+from streamspec.bench.figures import Measure
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session

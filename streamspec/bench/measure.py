@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from streamspec.atomic import write_text
 from streamspec.bench.arms import Arm
+from streamspec.bench.figures import Report
 from streamspec.bench.prompts import BenchPrompt, read_cases
-from streamspec.bench.records import PLAIN, SPECULATIVE, Recorder
-from streamspec.bench.report import Report
-from streamspec.bench.summary import Summary, compare_all
+from streamspec.bench.recorder import PLAIN, SPECULATIVE, Recorder
+from streamspec.bench.report import Summary, compare_all
 from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.progress import track
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
     from streamspec.runtime import Session

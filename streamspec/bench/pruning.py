@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from streamspec.bench.figures import Report, Spread
 from streamspec.bench.measure import bench
-from streamspec.bench.report import Report, Spread
 
 PROBABILITIES = (0.01, 0.03, 0.1, 0.3)
 REPEATS = 3

@@ -1,183 +1,154 @@
-"""Computes figures from single measurements: accepted length, step times, speed-ups with their spread.
-
-A repetition is one pass of all arms over all prompts. Every speed figure is computed per repetition, over all its
-prompts together; the report has the median over repetitions with minimum and maximum.
-"""
+"""Makes the report of a finished recording: compares the differing outputs, then computes the figures."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from streamspec.runtime.hardware.providers import ProviderChoice
-
-
-@dataclass(frozen=True)
-class Measure:
-    """One answer of one arm. Seconds are wall time, host included; `graph` is the part inside the model."""
-
-    new_tokens: int
-    steps: int  # verification steps
-    step_tokens: int  # committed by them
-    plain_steps: int
-    prefill: float
-    decode: float
-    graph: float
-
-
-Pass = list[Measure]  # all prompts, one repetition
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median over the repetitions, and how far they lie apart."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """The spread of `values`, one per repetition."""
-        return cls(statistics.median(values), min(values), max(values))
-
-
-@dataclass(frozen=True)
-class Figures:
-    """One arm beside plain decoding of the bundle under test."""
-
-    name: str
-    tokens_per_step: float  # tau: committed by verification steps / their number; first token and prefill excluded
-    call_reduction: float  # the papers' figure: new tokens / model calls, prefill included
-    tokens_per_s: float  # decode phase
-    step_ms: float  # decode time / steps
-    host_share: float  # of the decode time, outside the model
-    speedup: Spread  # decode phase
-    speedup_total: Spread  # prefill included
-    mismatches: int = 0
-
-
-def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches: int = 0) -> Figures:
-    """Figures of a arm from its passes and plain's, repetition by repetition.
-
-    Speed-ups are ratios of tokens per second, so that they also hold where a arm writes another number of tokens.
-    """
-    every = [measure for one in passes for measure in one]
-    steps = sum(m.steps for m in every)
-    calls = sum(m.steps + m.plain_steps + 1 for m in every)
-    decode, graph = sum(m.decode for m in every), sum(m.graph for m in every)
-    return Figures(
-        name=name,
-        tokens_per_step=sum(m.step_tokens for m in every) / steps if steps else 1.0,
-        call_reduction=_ratio(sum(m.new_tokens for m in every), calls),
-        tokens_per_s=statistics.median(speed(one) for one in passes),
-        step_ms=statistics.median(_ratio(1000 * sum(m.decode for m in one), _steps(one)) for one in passes),
-        host_share=max(0.0, 1 - _ratio(graph, decode)) if decode else 0.0,
-        speedup=_speedup(passes, plain, speed),
-        speedup_total=_speedup(passes, plain, speed_with_prefill),
-        mismatches=mismatches,
-    )
-
-
-def speed(one: Pass) -> float:
-    """Tokens per second of the decode phase; an answer's first token belongs to its prefill."""
-    return _ratio(sum(m.new_tokens - 1 for m in one), sum(m.decode for m in one))
-
-
-def speed_with_prefill(one: Pass) -> float:
-    """Tokens per second from prompt to last token."""
-    return _ratio(sum(m.new_tokens for m in one), sum(m.prefill + m.decode for m in one))
-
-
-def _speedup(passes: Sequence[Pass], plain: Sequence[Pass], how: Callable[[Pass], float]) -> Spread:
-    return Spread.of([_ratio(how(a), how(b)) for a, b in zip(passes, plain, strict=True)])
-
-
-def _steps(one: Pass) -> int:
-    return sum(m.steps + m.plain_steps for m in one)
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 0.0
+from streamspec.bench.arms import SessionTieBreaker
+from streamspec.bench.figures import Figures, Pass, Report, Spread, figures, speed
+from streamspec.bench.quality import mean_scores
+from streamspec.bench.recorder import PLAIN, SPECULATIVE, Recorder
+from streamspec.bench.tie_breaker import Agreement, compare_outputs
 
 
 @dataclass
-class Report:
-    """Results of `bench`. Scripts should use `to_json`, whose keys are stable; the fields may change."""
+class Comparisons:
+    """Per arm, the worst comparison of every prompt whose output ever differed; the others are identical."""
 
-    bundle: str
-    prompts: int
-    repeats: int
-    new_tokens: int  # plain's, one repetition
-    threads: int
-    speculation: str  # whether it was on, and why not
-    provider: ProviderChoice  # that computed
-    plain: Figures
-    speculative: Figures
-    identical: float
-    near_ties: int
-    mismatches: int
-    tolerance: float | None  # largest margin taken as a near-tie; None: no difference ever came up
-    largest_near_tie: float | None
-    quality: dict[str, Any]
-    peak_rss_mb: float
-    rows: list[Figures] = field(default_factory=list)
-    others: list[Figures] = field(default_factory=list)  # plain decoding of other bundles
-    over_fastest_plain: Spread | None = None
-    fastest_plain: str = ""
-    categories: dict[str, dict[str, float]] = field(default_factory=dict)
+    worst: dict[str, dict[int, Agreement]] = field(default_factory=dict)
+    tolerance: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns one flat object, with the keys of docs/reference/cli.md."""
-        spec, plain = self.speculative, self.plain
-        result: dict[str, Any] = {
-            "tokens_per_step": spec.tokens_per_step,
-            "call_reduction": spec.call_reduction,
-            "speedup": spec.speedup.median,
-            "speedup_min": spec.speedup.low,
-            "speedup_max": spec.speedup.high,
-            "speedup_with_prefill": spec.speedup_total.median,
-            "speedup_with_prefill_min": spec.speedup_total.low,
-            "speedup_with_prefill_max": spec.speedup_total.high,
-            "plain_tokens_per_s": plain.tokens_per_s,
-            "spec_tokens_per_s": spec.tokens_per_s,
-            "identical": self.identical,
-            "near_ties": self.near_ties,
-            "mismatches": self.mismatches,
-            "tolerance": self.tolerance,
-            "largest_near_tie": self.largest_near_tie,
-            "prompts": self.prompts,
-            "repeats": self.repeats,
-            "new_tokens": self.new_tokens,
-            "step_ms": spec.step_ms,
-            "plain_ms": plain.step_ms,
-            "host_share": spec.host_share,
-            "peak_rss_mb": self.peak_rss_mb,
-            "quality": self.quality,
-            "threads": self.threads,
-            "speculation": self.speculation,
-            "provider": self.provider.name,
-            "bundle": self.bundle,
+    def of(self, arm: str) -> list[Agreement]:
+        """The comparisons of the arm of this name."""
+        return list(self.worst.get(arm, {}).values())
+
+
+def compare_all(record: Recorder) -> Comparisons:
+    """Looks at every difference; after the measurements, so that it disturbs none, and reports them on stderr."""
+    comparisons = Comparisons()
+    for case in record.differences:
+        tie_breaker = SessionTieBreaker(case.arm, record.texts, comparisons.tolerance)
+        agreement = compare_outputs(case.prompt, case.plain, case.other, tie_breaker)
+        comparisons.tolerance = tie_breaker.measured
+        name = case.arm.name
+        print(
+            f"prompt {case.index + 1}, {name}: {describe(agreement, comparisons.tolerance)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        worst = comparisons.worst.setdefault(name, {})
+        worst[case.index] = max(
+            worst.get(case.index, Agreement()), agreement, key=lambda a: (a.mismatches, a.near_ties)
+        )
+    return comparisons
+
+
+def describe(agreement: Agreement, tolerance: float | None) -> str:
+    """Puts a comparison into one line."""
+    margins = ", ".join(f"{m:.2g}" for m in agreement.margins) or "none asked for"
+    limit = "not measured" if tolerance is None else f"{tolerance:.2g}"
+    what = "MISMATCH" if agreement.mismatches else f"{agreement.near_ties} near-tie(s)"
+    return f"{what}; margins: {margins}; largest that counts as a near-tie: {limit}"
+
+
+@dataclass
+class Summary:
+    """`forced`, `others`: names of the arms with forced trees, and of the other bundles."""
+
+    record: Recorder
+    comparisons: Comparisons
+    forced: list[str]
+    others: list[str]
+
+    def report(self, bundle: str) -> Report:
+        """Computes the report on `bundle`."""
+        record, plain = self.record, self.record.passes[PLAIN]
+        count, agreements = len(plain[0]), self.comparisons.of(SPECULATIVE)
+        margins = [m for a in agreements for m in a.margins[: a.near_ties]]
+        fastest, over = self._over_fastest()
+        session = record.arms[0].session
+        return Report(
+            bundle=bundle,
+            prompts=count,
+            repeats=len(plain),
+            new_tokens=sum(m.new_tokens for m in plain[0]),
+            threads=session.threads,
+            speculation=record.speculation,
+            provider=session.provider,
+            plain=self._figures(PLAIN),
+            speculative=self._figures(SPECULATIVE),
+            identical=1 - sum(not a.identical for a in agreements) / count,
+            near_ties=sum(a.near_ties for a in agreements),
+            mismatches=sum(a.mismatches for a in agreements),
+            tolerance=self.comparisons.tolerance,
+            largest_near_tie=max(margins, default=None),
+            quality=self._quality(),
+            peak_rss_mb=peak_rss_mb(),
+            rows=[self._figures(name) for name in self.forced],
+            others=[self._figures(name) for name in self.others],
+            fastest_plain=fastest,
+            over_fastest_plain=over,
+            categories=self._categories(),
+        )
+
+    def _figures(self, name: str) -> Figures:
+        mismatches = sum(a.mismatches for a in self.comparisons.of(name))
+        return figures(name, self.record.passes[name], self.record.passes[PLAIN], mismatches)
+
+    def _quality(self) -> dict[str, Any]:
+        """The speculative answers' metrics, plain's beside them; empty without references."""
+        scores = self.record.scores
+        if not scores[PLAIN]:
+            return {}
+        return {**mean_scores(scores[SPECULATIVE]), "plain": mean_scores(scores[PLAIN]), "scored": len(scores[PLAIN])}
+
+    def _over_fastest(self) -> tuple[str, Spread | None]:
+        """Speed-up over whichever plain decoding is fastest: what a user gains who would choose freely."""
+        if not self.others:
+            return "", None
+        passes = self.record.passes
+        fastest = max([PLAIN, *self.others], key=lambda name: statistics.median(speed(one) for one in passes[name]))
+        pairs = zip(passes[SPECULATIVE], passes[fastest], strict=True)
+        return fastest, Spread.of([speed(a) / speed(b) if speed(b) else 0.0 for a, b in pairs])
+
+    def _categories(self) -> dict[str, dict[str, float]]:
+        """Returns figures of every category, and of all answers that do not go round in circles, which are easy to
+        draft and of no use.
+        """
+        passes, result = self.record.passes, {}
+        groups = {
+            c: [i for i, x in enumerate(self.record.categories) if x == c]
+            for c in sorted({x for x in self.record.categories if x})
         }
-        if self.over_fastest_plain is not None:
-            result |= {
-                "fastest_plain": self.fastest_plain,
-                "speedup_over_fastest_plain": asdict(self.over_fastest_plain),
+        if groups:
+            groups["without looping answers"] = [i for i, looping in enumerate(self.record.looping) if not looping]
+        for category, chosen in groups.items():
+            if not chosen:
+                continue
+            mine = figures(category, _pick(passes[SPECULATIVE], chosen), _pick(passes[PLAIN], chosen))
+            result[category] = {
+                "prompts": len(chosen),
+                "tokens_per_step": mine.tokens_per_step,
+                "speedup": mine.speedup.median,
             }
-        for name in ("rows", "others"):
-            if getattr(self, name):
-                result[name] = [asdict(one) for one in getattr(self, name)]
-        if self.categories:
-            result["categories"] = self.categories
-        return rounded(result)
+        return result
 
 
-def rounded(value: Any) -> Any:
-    """Floats to five significant digits: more would claim a precision no clock has."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, list) else value
+def _pick(passes: Sequence[Pass], chosen: Sequence[int]) -> list[Pass]:
+    return [[one[i] for i in chosen] for one in passes]
+
+
+def peak_rss_mb() -> float:
+    """Largest resident size of this process so far, in MB (10^6 bytes)."""
+    if sys.platform == "win32":
+        import psutil
+
+        return float(psutil.Process().memory_info().peak_wset) / 1e6
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6

@@ -1,7 +1,7 @@
 """The adapter folder as a contract between training and export (docs/reference/adapter-format.md): its file names and
 its configuration.
 
-`streamspec.adapters.adapter_writer` writes them, `streamspec.export.drafters.table`
+`streamspec.adapters.adapter_writer` writes them, `streamspec.export.drafters.registry`
 reads them.
 """
 

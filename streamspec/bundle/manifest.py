@@ -148,7 +148,7 @@ class FileInfo:
 @dataclass(frozen=True)
 class Manifest:
     """The content of `manifest.json`. `files` is filled in when the bundle is written. `swappable`: the graph holds the
-    base alone and takes adapters at run time (`streamspec.bundle.swappable`).
+    base alone and takes adapters at run time (`streamspec.bundle.swappable_adapters`).
     """
 
     base: BaseInfo

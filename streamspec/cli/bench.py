@@ -22,13 +22,13 @@ from streamspec.cli.shared_options import (
     load_flag,
 )
 from streamspec.errors import ConfigError
-from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from streamspec.bench.report import Report, Spread
+    from streamspec.bench.figures import Report, Spread
 
 
 def command(

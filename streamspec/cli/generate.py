@@ -23,7 +23,7 @@ from streamspec.cli.shared_options import (
     Use,
 )
 from streamspec.errors import ConfigError
-from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 
 if TYPE_CHECKING:

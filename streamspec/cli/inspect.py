@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from streamspec.bundle import swappable
+from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.adapter_folder import (
     ACCEPTANCE,
     STREAM_CONFIG,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from streamspec.option_fields import help_of
-from streamspec.runtime.decoding.sampling import Sampling
+from streamspec.runtime.decoding.sampling_params import Sampling
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 
 

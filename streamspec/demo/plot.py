@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from streamspec.bench.report import Measure, speed
+from streamspec.bench.figures import Measure, speed
 
 PLAIN_COLOUR, SPECULATIVE_COLOUR = "#9aa5b1", "#2a7f4f"
 

@@ -18,10 +18,10 @@ from rich.text import Text
 
 from streamspec.atomic import sha256_file
 from streamspec.bench.arms import Arm, ArmOutput
+from streamspec.bench.figures import Figures, figures, rounded
 from streamspec.bench.prompts import read_cases
 from streamspec.bench.quality import score
-from streamspec.bench.records import PLAIN, SPECULATIVE
-from streamspec.bench.report import Figures, figures, rounded
+from streamspec.bench.recorder import PLAIN, SPECULATIVE
 from streamspec.demo.plot import draw
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION, sql_adapter
 from streamspec.errors import BundleError, ConfigError

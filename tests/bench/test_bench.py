@@ -11,10 +11,10 @@ import pytest
 
 import streamspec.runtime
 from streamspec.bench import bench
-from streamspec.bench import records as record
+from streamspec.bench import recorder as record
 from streamspec.bench.arms import Arm, SessionTieBreaker, wide_narrow_difference
+from streamspec.bench.figures import Measure, Spread, figures
 from streamspec.bench.prompts import read_cases
-from streamspec.bench.report import Measure, Spread, figures
 from streamspec.bench.tie_breaker import compare_outputs, first_difference
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Pruning, Sampling

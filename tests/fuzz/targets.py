@@ -76,7 +76,7 @@ def _swappable() -> list[Any]:
     from dataclasses import replace
 
     from streamspec.bundle.manifest import FileInfo
-    from streamspec.bundle.swappable import SwappableAdapter, fingerprint
+    from streamspec.bundle.swappable_adapters import SwappableAdapter, fingerprint
 
     bundle = _room()
     streams = manifest().streams
@@ -107,7 +107,7 @@ def _room() -> Any:
 
 def run_swappable(data: bytes, folder: Path) -> object:
     from streamspec.bundle.manifest import Manifest
-    from streamspec.bundle.swappable import SwappableAdapter
+    from streamspec.bundle.swappable_adapters import SwappableAdapter
 
     return SwappableAdapter.from_json(data, _room()).on(_room()).to_json() and Manifest
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from streamspec.bench.figures import Measure
 from streamspec.bench.prompts import read_cases
-from streamspec.bench.report import Measure
 from streamspec.demo.plot import draw
 from streamspec.demo.run import paint
 from streamspec.demo.sample import PROMPTS, TRAIN, VALIDATION

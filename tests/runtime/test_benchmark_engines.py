@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamspec.adapters.drafters.base import DraftRows
+from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.adapters.drafters.streams import StreamConfig
 from streamspec.adapters.training.losses import draft_losses, pick_rows
 from streamspec.draft_tree import DraftTree

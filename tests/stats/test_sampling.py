@@ -14,7 +14,7 @@ import pytest
 
 from streamspec.errors import ConfigError
 from streamspec.runtime import Grammar, Pruning, Sampling, load
-from streamspec.runtime.decoding.sampling import STEPS
+from streamspec.runtime.decoding.sampling_params import STEPS
 from tests.support.chi_square import p_value
 
 Bundles = Callable[[str], Path]

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.draft_tree import DraftTree
-from streamspec.export.drafters.base import DraftSpec
+from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.medusa import MedusaSpec
 from streamspec.export.drafters.streams import StreamSpec
 from streamspec.export.graphs.dynamic_step_graph import StepGraph

@@ -17,7 +17,7 @@ from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner, Pruning, StepResult
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling import GREEDY, Sampling
+from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.ort_runner import shared_prefix

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from streamspec.adapters.drafters.base import DraftRows
 from streamspec.adapters.drafters.draft_layer import DraftLayerModel, draft_layer_losses, fit_start
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.adapters.drafters.experts import Experts
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.training.data import TokenRow

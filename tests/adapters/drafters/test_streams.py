@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.drafters.base import IGNORE, DraftRows, MainPass
+from streamspec.adapters.drafters.drafting_model import IGNORE, DraftRows, MainPass
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.drafters.streams import StreamConfig, StreamingModel, fit_start, stream_mask
 from streamspec.adapters.training.losses import draft_losses, lookup_table, pick_rows

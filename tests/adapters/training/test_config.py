@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
-from streamspec.adapters.drafters.table import DRAFTERS
+from streamspec.adapters.drafters.registry import DRAFTERS
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of, reference
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import options

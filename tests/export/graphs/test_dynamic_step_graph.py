@@ -11,8 +11,8 @@ import torch
 
 from streamspec.draft_tree import MASKED, DraftTree, chain
 from streamspec.errors import BaseModelError
-from streamspec.export.drafters.base import DraftSpec
-from streamspec.export.drafters.table import row_of
+from streamspec.export.drafters.draft_pass import DraftSpec
+from streamspec.export.drafters.registry import row_of
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.draft_reference import ParallelReference
 from streamspec.export.validate.parity import sample_tree

@@ -16,7 +16,7 @@ from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, b
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepResult
-from streamspec.runtime.decoding.sampling import Logprob
+from streamspec.runtime.decoding.sampling_params import Logprob
 from tests.support.toy_runner import Setup, ToyMatcher, ToyRunner, Untimed, adaptive, hashed
 
 VOCAB = 8

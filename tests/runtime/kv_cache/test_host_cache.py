@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamspec.draft_tree import cartesian
-from streamspec.runtime.kv_cache.host_cache import KeyValueCache, compaction
+from streamspec.runtime.kv_cache.compaction import compaction
+from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 
 
 def test_the_first_slots_need_no_copy() -> None:

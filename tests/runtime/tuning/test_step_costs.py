@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from streamspec.bench.figures import Spread
 from streamspec.bench.pruning import PROBABILITIES, best_probability
-from streamspec.bench.report import Spread
 from streamspec.cli import app
 from streamspec.runtime import Pruning, Session, load
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
-from streamspec.adapters.run import Run
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import TokenRow
+from streamspec.adapters.training_run import Run
 
 IGNORE = -100
 

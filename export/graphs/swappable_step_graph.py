@@ -20,14 +20,14 @@ import onnx
 from onnx import TensorProto, helper
 
 from streamspec.bundle.manifest import SwappableCapacity
-from streamspec.export.drafters.base import Accepted, DraftSpec, graph_features
+from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, graph_features
 from streamspec.export.drafters.streams import StreamPass, StreamSpec
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
+from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.ops.builder import Array, Scope, WeightStore, declared
 from streamspec.export.quantization.precisions import Fp32, Int8, Precision, Rows, Weight
-from streamspec.export.weights.lora_inputs import LowRank
 from streamspec.step_graph import (
     ACCEPTED_NODE,
     DRAFT_HEAD,

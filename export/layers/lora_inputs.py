@@ -2,7 +2,7 @@
 among others.
 
 ONNX Runtime cannot pack weights that are inputs beforehand, and adds their products up otherwise for one row than for
-several, and for few columns a thread than for many (tests/export/weights/test_lora_inputs.py). Three measures
+several, and for few columns a thread than for many (tests/export/layers/test_lora_inputs.py). Three measures
 prevent that:
 
 - its kernel for single rows is for products without a factor, so products have one (`FACTOR`);

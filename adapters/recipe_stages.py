@@ -16,9 +16,8 @@ from transformers import PreTrainedModel
 from streamspec.acceptance_stats import node_order, per_stream_accuracy, simulated_tau
 from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
 from streamspec.adapters.checks import fits
-from streamspec.adapters.drafters.base import DraftingModel, FitStep, TargetModel
+from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
 from streamspec.adapters.models import with_task_lora
-from streamspec.adapters.run import Run, answers_made_by
 from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
 from streamspec.adapters.training.data import TokenRow, joined
 from streamspec.adapters.training.device import clock_of
@@ -26,6 +25,7 @@ from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.training.self_distillation import CompletionFile, regenerate
 from streamspec.adapters.training.trainer import Stage, run_stage
+from streamspec.adapters.training_run import Run, answers_made_by
 from streamspec.atomic import write_text
 from streamspec.data import Example
 from streamspec.draft_tree import DraftTree

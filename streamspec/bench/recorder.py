@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamspec.bench.arms import Arm, ArmOutput
+from streamspec.bench.figures import Pass
 from streamspec.bench.prompts import BenchPrompt, Prompt
 from streamspec.bench.quality import loops, score
-from streamspec.bench.report import Pass
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 WARM_UP_TOKENS = 16

@@ -16,9 +16,9 @@ from streamspec.bundle.manifest import DRAFT_LAYERS
 from streamspec.draft_tree import MAX_GAMMA
 from streamspec.export.drafters import draft_layer, medusa, streams
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes, read_tensors
-from streamspec.export.drafters.base import DraftPass, DraftSpec
 from streamspec.export.drafters.draft_layer_pass import DraftLayerPass
 from streamspec.export.drafters.draft_layer_reference import DraftLayerReference
+from streamspec.export.drafters.draft_pass import DraftPass, DraftSpec
 from streamspec.export.drafters.streams_reference import StreamReference
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
