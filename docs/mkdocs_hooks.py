@@ -5,6 +5,7 @@ A page names a generated part in an HTML comment: `<!-- generated: cli train -->
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import sys
@@ -97,6 +98,16 @@ def fill(text: str) -> str:
     return "\n".join(lines)
 
 
+class PlainDefaults(ast.NodeTransformer):
+    """Replace `option(default, help)` of a dataclass field by its default, which is what a signature should show."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "option" and call.args:
+            node.value = call.args[0]
+        return node
+
+
 def on_startup(**_: Any) -> None:
     """Copy the four folders' sources into one package tree, from which the API page is read without imports."""
     package = ROOT / "build" / "docs" / "streamspec"
@@ -105,7 +116,10 @@ def on_startup(**_: Any) -> None:
         for file in (ROOT / source).rglob("*.py"):
             target = package / file.relative_to(ROOT / "streamspec" if source == "streamspec" else ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, target)
+            code = file.read_text(encoding="utf-8")
+            if "= option(" in code:
+                code = ast.unparse(PlainDefaults().visit(ast.parse(code)))
+            target.write_text(code, encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

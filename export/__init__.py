@@ -2,9 +2,9 @@
 
 `export` writes a bundle. Read in this order: `bundle_writer` (the steps of an export), `graphs` (whole graphs),
 `layers` (their parts), `drafters` (a table with one row each), `quantization` (precisions), `weights` (the model as it
-is read), `ops` (nodes and initializers), `validate` (the comparison with PyTorch). `swappable_bundle` exports adapters
-beside the base, swapped while it runs; `onnxruntime_genai` a plain model for that runtime. The names of the graphs'
-inputs and outputs are in `streamspec.step_graph`.
+is read), `ops` (nodes and initializers), `validate` (PyTorch's results beside the graph's). `swappable_bundle` exports
+adapters beside the base, swapped while it runs; `onnxruntime_genai` exports a plain model for onnxruntime-genai. The
+names of the graphs' inputs and outputs are in `streamspec.step_graph`.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Session:
     - `adapter`: the active adapter of a swappable bundle, or None.
     - `manifest`: the bundle's manifest; `provider`: the provider that runs, and why others do not.
     - `runner`, `policy`, `adaptive`: the model with its cache, the decoding policy, and what it has learned about
-      drafts. For benchmarks and tests; not covered by the promise of stability.
+      drafts. For benchmarks and tests: their types are internal and may change.
     """
 
     def __init__(

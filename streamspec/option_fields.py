@@ -6,9 +6,9 @@ from dataclasses import field, fields
 from typing import Any
 
 
-def option(default: Any, help: str) -> Any:
-    """Makes a dataclass field with this default and help text."""
-    return field(default=default, metadata={"help": help})
+def option(default: Any, help: str, **rules: Any) -> Any:
+    """Makes a dataclass field with this default and help text. `rules`: further metadata, such as a range."""
+    return field(default=default, metadata={"help": help, **rules})
 
 
 def help_of(options: type, name: str) -> str:

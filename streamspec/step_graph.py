@@ -195,9 +195,9 @@ _ROWS_IN = (
 _LOGIT_ROWS = GraphTensor(LOGIT_ROWS, _INT, ("r",), "rows that get logits: all of a tree, the last of a prompt")
 SAMPLING_INPUTS = (
     GraphTensor(TEMPERATURE, _FLOAT, (1,), "divides the logits; 0 is greedy", default=0),
-    GraphTensor(TOP_K, _INT, (1,), "keeps the k likeliest tokens; 0 keeps all", default=0),
-    GraphTensor(TOP_P, _FLOAT, (1,), "keeps the likeliest tokens whose probabilities sum to p; 1 keeps all", default=1),
-    GraphTensor(MIN_P, _FLOAT, (1,), "drops tokens below this share of the likeliest one's probability", default=0),
+    GraphTensor(TOP_K, _INT, (1,), "keeps the k most probable tokens; 0 keeps all", default=0),
+    GraphTensor(TOP_P, _FLOAT, (1,), "keeps the top tokens whose probabilities sum to p; 1 keeps all", default=1),
+    GraphTensor(MIN_P, _FLOAT, (1,), "drops tokens below this share of the highest probability", default=0),
     GraphTensor(REPETITION_PENALTY, _FLOAT, (1,), "penalty on tokens of the text so far; 1 is none", default=1),
     GraphTensor(UNIFORMS, _FLOAT, ("r",), "in [0, 1): draws the token of each row, from seed and position", default=0),
     GraphTensor(
@@ -207,7 +207,7 @@ SAMPLING_INPUTS = (
     GraphTensor(ALLOWED, _BOOL, ("a", "v"), "[r, V]: tokens each row may choose, at least one a row", default=1),
 )
 EXIT_INPUTS = (
-    GraphTensor(KEEP_ROWS, _INT, (1,), "most rows that pass the early exit", "early_exit", default=(1 << 31) - 1),
+    GraphTensor(KEEP_ROWS, _INT, (1,), "maximum rows that pass the early exit", "early_exit", default=(1 << 31) - 1),
     GraphTensor(KEEP_ABOVE, _FLOAT, (1,), "lowest score of a row that passes it", "early_exit", default=-np.inf),
     GraphTensor(PRIORS, _FLOAT, ("n",), "the drafter's log probability of each node's path", "early_exit", default=0),
 )
@@ -255,7 +255,7 @@ DRAFTS_OUT = (
         "-1 where nothing was drafted, else the deepest node that and whose ancestors equal their parent's choice",
         "drafter",
     ),
-    GraphTensor(CANDIDATES, _INT, ("m", "C"), "likeliest draft tokens of each draft row, best first", "drafter"),
+    GraphTensor(CANDIDATES, _INT, ("m", "C"), "draft tokens of each draft row, most probable first", "drafter"),
     GraphTensor(
         CANDIDATE_LOGITS, _FLOAT, ("m", "C"), "their logits; only differences in a row mean anything", "drafter"
     ),

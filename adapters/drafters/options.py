@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.adapters.training.option_checks import option
 from streamspec.bundle.manifest import POSITIONS
 from streamspec.errors import ConfigError
+from streamspec.option_fields import option
 
 
 def parsed_taps(value: Any) -> str:

@@ -17,11 +17,11 @@ from streamspec.adapters.training.option_checks import (
     converted,
     expected,
     flag,
-    option,
     plain_type,
     require,
 )
 from streamspec.errors import ConfigError
+from streamspec.option_fields import option
 from streamspec.prompt.prompt_format import KINDS
 
 LABELS = ("hard", "kl", "tv", "topk")

@@ -1,4 +1,4 @@
-"""Option fields: default, help and range of an option beside its name, and the conversion of flags and YAML values."""
+"""Checks option fields: their ranges, and the conversion of flags and YAML values to their types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import field
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -15,11 +14,6 @@ from streamspec.errors import ConfigError
 
 BOUNDS = {"minimum": operator.lt, "above": operator.le, "maximum": operator.gt, "below": operator.ge}
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-
-
-def option(default: Any, help: str, **rules: Any) -> Any:
-    """A dataclass field with its help text and the rules of `check_rules`."""
-    return field(default=default, metadata={"help": help, **rules})
 
 
 def flag(name: str) -> str:
