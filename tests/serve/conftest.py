@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from streamspec.serve import Limits, Server
-from tests.support.fake_serve_session import FakeSession, Shared
+from tests.support.fake_serve_session import FakeServeSession, Shared
 
 TOKEN = "a-token-of-the-tests"
 
@@ -60,7 +60,7 @@ def running() -> Iterator[Callable[..., Running]]:
             "limits": Limits(**options.pop("limits", {})),
             "adapters": {"alpha": "alpha", "beta": "beta"},
         } | options
-        made.append(Running(session or FakeSession(shared), shared, **given))
+        made.append(Running(session or FakeServeSession(shared), shared, **given))
         return made[-1]
 
     yield make

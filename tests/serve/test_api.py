@@ -21,7 +21,7 @@ from streamspec.errors import AdapterError, ConfigError, ResourceError
 from streamspec.serve import Server
 from tests.serve.conftest import TOKEN, Running, until, user
 from tests.serve.test_auth import head
-from tests.support.fake_serve_session import FakeSession, Shared
+from tests.support.fake_serve_session import FakeServeSession, Shared
 
 Make = Callable[..., Running]
 
@@ -341,14 +341,14 @@ def test_stopping_ends_everything_within_a_second_and_tells_the_clients(running:
 
 
 def test_a_port_that_is_taken_and_names_that_collide_are_refused() -> None:
-    server = Server(FakeSession(Shared()), port=0, token=TOKEN)
+    server = Server(FakeServeSession(Shared()), port=0, token=TOKEN)
     with pytest.raises(ConfigError, match=f"port {server.port}.* in use; expected a free port"):
-        Server(FakeSession(Shared()), port=server.port, token=TOKEN)
+        Server(FakeServeSession(Shared()), port=server.port, token=TOKEN)
     server.socket.close()
     with pytest.raises(ConfigError, match="--name"):
-        Server(FakeSession(Shared()), port=0, token=TOKEN, name="alpha", adapters={"alpha": "alpha"})
+        Server(FakeServeSession(Shared()), port=0, token=TOKEN, name="alpha", adapters={"alpha": "alpha"})
     with pytest.raises(ConfigError, match="a model named"):
-        Server(FakeSession(Shared()), port=0, token=TOKEN, name="a b")
+        Server(FakeServeSession(Shared()), port=0, token=TOKEN, name="a b")
 
 
 def test_an_idle_server_counts_what_it_did(running: Make) -> None:

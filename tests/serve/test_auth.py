@@ -13,7 +13,7 @@ import pytest
 from streamspec.errors import ConfigError
 from streamspec.serve import Server
 from tests.serve.conftest import TOKEN, Running, until, user
-from tests.support.fake_serve_session import FakeSession, Shared
+from tests.support.fake_serve_session import FakeServeSession, Shared
 
 Make = Callable[..., Running]
 BODY = {"model": "base", "messages": user("say word"), "max_tokens": 4}
@@ -264,7 +264,7 @@ def test_what_is_no_request_of_ours_is_refused(running: Make, raw: bytes, capfd:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "evil.example", ""])
 def test_only_loopback_is_bound(host: str) -> None:
     with pytest.raises(ConfigError, match="this machine alone"):
-        Server(FakeSession(Shared()), host=host, port=0, token=TOKEN)
+        Server(FakeServeSession(Shared()), host=host, port=0, token=TOKEN)
 
 
 def test_the_other_loopback(running: Make) -> None:
@@ -280,13 +280,13 @@ def test_the_other_loopback(running: Make) -> None:
 @pytest.mark.parametrize("token", ["", "short", "with blank in", "umlaut-ü-in-it", "new\nline-in-it"])
 def test_tokens_that_cannot_be_sent_or_are_too_short_are_refused(token: str) -> None:
     with pytest.raises(ConfigError, match="the token"):
-        Server(FakeSession(Shared()), port=0, token=token)
+        Server(FakeServeSession(Shared()), port=0, token=token)
 
 
 def test_each_start_makes_a_token_of_its_own() -> None:
     tokens = set()
     for _ in range(3):
-        server = Server(FakeSession(Shared()), port=0)
+        server = Server(FakeServeSession(Shared()), port=0)
         tokens.add(server.token)
         server.socket.close()
     assert len(tokens) == 3 and min(map(len, tokens)) >= 32

@@ -9,13 +9,13 @@ import pytest
 from streamspec.runtime import GenerationOptions
 from streamspec.serve.limits import Limits
 from streamspec.serve.pool import Pool, QueuedRequest, Slot
-from tests.support.fake_serve_session import FakeSession, Shared
+from tests.support.fake_serve_session import FakeServeSession, Shared
 
 SHARED = Shared()
 
 
 def session(tokens: str, adapter: str | None = None) -> Any:
-    made = FakeSession(SHARED, adapter)
+    made = FakeServeSession(SHARED, adapter)
     made.cached_tokens = list(tokens.encode())
     return made
 

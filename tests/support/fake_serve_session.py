@@ -37,7 +37,7 @@ class Shared:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class FakeSession:
+class FakeServeSession:
     """As much of `Session` as the server uses."""
 
     def __init__(self, shared: Shared, adapter: str | None = None) -> None:
@@ -46,8 +46,8 @@ class FakeSession:
         self.manifest = SimpleNamespace(prompt_format=SimpleNamespace(kind="raw"))
         self.cached_tokens: list[int] = []
 
-    def another(self) -> FakeSession:
-        return FakeSession(self.shared, self.adapter)
+    def another(self) -> FakeServeSession:
+        return FakeServeSession(self.shared, self.adapter)
 
     def swap(self, adapter: str | Path | None) -> None:
         self.shared.swaps += 1
