@@ -14,6 +14,7 @@ from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.sampling_params import Logprob, Sampling
 from streamspec.runtime.decoding.stats import Stats
 from streamspec.runtime.engine.memory_estimate import estimate_memory
+from streamspec.runtime.hardware.providers import ProviderChoice
 from streamspec.runtime.loader import load
 from streamspec.runtime.options import GenerationOptions, LoadOptions
 from streamspec.runtime.session import Session
@@ -43,6 +44,7 @@ _MOVED = {
     "grammar": Grammar,
     "interface": Pruning,
     "logprobs": Logprob,
+    "providers": ProviderChoice,
     "sampling": Sampling,
     "stats": Stats,
 }

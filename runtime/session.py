@@ -104,6 +104,12 @@ class Session:
             self.adapter, self.manifest, self.policy, self.adaptive = self._swapper.to(adapter)
             self._swaps += 1
 
+    # Names up to 0.1, to be read only, for one minor version.
+    engine = property(lambda self: self.runner)
+    rows = property(lambda self: self.policy.rows)
+    ngram = property(lambda self: self.policy.ngram)
+    pruning = property(lambda self: self.policy.pruning)
+
     @property
     def speculation(self) -> str:
         """Describes whether this session speculates, and if not, why."""
@@ -301,27 +307,33 @@ class Session:
         Row i predicts the token after `token_ids[: start + i + 1]`. Computes many rows per call, from an empty cache.
         Raises ContextOverflow for more tokens than the context, DataError for a start out of range.
         """
-        ids = self.encode(token_ids)
-        if not 0 <= start < len(ids):
-            raise DataError(f"a start of {start}", f"0..{len(ids) - 1}, one of the tokens", "correct start")
-        if len(ids) > self.runner.context_length:
-            raise ContextOverflow(f"{len(ids)} tokens", f"at most {self.runner.context_length}", "score fewer tokens")
+        ids = self._scored_ids(token_ids, start)
         with self._exclusive():
             return np.asarray(self.runner.score(ids, start))
 
     def score_one_by_one(self, token_ids: Sequence[int]) -> Iterator[np.ndarray]:
         """Yields the logits after each of `token_ids`, float32 `[vocabulary]`, one call each, as plain decoding does.
 
-        Each array is valid until the next one is yielded.
+        Each array is valid until the next one is yielded. The session is busy until the iterator ends or is closed.
+        Errors as in `score`.
         """
+        ids = self._scored_ids(token_ids)
         with self._exclusive():
             self.runner.reset()
-            self.runner.begin(token_ids, GREEDY, logits=True)
-            for token in token_ids:
+            self.runner.begin(ids, GREEDY, logits=True)
+            for token in ids:
                 logits = self.runner.verify(np.array([token], dtype=np.int64), ROOT_ONLY, draft=False).logits
                 assert logits is not None
                 yield logits[0]
                 self.runner.commit((0,))
+
+    def _scored_ids(self, token_ids: Sequence[int], start: int = 0) -> list[int]:
+        ids = self.encode(token_ids)
+        if not 0 <= start < len(ids):
+            raise DataError(f"a start of {start}", f"0..{len(ids) - 1}, one of the tokens", "correct start")
+        if len(ids) > self.runner.context_length:
+            raise ContextOverflow(f"{len(ids)} tokens", f"at most {self.runner.context_length}", "score fewer tokens")
+        return ids
 
     def _stream(
         self,

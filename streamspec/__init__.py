@@ -8,8 +8,8 @@
     print(session.generate("Hello").text)
 
 Every public name is looked up on first use (PEP 562): importing the package needs numpy only, and running a bundle
-never imports torch. Type checkers read `__init__.pyi`; what freezes applications follows every import it sees, so the
-types are not imported here under `TYPE_CHECKING`.
+never imports torch. Type checkers read `__init__.pyi`. Tools that freeze applications follow the import of `load`
+below, and would follow one of `train` to torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,6 +41,9 @@ __all__ = [
 _beside = Path(__file__).resolve().parents[1]
 if all((_beside / name / "__init__.py").is_file() for name in ("adapters", "export", "runtime")):
     __path__.append(str(_beside))
+
+if TYPE_CHECKING:
+    from streamspec.runtime import load as load
 
 # name -> (module, attribute)
 _LAZY = {

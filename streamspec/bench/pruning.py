@@ -21,8 +21,10 @@ def find_min_probability(
     provider: str = "auto",
     adapter: str | None = None,
 ) -> tuple[Report, float]:
-    """Speculation without pruning and at each of `PROBABILITIES`, interleaved; the fastest of them, or 0 where the
-    slowest repetition beats what goes without. The bundle's session must not prune already. Raises what `bench` does.
+    """Runs speculation without pruning and at each of `PROBABILITIES`, interleaved.
+
+    Returns the report and the fastest of them: 0 where none beats speculation without pruning even in its slowest
+    repetition. The bundle's session must not prune already. Raises what `bench` does.
     """
     report = bench(
         bundle,

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,16 @@ def test_the_runtime_and_its_commands_work_without(
         command, env={"PYTHONPATH": str(installed), "HOME": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("line", ["import streamspec; streamspec.load", "from streamspec import load"])
+def test_what_freezes_applications_finds_the_runtime_and_no_training(line: str, site: Path, tmp_path: Path) -> None:
+    application = tmp_path / "application.py"
+    application.write_text(line + "\n")
+    finder = ModuleFinder(path=[str(site)])
+    finder.run_script(str(application))
+    parts = {name.split(".")[1] for name in finder.modules if name.startswith("streamspec.")}
+    assert "streamspec.runtime.session" in finder.modules and not parts & {"adapters", "export", "bench", "serve"}
 
 
 def test_the_server_is_frozen_with_its_page(site: Path) -> None:
