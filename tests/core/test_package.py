@@ -59,13 +59,31 @@ def test_a_type_checker_is_told_of_the_names_that_are_looked_up() -> None:
 
 
 def objects_pickled_by_0_1() -> dict[str, Any]:
+    from streamspec.adapters.training.config import TrainConfig
+    from streamspec.bundle import manifest
     from streamspec.errors import BundleError
     from streamspec.export import HeldOut, Target
+    from streamspec.prompt.prompt_format import PromptFormat
     from streamspec.runtime import Chunk, Completion, Grammar, Logprob, Pruning, Sampling, Stats
     from streamspec.serve import Limits
 
     stats = Stats(prompt_tokens=3, new_tokens=2, steps=1, step_tokens=2, speculation="on")
+    described = manifest.Manifest(
+        manifest.BaseInfo("base", "a" * 64, "llama"),
+        "streaming",
+        "int8",
+        manifest.ModelInfo(2, 1, 4, 16, 8, 32, (2,), 1),
+        PromptFormat("raw", "\n"),
+        manifest.DrafterInfo(2, 1),
+        manifest.DraftTreeInfo(((-1, 0, 1.0), (0, 0, 0.5)), 2),
+        drafter="streaming",
+        swappable=manifest.SwappableCapacity((1,)),
+    )
     return {
+        "TrainConfig": TrainConfig(
+            "smollm2-135m", Path("train.jsonl"), Path("adapter"), method="jakiro", taps="2,4", separator="\n"
+        ),
+        "Manifest": described,
         "Sampling": Sampling(0.7, top_p=0.9, seed=1),
         "Grammar": Grammar.choice(["yes", "no"]),
         "Pruning": Pruning(4, 0.25),
