@@ -27,8 +27,8 @@ class Family:
     layernorm: bool = False  # mean and bias too, instead of the root mean square alone
     one_added: bool = False  # norms multiply by 1 + weight
     attention: str = "self_attn"
-    attention_norm: str = "input_layernorm"
-    mlp_norm: str = "post_attention_layernorm"
+    attention_norm: str | None = "input_layernorm"  # None: it reads the residual stream as it is
+    mlp_norm: str | None = "post_attention_layernorm"
     shares_norm: bool | str = (
         False  # in parallel layers the MLP reads what attention reads; a name: where this config switch is on
     )
@@ -37,7 +37,7 @@ class Family:
     )
     attention_out_norm: str | None = None  # norms of what a half of the layer adds
     mlp_out_norm: str | None = None
-    head_norms: tuple[str, ...] = ()  # of queries and keys, each head for itself
+    head_norms: tuple[str, ...] = ()  # of queries and keys: of each head, or of all heads together
     head_norm_switch: str | None = None  # config switch without which these are not there
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: tuple[str, ...] = ("self_attn.o_proj",)
@@ -46,6 +46,7 @@ class Family:
     gated: bool = True
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
     window_switch: str | None = None  # config switch without which windows are off
+    local_rotary: bool = False  # where some layers have a window, the others know no positions
     only: Mapping[str, Any] = field(default_factory=dict)  # config fields of which one value is understood
     ignored: frozenset[str] = (
         frozenset()
@@ -71,6 +72,13 @@ _GEMMA = Family(
     attention_out_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
     mlp_out_norm="post_feedforward_layernorm",
+)
+_POST_NORM = Family(
+    attention_norm=None,
+    attention_out_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_out_norm="post_feedforward_layernorm",
+    head_norms=("self_attn.q_norm", "self_attn.k_norm"),
 )
 _SUMMARY = ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
 
@@ -159,6 +167,9 @@ FAMILIES = {
         only={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
         ignored=frozenset({"_sliding_window_pattern", "sliding_window_pattern"}),
     ),
+    "olmo2": _POST_NORM,
+    "olmo3": _POST_NORM,
+    "exaone4": replace(_POST_NORM, local_rotary=True, ignored=frozenset({"sliding_window_pattern"})),
     "stablelm": Family(
         layernorm=True,
         parallel="use_parallel_residual",

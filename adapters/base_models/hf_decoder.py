@@ -51,6 +51,11 @@ class HFDecoder:
             return None
         return int(window)
 
+    def rotates(self, index: int) -> bool:
+        """Whether layer `index` rotates queries and keys."""
+        everywhere = not self.family.local_rotary or getattr(self.model.config, "sliding_window", None) is None
+        return self.rotary is not None and (everywhere or self.window(index) is not None)
+
     def rotary_embeddings(self, hidden: Tensor, positions: Tensor) -> Any:
         """cos and sin for `positions` [B, R], those of each kind of layer where they differ, or None where positions
         enter at the embedding only.

@@ -189,7 +189,7 @@ class Decoder:
 
     def enter(self, g: Scope, residual: Residual, layer: int) -> tuple[str, Residual]:
         """The rows that attention reads, and the residual stream with nothing pending."""
-        return self.norm(g, residual, self.spec.weight_name(layer, self.spec.family.attention_norm))
+        return self._half(g, residual, layer, self.spec.family.attention_norm)
 
     def leave(
         self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear
@@ -203,11 +203,17 @@ class Decoder:
             if spec.mlp_norm:
                 normed, _ = self.norm(g, residual, spec.weight_name(layer, spec.mlp_norm))
             return Residual(residual.stream, g.op("Add", update, self.mlp(g, normed, rows, layer, linear)))
-        assert spec.mlp_norm
-        normed, residual = self.norm(g, Residual(residual.stream, update), spec.weight_name(layer, spec.mlp_norm))
+        normed, residual = self._half(g, Residual(residual.stream, update), layer, spec.mlp_norm)
         return Residual(
             residual.stream, self._out_norm(g, self.mlp(g, normed, rows, layer, linear), layer, family.mlp_out_norm)
         )
+
+    def _half(self, g: Scope, residual: Residual, layer: int, name: str | None) -> tuple[str, Residual]:
+        """The rows that attention or the MLP reads: through the norm `name`, or without one as they are."""
+        if name:
+            return self.norm(g, residual, self.spec.weight_name(layer, name))
+        total = g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
+        return total, Residual(total)
 
     def _out_norm(self, g: Scope, update: str, layer: int, name: str | None) -> str:
         return self.norm(g, Residual(update), self.spec.weight_name(layer, name))[0] if name else update
@@ -242,14 +248,15 @@ class Decoder:
                 self._head_norm(g, x, sizes[kind], layer, name)
                 for kind, x, name in zip("qk", (q, k), spec.head_norms, strict=True)
             )
-        if not rotary:
+        kind = spec.rotary_of[min(layer, spec.layers - 1)]  # a draft layer after the last is like it
+        if kind is None:
             return q, k, v
-        tables = rotary[spec.rotary_of[min(layer, spec.layers - 1)]]  # a draft layer after the last is like it
+        tables = rotary[kind]
         return self._rotate(g, q, spec.heads, tables), self._rotate(g, k, spec.kv_heads, tables), v
 
     def _head_norm(self, g: Scope, x: str, heads: int, layer: int, module: str) -> str:
-        split = g.op("Reshape", x, g.ints(0, 0, heads, self.spec.head_dim))
         name, spec = self.spec.weight_name(layer, module), self.spec
+        split = x if spec.joint_head_norms else g.op("Reshape", x, g.ints(0, 0, heads, spec.head_dim))
         if not spec.family.layernorm:
             normed = g.op(
                 "SimplifiedLayerNormalization",
@@ -272,7 +279,7 @@ class Decoder:
                     name, np.stack([self.source.weight(f"{name}.norms.{head}.weight") for head in range(heads)])
                 )
             normed = g.op("Mul", g.op("LayerNormalization", split, ones, axis=-1, epsilon=spec.eps), name)
-        return g.op("Reshape", normed, g.ints(0, 0, heads * spec.head_dim))
+        return normed if spec.joint_head_norms else g.op("Reshape", normed, g.ints(0, 0, heads * spec.head_dim))
 
     def _rotate(self, g: Scope, x: str, heads: int, tables: tuple[str, str]) -> str:
         # The tables hold one row per row of x, so the position of the first row is 0.

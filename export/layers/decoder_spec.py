@@ -77,7 +77,7 @@ class Rotary:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """One pre-norm decoder. Weight names are Hugging Face's (`weight_name`)."""
+    """One decoder. Weight names are Hugging Face's (`weight_name`)."""
 
     model_type: str
     family: Family
@@ -92,12 +92,13 @@ class DecoderSpec:
     eps: float
     activation: str  # silu, gelu, gelu_tanh or relu
     parallel: bool
-    mlp_norm: str | None  # None: the MLP and attention share an input
+    mlp_norm: str | None  # None: no norm of its own
     head_norms: tuple[str, ...]
+    joint_head_norms: bool  # over all heads together
     tied: bool
     windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all
     rotaries: tuple[Rotary, ...]
-    rotary_of: tuple[int, ...]  # per layer: which of them; empty where positions enter at the embedding
+    rotary_of: tuple[int | None, ...]  # per layer: which of them, if any
     embedding_scale: float
     attention_scale: float
     attention_cap: float | None  # scores and logits are cap * tanh(x / cap)
@@ -160,14 +161,15 @@ def describe(model: Any) -> DecoderSpec:
     config, decoder = model.config, HFDecoder(model)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
     check_fields(config, family)
-    attention, norm = getattr(layers[0], family.attention), getattr(layers[0], family.attention_norm)
+    attention, norm = getattr(layers[0], family.attention), decoder.norm
     heads = config.num_attention_heads
     widths = {
         module: _widths(layers[0].get_submodule(module))
         for module in (*family.qkv, *family.out, *family.up, *family.down)
     }
-    rotaries, rotary_of, length = _rotaries(decoder.rotary, config, len(layers))
+    rotaries, rotary_of, length = _rotaries(decoder)
     normed = not family.head_norm_switch or switched(config, family.head_norm_switch)
+    head_dim, head_norms = widths[family.out[0]][1] // heads, family.head_norms if normed else ()
     spec = DecoderSpec(
         model_type=config.model_type,
         family=family,
@@ -176,14 +178,15 @@ def describe(model: Any) -> DecoderSpec:
         intermediate=widths[family.down[0]][1],
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=widths[family.out[0]][1] // heads,
+        head_dim=head_dim,
         vocab=embedding.weight.shape[0],
         context_length=length,
         eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon,
         activation=ACTIVATIONS.get(_activation(config), _activation(config)),
         parallel=switched(config, family.parallel),
         mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
-        head_norms=family.head_norms if normed else (),
+        head_norms=head_norms,
+        joint_head_norms=bool(head_norms) and _joint(layers[0].get_submodule(head_norms[0]), head_dim),
         tied=decoder.lm_head.weight is embedding.weight,
         windows=tuple(decoder.window(layer) for layer in range(len(layers))),
         rotaries=rotaries,
@@ -247,11 +250,18 @@ def _widths(module: Any) -> tuple[int, int]:
     return (into, out) if isinstance(base, Conv1D) else (out, into)
 
 
-def _rotaries(rotary: Any, config: Any, layers: int) -> tuple[tuple[Rotary, ...], tuple[int, ...], int]:
+def _joint(norm: Any, head_dim: int) -> bool:
+    """Whether a norm of queries is over all heads together."""
+    weight = getattr(norm, "weight", None)
+    return weight is not None and len(weight) > head_dim
+
+
+def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[int | None, ...], int]:
     """The frequencies in use, which of them each layer has, and up to which length they hold."""
+    rotary, config, layers = decoder.rotary, decoder.model.config, range(len(decoder.layers))
     length = int(config.max_position_embeddings)
     if rotary is None:
-        return (), (), length
+        return (), (None,) * len(layers), length
     kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else {"": rotary.rope_type}
     rotaries = []
     for layer_kind, rope in kinds.items():
@@ -269,7 +279,10 @@ def _rotaries(rotary: Any, config: Any, layers: int) -> tuple[tuple[Rotary, ...]
                 float(getattr(rotary, f"{prefix}attention_scaling")),
             )
         )
-    of = tuple(list(kinds).index(config.layer_types[layer]) if "" not in kinds else 0 for layer in range(layers))
+    of = tuple(
+        None if not decoder.rotates(layer) else 0 if "" in kinds else list(kinds).index(config.layer_types[layer])
+        for layer in layers
+    )
     return tuple(rotaries), of, length
 
 

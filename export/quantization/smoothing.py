@@ -57,9 +57,9 @@ def groups(spec: DecoderSpec) -> list[Group]:
     """Lists the groups of a layer, the same in every layer."""
     family = spec.family
     groups = [Group(family.out, family.qkv[-1], values=True)]
-    if spec.mlp_norm:
+    if family.attention_norm and spec.mlp_norm:
         groups += [Group(family.qkv, family.attention_norm), Group(family.up, spec.mlp_norm)]
-    else:
+    elif family.attention_norm:
         groups += [Group((*family.qkv, *family.up), family.attention_norm)]
     if family.gated or spec.activation == "relu":
         groups += [Group(family.down, family.up[-1], sleeping=not family.gated)]

@@ -54,6 +54,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
     },
     "gemma3_text": {"sliding_window": 6, "sliding_window_pattern": 2, "head_dim": 24, "query_pre_attn_scalar": 30},
+    "olmo2": {"attention_bias": True},
+    "olmo3": {
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "exaone4": {"sliding_window": 6, "sliding_window_pattern": 2},
     "stablelm": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
         "qk_layernorm": True,

@@ -21,6 +21,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 5},
     "gemma2": {"sliding_window": 5, "head_dim": 16, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 5.0},
     "gemma3_text": {"sliding_window": 5, "sliding_window_pattern": 2, "head_dim": 16},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "exaone4": {"sliding_window": 5, "sliding_window_pattern": 2},
     "stablelm": {},
     "gpt_neox": {},
 }

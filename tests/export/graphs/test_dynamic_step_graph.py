@@ -112,6 +112,17 @@ SHORT = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] *
         ("opt", {"enable_bias": False}),
         ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
         ("gemma3_text", {"final_logit_softcapping": 5.0}),
+        (
+            "olmo3",
+            {
+                "num_key_value_heads": 4,
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                    "full_attention": ROPE | {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2},
+                },
+            },
+        ),
+        ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}),
         ("stablelm", {"use_parallel_residual": True, "qk_layernorm": False, "num_key_value_heads": 4}),
         ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     ],
