@@ -50,7 +50,7 @@ from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, D
 from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, unit_rms
 from streamspec.adapters.training.data import Collator, TokenRow
-from streamspec.adapters.training.losses import depth_losses, pick_passes, pick_rows
+from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows
 from streamspec.adapters.training_run import Run
 
 STATISTIC_ROWS = 16  # of a text
@@ -138,7 +138,7 @@ class DraftLayerModel(DraftingModel):
         shares: list[Tensor] = []
         alike: list[Tensor] = []
         agree: list[Tensor] = []
-        collate = Collator(self.device)
+        collate, size = Collator(self.device), self.vocabulary_size(vocabulary)
         for start in range(0, len(rows), batch_size):
             batch = collate(rows[start : start + batch_size])
             picked = pick_rows(batch, self.gamma, STATISTIC_ROWS, torch.Generator().manual_seed(start))
@@ -151,7 +151,8 @@ class DraftLayerModel(DraftingModel):
             branch = self.unroll(main, picked, before).last if before else None
             if branch is not None:
                 mixed, branched = (
-                    self.head(x[counts[:, :, -1]], vocabulary).argmax(-1) for x in (branches.mixture[:, :, -1], branch)
+                    in_chunks(lambda y: self.head(y, vocabulary).argmax(-1), size, x[counts[:, :, -1]])
+                    for x in (branches.mixture[:, :, -1], branch)
                 )
                 agree.append(mixed == branched)
         used: dict[str, Any] = {

@@ -128,6 +128,10 @@ class TargetModel(nn.Module):
     def _lora_layers(self) -> list[BaseTunerLayer]:
         return [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
 
+    def vocabulary_size(self, vocabulary: Tensor | None = None) -> int:
+        """Counts the logits that `head` gives a row."""
+        return len(self.decoder.lm_head.weight if vocabulary is None else vocabulary)
+
     def head(self, hidden: Tensor, vocabulary: Tensor | None = None) -> Tensor:
         """LM head over all tokens, or over the rows `vocabulary` [D] of it only."""
         if vocabulary is None:

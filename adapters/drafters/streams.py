@@ -25,7 +25,6 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
@@ -41,7 +40,7 @@ from streamspec.adapters.drafters.drafting_model import (
 from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, unit_rms
 from streamspec.adapters.drafters.stream_config import StreamConfig
 from streamspec.adapters.training.data import Collator
-from streamspec.adapters.training.losses import drafting_losses, vocabulary_index
+from streamspec.adapters.training.losses import drafting_losses, head_losses, vocabulary_index
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
@@ -295,4 +294,4 @@ def exit_loss(model: StreamingModel, step: FitStep) -> Tensor:
     labels = vocabulary_index(picked.roots, step.lookup)
     counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
     entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
-    return cross_entropy(model.head(model.exit_states(entry), step.vocabulary).float(), labels[counts])
+    return head_losses(model, model.exit_states(entry), labels[counts], step.vocabulary).mean()

@@ -5,13 +5,15 @@ The ranks feed the choice of trees (`streamspec.acceptance_stats`).
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from streamspec.acceptance_stats import ENDED, MISSED
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, TargetModel
 from streamspec.adapters.training.data import Collator, TokenRow
-from streamspec.adapters.training.losses import lookup_table, next_token_loss, vocabulary_index
+from streamspec.adapters.training.losses import in_chunks, lookup_table, next_token_loss, vocabulary_index
 from streamspec.progress import track
 
 MAX_RANK = 10
@@ -41,15 +43,25 @@ def record_ranks(
             roots = torch.tensor([[row.input_ids[t + 1] for t in positions]], device=device)
             states = model.draft_pass(main.of(i), DraftRows(rows_, roots, labels[None]))[0]
             depths = torch.arange(gamma, device=device).repeat(len(positions))
-            unconditioned = model.draft_logits(states.flatten(0, 1), depths, vocabulary).unflatten(0, (-1, gamma))
             before = vocabulary_index(torch.cat([roots[0][:, None], labels[:, :-1]], dim=1), lookup)
-            logits = model.with_bigram(unconditioned, before)
-            candidates = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices
-            candidates = candidates if vocabulary is None else vocabulary[candidates]
-            hit = candidates == labels[:, :, None]
-            ranks = torch.where(hit.any(-1), hit.int().argmax(-1), MISSED)
+            depths = torch.arange(gamma, device=device).repeat(len(positions))
+            rank = partial(true_ranks, model, vocabulary)
+            size = model.vocabulary_size(vocabulary)
+            ranks = in_chunks(rank, size, states.flatten(0, 1), depths, before.flatten(), labels.flatten())
+            ranks = ranks.unflatten(0, (-1, gamma))
             out.append(torch.where(labels == IGNORE, ENDED, ranks).tolist())
     return out
+
+
+def true_ranks(
+    model: DraftingModel, vocabulary: Tensor | None, states: Tensor, depths: Tensor, before: Tensor, labels: Tensor
+) -> Tensor:
+    """int64 [n]: the rank of each true token among the best candidates of a drafted state [n, E], or `MISSED`."""
+    logits = model.with_bigram(model.draft_logits(states, depths, vocabulary), before)
+    candidates = logits.topk(min(MAX_RANK, logits.shape[-1]), dim=-1).indices
+    candidates = candidates if vocabulary is None else vocabulary[candidates]
+    hit = candidates == labels[:, None]
+    return torch.where(hit.any(-1), hit.int().argmax(-1), MISSED)
 
 
 def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:

@@ -5,20 +5,48 @@ Batches come from `data.Collator`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
+from torch.utils.checkpoint import checkpoint
 
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass, TargetModel
 
 MOST_LIKELY = 10  # tokens that top-k distillation counts
+MOST_LOGITS = 1 << 25  # that a loss holds at once: 128 MiB in float32, and a few times that with their gradients
+
+
+def in_chunks(losses: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> Tensor:
+    """Computes `losses(*rows)` [n], one for each of n rows, so that at most `MOST_LOGITS` logits over `vocabulary`
+    tokens exist at a time: chunks of rows are computed again in the backward pass (torch.utils.checkpoint).
+    """
+    size = max(1, MOST_LOGITS // vocabulary)
+    if len(rows[0]) <= size:
+        return losses(*rows)
+    chunks = zip(*(part.split(size) for part in rows), strict=True)
+    if not torch.is_grad_enabled():
+        return torch.cat([losses(*chunk) for chunk in chunks])
+    return torch.cat([checkpoint(losses, *chunk, use_reentrant=False) for chunk in chunks])
+
+
+def head_losses(model: TargetModel, hidden: Tensor, labels: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+    """Cross-entropy [n] of the LM head's logits of finished states [n, E], over all tokens or those of `vocabulary`
+    [D]; `labels` int64 [n] count among them.
+    """
+    return in_chunks(
+        lambda states, known: cross_entropy(model.head(states, vocabulary).float(), known, reduction="none"),
+        model.vocabulary_size(vocabulary),
+        hidden,
+        labels,
+    )
 
 
 def next_token_loss(model: TargetModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
     """Mean cross-entropy of completion tokens; only their rows go through the head."""
     targets = batch["loss_mask"][:, 1:]
-    hidden = main.final[:, :-1][targets]
-    return cross_entropy(model.head(hidden).float(), batch["input_ids"][:, 1:][targets])
+    return head_losses(model, main.final[:, :-1][targets], batch["input_ids"][:, 1:][targets]).mean()
 
 
 def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.Generator | None = None) -> DraftRows:
@@ -96,27 +124,41 @@ def depth_losses(
     labels, before = known[:, :, ahead], torch.cat([roots[:, :, None], known], dim=2)[:, :, ahead]
     counts = labels >= 0 if kind == "hard" else picked.labels[:, :, ahead] != IGNORE
     depth = torch.arange(states.shape[2], device=labels.device).expand_as(labels)[counts]
-    logits = model.with_bigram(model.draft_logits(states[counts], first + depth, vocabulary), before[counts])
-    if kind == "hard":
-        losses = cross_entropy(logits, labels[counts], reduction="none")
-    else:
-        row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + depth
-        text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
-        unique, which = torch.unique(
-            text * main.final.shape[1] + row, return_inverse=True
-        )  # depths of neighbouring rows are the same row
-        with torch.no_grad():
-            target = model.head(main.final.flatten(0, 1)[unique], vocabulary).float().log_softmax(-1)[which]
-        drafted = logits.log_softmax(-1)
-        if kind == "kl":
-            losses = kl_div(drafted, target, reduction="none", log_target=True).sum(-1)
-        elif kind == "topk":
-            likeliest = target.topk(min(MOST_LIKELY, target.shape[-1]), dim=-1)
-            losses = -(likeliest.values.exp() * drafted.gather(-1, likeliest.indices)).sum(-1)
-        else:
-            losses = (drafted.exp() - target.exp()).abs().sum(-1) / 2
+    text = torch.arange(len(labels), device=labels.device)[:, None, None].expand_as(labels)[counts]
+    row = picked.rows[:, :, None].expand_as(labels)[counts] + 1 + first + depth
+    at = text * main.final.shape[1] + row  # of the target's state that predicts the same token
+    score = scorer(model, main, first, vocabulary, kind)
+    size = model.vocabulary_size(vocabulary)
+    losses = in_chunks(score, size, states[counts], depth, before[counts], labels[counts], at)
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, depth, losses)
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
+
+
+def scorer(
+    model: DraftingModel, main: MainPass, first: int, vocabulary: Tensor | None, kind: str
+) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Returns the losses [n] of drafted states [n, E] as a function of these, their depths less `first`, the tokens
+    before them, their labels, and the rows [n] of `main.final` that predict the same tokens.
+    """
+
+    def target(at: Tensor) -> Tensor:
+        unique, which = torch.unique(at, return_inverse=True)  # depths of neighbouring rows are the same row
+        with torch.no_grad():
+            return model.head(main.final.flatten(0, 1)[unique], vocabulary).float().log_softmax(-1)[which]
+
+    def score(states: Tensor, depth: Tensor, before: Tensor, labels: Tensor, at: Tensor) -> Tensor:
+        logits = model.with_bigram(model.draft_logits(states, first + depth, vocabulary), before)
+        if kind == "hard":
+            return cross_entropy(logits, labels, reduction="none")
+        expected, drafted = target(at), logits.log_softmax(-1)
+        if kind == "kl":
+            return kl_div(drafted, expected, reduction="none", log_target=True).sum(-1)
+        if kind == "topk":
+            likeliest = expected.topk(min(MOST_LIKELY, expected.shape[-1]), dim=-1)
+            return -(likeliest.values.exp() * drafted.gather(-1, likeliest.indices)).sum(-1)
+        return (drafted.exp() - expected.exp()).abs().sum(-1) / 2
+
+    return score
 
 
 def vocabulary_index(tokens: Tensor, lookup: Tensor | None) -> Tensor:
