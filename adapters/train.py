@@ -15,9 +15,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, set_seed
+from transformers import AutoTokenizer, set_seed
 
 from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
+from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.checks import check_adapters, check_answers, check_out, contents, within
 from streamspec.adapters.drafters.drafting_model import TargetModel
@@ -67,7 +68,7 @@ def prepare(config: TrainConfig) -> Run:
     set_seed(config.seed)
     examples, val_examples = split_examples(config)
     base = resolve_base(config.base)
-    layers = AutoConfig.from_pretrained(base.path).num_hidden_layers
+    layers = read_config(base.path).num_hidden_layers
     config.drafter.check_base(config.resolved, base.model_type, layers)
     ns = config.ns or max(1, round(layers / 3))
     if ns > layers:

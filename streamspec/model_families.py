@@ -48,9 +48,9 @@ class Family:
     window_switch: str | None = None  # config switch without which windows are off
     local_rotary: bool = False  # where some layers have a window, the others know no positions
     only: Mapping[str, Any] = field(default_factory=dict)  # config fields of which one value is understood
-    ignored: frozenset[str] = (
-        frozenset()
-    )  # config fields that do not change the function computed, or only in ways that the modules show
+    # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in
+    # ways that the modules show.
+    ignored: frozenset[str] = frozenset()
 
     @property
     def switches(self) -> set[str]:
@@ -141,7 +141,7 @@ FAMILIES = {
         up=("mlp.c_fc",),
         down=("mlp.c_proj",),
         gated=False,
-        only={"add_cross_attention": False},
+        only={"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False},
         ignored=frozenset(
             {
                 "attn_pdrop",
@@ -154,7 +154,6 @@ FAMILIES = {
                 "n_layer",
                 "n_positions",
                 "reorder_and_upcast_attn",
-                "scale_attn_by_inverse_layer_idx",
                 "scale_attn_weights",
                 *_SUMMARY,
             }

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from streamspec.adapters.base_models.config_fields import read_field
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, switched
 
@@ -43,7 +44,7 @@ class HFDecoder:
     def window(self, index: int) -> int | None:
         """Sliding attention window of layer `index` in tokens, or None."""
         config = self.model.config
-        window = getattr(config, "sliding_window", None)
+        window = read_field(config, "sliding_window")
         kinds = getattr(config, "layer_types", None)
         if window is None or (kinds is not None and kinds[index] != "sliding_attention"):
             return None
@@ -103,7 +104,7 @@ class HFDecoder:
 
     def capped(self, logits: Tensor) -> Tensor:
         """Applies the family's soft cap, if any."""
-        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        cap = read_field(self.model.config, "final_logit_softcapping")
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def begin(self, tokens: Tensor, positions: Tensor) -> Tensor:

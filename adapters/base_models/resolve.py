@@ -3,7 +3,8 @@
 A base is named by the word `smollm2-135m` (the reference base), a Hugging Face folder, a GGUF file or a hub id.
 Whatever has to be fetched or converted lives in the cache (`STREAMSPEC_CACHE`, else the user's cache folder) and
 appears there by a rename, so an interrupted run leaves nothing half-made and the next one continues from the last
-finished step. A user's own folder is only read. No model is loaded, except to convert a GGUF file.
+finished step. A user's own folder is only read. No model is loaded, except to convert a GGUF file. A base whose config
+says something that is not computed correctly (`config_fields.py`) is refused before its weights are read.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
     text = str(name)
     path = Path(text).expanduser()
     if text == REFERENCE:
-        return _reference(say)
+        return _checked(_reference(say), say)
     if path.is_dir():
-        return _from_folder(path.resolve(), path.resolve().name)
+        return _from_folder(path.resolve(), path.resolve().name, say)
     if path.is_file() and path.suffix == ".gguf":
-        return _from_gguf(path, path.stem, say)
+        return _checked(_from_gguf(path, path.stem, say), say)
     if path.exists() or path.suffix == ".gguf" or text.startswith(("/", ".", "~")):
         found = "is no folder and no .gguf file" if path.exists() else "does not exist"
         raise BaseModelError(f"{text} {found}", KINDS, "check --base")
@@ -168,11 +169,25 @@ def _read_identity(folder: Path) -> Base | None:
 # ---- folders and the hub
 
 
-def _from_folder(folder: Path, label: str, revision: str | None = None) -> Base:
+def _checked(base: Base, say: Progress) -> Base:
+    _check_config(base.path, say)
+    return base
+
+
+def _check_config(folder: Path, say: Progress) -> None:
+    """Raises BaseModelError for a config that is not computed correctly, and tells which fields are left alone."""
+    from streamspec.adapters.base_models.config_fields import check_config, read_config
+
+    if left := check_config(read_config(folder)):
+        say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
+
+
+def _from_folder(folder: Path, label: str, say: Progress, revision: str | None = None) -> Base:
+    model_type = _model_type(folder)
+    _check_config(folder, say)
     identity = _read_identity(folder)  # a cached base named by its path keeps its name
     if identity is not None:
         return identity
-    model_type = _model_type(folder)
     return Base(folder, label, _cached_hash(folder), model_type, revision)
 
 
@@ -189,7 +204,7 @@ def _from_hub(name: str, say: Progress) -> Base:
             "a reachable hub and a model of that name",
             f"check name and network, or use a local folder, a .gguf file or `{REFERENCE}`",
         ) from None
-    return _from_folder(folder, name, revision=folder.name)
+    return _from_folder(folder, name, say, revision=folder.name)
 
 
 def _model_type(folder: Path) -> str:
@@ -197,6 +212,12 @@ def _model_type(folder: Path) -> str:
 
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
+    if model_type is None:
+        raise BaseModelError(
+            f"{folder / 'config.json'} names no model_type",
+            f"one of {', '.join(FAMILIES)}",
+            "fetch the config of the model's publisher",
+        )
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise BaseModelError(
             f"{folder} is of the family `{model_type}`",

@@ -11,58 +11,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedConfig
 from transformers.pytorch_utils import Conv1D
 
+from streamspec.adapters.base_models.config_fields import (
+    ACTIVATIONS,
+    FIXED_WITHIN,
+    HEAD_MULTIPLE,
+    activation,
+    check_config,
+    read_field,
+)
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.errors import BaseModelError
 from streamspec.model_families import Family, switched
-
-ACTIVATIONS = {
-    "silu": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
-FIXED_ROPE = ("default", "linear", "llama3", "yarn")
-FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond the length of pre-training
-UNDERSTOOD = frozenset(
-    {  # fields of configs that modules or this file read, and those of training alone
-        "attention_bias",
-        "attention_dropout",
-        "attn_logit_softcapping",
-        "bos_token_id",
-        "eos_token_id",
-        "final_logit_softcapping",
-        "head_dim",
-        "hidden_act",
-        "hidden_activation",
-        "activation_function",
-        "hidden_size",
-        "initializer_range",
-        "intermediate_size",
-        "layer_norm_eps",
-        "layer_types",
-        "max_position_embeddings",
-        "mlp_bias",
-        "num_attention_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "pad_token_id",
-        "query_pre_attn_scalar",
-        "rms_norm_eps",
-        "rope_parameters",
-        "sliding_window",
-        "tie_word_embeddings",
-        "use_cache",
-        "vocab_size",
-    }
-)
-NOTES = frozenset(
-    {"auto_map", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version", "tokenizer_class"}
-)  # that files carry along
 
 
 @dataclass(frozen=True)
@@ -159,8 +120,8 @@ class DecoderSpec:
 def describe(model: Any) -> DecoderSpec:
     """DecoderSpec of a loaded HF causal LM. Raises BaseModelError for anything the graph would compute wrongly."""
     config, decoder = model.config, HFDecoder(model)
+    check_config(config)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
-    check_fields(config, family)
     attention, norm = getattr(layers[0], family.attention), decoder.norm
     heads = config.num_attention_heads
     widths = {
@@ -177,12 +138,12 @@ def describe(model: Any) -> DecoderSpec:
         hidden=config.hidden_size,
         intermediate=widths[family.down[0]][1],
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=read_field(config, "num_key_value_heads") or heads,
         head_dim=head_dim,
         vocab=embedding.weight.shape[0],
         context_length=length,
         eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon,
-        activation=ACTIVATIONS.get(_activation(config), _activation(config)),
+        activation=ACTIVATIONS[activation(config)],
         parallel=switched(config, family.parallel),
         mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
         head_norms=head_norms,
@@ -193,55 +154,14 @@ def describe(model: Any) -> DecoderSpec:
         rotary_of=rotary_of,
         embedding_scale=float(getattr(embedding, "scalar_embed_scale", 1.0)),
         attention_scale=float(attention.scaling),
-        attention_cap=getattr(config, "attn_logit_softcapping", None),
-        logit_cap=getattr(config, "final_logit_softcapping", None),
+        attention_cap=read_field(config, "attn_logit_softcapping"),
+        logit_cap=read_field(config, "final_logit_softcapping"),
         widths=widths,
         eos_token_ids=_eos(model),
         bos_token_id=config.bos_token_id,
     )
     _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in layers])
     return spec
-
-
-def check_fields(config: Any, family: Family) -> None:
-    """Raises BaseModelError for a config field that export does not read: a field of its class with an unusual value,
-    or an unknown field that is not empty."""
-    if getattr(config, "quantization_config", None):
-        raise BaseModelError(
-            "a base that is quantized already", "weights in float16, bfloat16 or float32", "export the original"
-        )
-    usual, shared = type(config)().to_dict(), PreTrainedConfig().to_dict()
-    known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only, *shared, *NOTES}
-    for name, value in config.to_dict().items():
-        if name in known or (name.startswith("_") and name not in usual):  # private notes of other tools
-            continue
-        if value != usual[name] if name in usual else value:
-            raise BaseModelError(
-                f"`{name}` = {str(value)[:60]} in the config of this {config.model_type}",
-                "no field that export does not understand",
-                "export another base",
-            )
-    for name, only in family.only.items():
-        if (value := getattr(config, name, only)) != only:
-            raise BaseModelError(
-                f"`{name}` = {value} in the config of this {config.model_type}",
-                f"{name} = {only}",
-                "export another base",
-            )
-    if getattr(config, "word_embed_proj_dim", config.hidden_size) != config.hidden_size:
-        raise BaseModelError(
-            f"`word_embed_proj_dim` = {config.word_embed_proj_dim}",
-            f"{config.hidden_size}, the hidden size",
-            "export another base",
-        )
-
-
-def _activation(config: Any) -> str:
-    return next(
-        str(value)
-        for name in ("hidden_activation", "hidden_act", "activation_function")
-        if (value := getattr(config, name, None)) is not None
-    )
 
 
 def _widths(module: Any) -> tuple[int, int]:
@@ -265,10 +185,6 @@ def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[int | None,
     kinds = rotary.rope_type if isinstance(rotary.rope_type, dict) else {"": rotary.rope_type}
     rotaries = []
     for layer_kind, rope in kinds.items():
-        if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
-            raise BaseModelError(
-                f"rotary embedding of type `{rope}`", ", ".join((*FIXED_ROPE, *FIXED_WITHIN)), "export another base"
-            )
         prefix = f"{layer_kind}_" if layer_kind else ""
         if rope in FIXED_WITHIN:
             parameters = config.rope_parameters[layer_kind] if layer_kind else config.rope_parameters
@@ -298,11 +214,11 @@ def _eos(model: Any) -> tuple[int, ...]:
 
 
 def _check(spec: DecoderSpec, scales: list[float | None]) -> None:
-    if spec.activation not in ACTIVATIONS.values():
-        raise BaseModelError(f"activation `{spec.activation}`", ", ".join(ACTIVATIONS), "export another base")
-    if spec.head_dim % 8 or spec.rotated > spec.head_dim:
+    if spec.head_dim % HEAD_MULTIPLE or spec.rotated > spec.head_dim:
         raise BaseModelError(
-            f"heads of {spec.head_dim} with {spec.rotated} rotated", "a multiple of 8", "export another base"
+            f"heads of {spec.head_dim} with {spec.rotated} rotated",
+            f"a multiple of {HEAD_MULTIPLE}",
+            "choose another base",
         )
     if any(scale != scales[0] for scale in scales):
-        raise BaseModelError("attention that is scaled otherwise in each layer", "one scale", "export another base")
+        raise BaseModelError("attention that is scaled otherwise in each layer", "one scale", "choose another base")

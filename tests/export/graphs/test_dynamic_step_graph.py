@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from streamspec.draft_tree import MASKED, DraftTree, chain
-from streamspec.errors import BaseModelError
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.layers.decoder_spec import describe
@@ -330,60 +329,6 @@ def test_exported_tree_is_the_default_of_mask_and_parents(tmp_path: Path) -> Non
     )
     np.testing.assert_array_equal(by_default[0], given[0])
     assert np.abs(chained[0] - given[0]).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("family", "changes", "words"),
-    [
-        ("llama", {"hidden_act": "tanh"}, "activation `tanh`; expected silu, gelu"),
-        (
-            "llama",
-            {"residual_multiplier": 0.2},
-            "`residual_multiplier` = 0.2 in the config of this llama; expected no field that export does not "
-            "understand",
-        ),
-        (
-            "opt",
-            {"do_layer_norm_before": False},
-            "`do_layer_norm_before` = False in the config of this opt; expected do_layer_norm_before = True",
-        ),
-        ("opt", {"word_embed_proj_dim": 32}, "`word_embed_proj_dim` = 32; expected 64"),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "attention that is scaled otherwise in each layer"),
-        (
-            "gemma3_text",
-            {"attn_logit_softcapping": 50.0},
-            "`attn_logit_softcapping` = 50.0 in the config of this gemma3_text",
-        ),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` = True"),
-    ],
-)
-def test_what_would_be_computed_wrongly_is_refused_by_name(family: str, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BaseModelError) as refused:
-        describe(tiny_model(family, **changes))
-    assert words in str(refused.value)
-
-
-def test_other_families_and_quantized_bases_are_refused() -> None:
-    model = tiny_model()
-    model.config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(BaseModelError, match="quantized already"):
-        describe(model)
-    model.config.model_type = "mamba"
-    with pytest.raises(
-        BaseModelError,
-        match="`mamba`.*llama, mistral, qwen2, qwen3, phi, phi3, opt, gpt2, gemma2, gemma3_text, stablelm, gpt_neox",
-    ):
-        describe(model)
-
-
-def test_notes_of_a_config_and_empty_fields_are_no_reason_to_refuse() -> None:
-    model = tiny_model(
-        is_llama_config=True,
-        rope_interleaved=False,
-        _model_name_or_path="a name",
-        **{"transformers.js_config": {"dtype": "q4"}},
-    )
-    assert describe(model).layers == LAYERS
 
 
 def test_lengths_end_where_frequencies_would_change() -> None:

@@ -1,0 +1,238 @@
+"""Refuses a base whose `config.json` says something that its Hugging Face model reads and streamspec does not compute.
+
+Needs the config alone, no weights: training and export both ask before any work. What a model reads is taken from the
+source of its classes (`fields_read`), since configs carry along fields of other tools and of older versions.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from streamspec.errors import BaseModelError
+from streamspec.model_families import FAMILIES
+
+ACTIVATIONS = {  # of Hugging Face -> of the graph
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function")
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond the length of pre-training
+HEAD_MULTIPLE = 8  # of a head's size
+UNDERSTOOD = frozenset(
+    {  # fields that the modules show, that export reads, or that matter to training alone
+        "attention_bias",
+        "attention_dropout",
+        "attn_logit_softcapping",
+        "bos_token_id",
+        "eos_token_id",
+        "final_logit_softcapping",
+        "head_dim",
+        "hidden_act",
+        "hidden_activation",
+        "activation_function",
+        "hidden_size",
+        "initializer_range",
+        "intermediate_size",
+        "layer_norm_eps",
+        "layer_types",
+        "max_position_embeddings",
+        "mlp_bias",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "pad_token_id",
+        "query_pre_attn_scalar",
+        "rms_norm_eps",
+        "rope_parameters",
+        "sliding_window",
+        "tie_word_embeddings",
+        "use_cache",
+        "vocab_size",
+    }
+)
+CONVERTED = frozenset({"partial_rotary_factor", "rope_scaling", "rope_theta"})  # to `rope_parameters` by transformers
+NOTES = frozenset(
+    {"auto_map", "is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version", "tokenizer_class"}
+)  # that files carry along: not worth a line
+FOLLOWED = ("transformers.models.", "transformers.modeling_rope_utils", "transformers.masking_utils")
+
+
+def check_config(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Returns the fields with unusual values that no code of the model reads, as `name = value`. Raises BaseModelError
+    that names everything its code reads and streamspec does not compute.
+    """
+    if config.model_type not in FAMILIES:
+        raise BaseModelError(
+            f"model family `{config.model_type}`", ", ".join(FAMILIES), "choose a base of one of these families"
+        )
+    if getattr(config, "quantization_config", None):
+        raise BaseModelError(
+            "a base that is quantized already", "weights in float16, bfloat16 or float32", "use the original"
+        )
+    left, faults = _unknown_fields(config)
+    if faults := faults + _other_values(config):
+        raise BaseModelError(
+            f"{', '.join(faults)} in the config of this {config.model_type}",
+            "nothing that its model reads and streamspec does not compute",
+            "choose another base",
+        )
+    return tuple(left)
+
+
+def read_field(config: PreTrainedConfig, name: str) -> Any:
+    """Returns the config's `name` where its model reads that field, else None."""
+    return getattr(config, name, None) if name in fields_read(config.model_type) else None
+
+
+def activation(config: PreTrainedConfig) -> str:
+    """Returns the name of the MLP's activation, as in `ACT2FN` of transformers."""
+    return next(str(value) for name in ACTIVATION_FIELDS if (value := read_field(config, name)) is not None)
+
+
+def _unknown_fields(config: PreTrainedConfig) -> tuple[list[str], list[str]]:
+    """Returns the fields with unusual values that nothing reads, and those that the model reads and nobody here."""
+    kind, family = type(config), FAMILIES[config.model_type]
+    names, read = kind.attribute_map, fields_read(config.model_type)
+    usual, shared = kind().to_dict(), PreTrainedConfig().to_dict()
+    known = {*UNDERSTOOD, *family.switches, *family.ignored, *family.only}
+    known |= {names[name] for name in known if name in names}
+    known = known & {*read, *usual} | {*shared, *family.ignored, *CONVERTED, *NOTES}
+    left, unknown = [], []
+    for name, value in config.to_dict().items():
+        defaults = [usual[name]] if name in usual else read.get(name, [None])
+        if name in known or any(value == default or not (value or default) for default in defaults):
+            continue
+        if name in read:
+            unknown.append(_quoted(name, value))
+        elif not name.startswith("_"):  # private notes of other tools
+            left.append(_quoted(name, value))
+    return left, unknown
+
+
+def _other_values(config: PreTrainedConfig) -> list[str]:
+    """Returns the fields that are understood with other values only."""
+    only = dict(FAMILIES[config.model_type].only)
+    if hasattr(config, "word_embed_proj_dim"):
+        only["word_embed_proj_dim"] = config.hidden_size
+    faults = [
+        f"{_quoted(name, value)} (only {wanted} is supported)"
+        for name, wanted in only.items()
+        if (value := getattr(config, name, wanted)) != wanted
+    ]
+    if (function := activation(config)) not in ACTIVATIONS:
+        faults.append(f"activation `{function}` (only {', '.join(ACTIVATIONS)} are supported)")
+    for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
+        if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
+            faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
+    size = read_field(config, "head_dim") or config.hidden_size // config.num_attention_heads
+    if size % HEAD_MULTIPLE:
+        faults.append(f"heads of {size} (only multiples of {HEAD_MULTIPLE} are supported)")
+    return faults
+
+
+def rope_parameters(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:
+    """Returns the parameters of the rotary embedding of each kind of layer, by the kind's name; those of a model with
+    one kind by an empty name; nothing where there is no rotary embedding.
+    """
+    parameters = read_field(config, "rope_parameters") or {}
+    if not parameters or all(isinstance(value, dict) for value in parameters.values()):
+        return dict(parameters)
+    return {"": parameters}
+
+
+def _quoted(name: str, value: Any) -> str:
+    return f"`{name}` = {str(value)[:60]}"
+
+
+@cache
+def fields_read(model_type: str) -> dict[str, list[Any]]:
+    """Returns the config fields that the causal LM of this model type reads, by the source of the classes and
+    functions that it is made of: `config.x`, `self.config.x`, `getattr(config, "x", default)`. With each come its
+    defaults: what it is read as where the config does not have it.
+    """
+    config_class = CONFIG_MAPPING[model_type]
+    module = config_class.__module__.replace(".configuration_", ".modeling_")
+    waiting = [(module, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])]
+    seen = set(waiting)
+    fields: dict[str, list[Any]] = defaultdict(list)
+    while waiting:
+        module, name = waiting.pop()
+        defined, imported = _names_of(module)
+        if name in imported:
+            found = [imported[name]]
+        else:
+            nodes = list(ast.walk(defined[name])) if name in defined else []
+            for field, defaults in _fields_in(nodes):
+                fields[field] += defaults
+            found = [(module, node.id) for node in nodes if isinstance(node, ast.Name)]
+        new = [one for one in found if one not in seen]
+        seen.update(new)
+        waiting += new
+    return dict(fields) | {own: fields[name] for name, own in config_class.attribute_map.items() if name in fields}
+
+
+def _fields_in(nodes: list[ast.AST]) -> Iterator[tuple[str, list[Any]]]:
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_config(node.value):
+            yield node.attr, []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            holder, name, *default = node.args
+            if _is_config(holder) and isinstance(name, ast.Constant):
+                yield str(name.value), [one.value for one in default if isinstance(one, ast.Constant)]
+
+
+def _is_config(node: ast.AST) -> bool:
+    """Tells whether an expression is a config, by its name."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name.endswith("config")
+
+
+@cache
+def _names_of(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str]]]:
+    """Returns what a module of transformers defines at its top level, and what it imports from `FOLLOWED` modules as
+    (module, name).
+    """
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None, module
+    defined: dict[str, ast.AST] = {}
+    imported: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            defined[node.name] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    defined[target.id] = node
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            source = ".".join([*above, *filter(None, [node.module])])
+            if source.startswith(FOLLOWED):
+                imported |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
+    return defined, imported
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Returns the config of a Hugging Face folder. Raises BaseModelError where transformers cannot read it."""
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # its checks of single fields raise all kinds of errors
+        raise BaseModelError(
+            f"{folder / 'config.json'} cannot be read ({type(error).__name__}: {error})",
+            "a config of transformers",
+            "fetch the base again",
+        ) from None
+    return config

@@ -1,0 +1,169 @@
+"""What a `config.json` may say: fields are judged by the code of the model that reads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.train import train
+from streamspec.errors import BaseModelError, StreamspecError
+from streamspec.export import export_bundle, export_genai, export_swappable
+from streamspec.export.layers.decoder_spec import describe
+from streamspec.model_families import FAMILIES
+from tests.support.tiny_exports import save_base, tiny_model
+from tests.support.tiny_models import options
+
+HARMLESS = {
+    "cache_implementation": "hybrid",
+    "unk_token_id": 3,
+    "n_ctx": 1024,
+    "prefix": "</s>",
+    "activation": "swiglu",
+}
+
+
+def config_of(family: str, **changes: Any) -> Any:
+    return CONFIG_MAPPING[family](**changes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_model_reads_is_found_in_its_source(family: str) -> None:
+    read = fields_read(family)
+    assert {"hidden_size", "num_attention_heads", "vocab_size"} <= set(read)
+    assert "n_ctx" not in read and "num_labels" not in read
+
+
+def test_reads_are_found_in_helpers_and_under_other_names() -> None:
+    assert "is_causal" in fields_read("llama")  # of the functions that make masks
+    assert "n_layer" in fields_read("gpt2")  # which its code calls num_hidden_layers
+    assert "layer_types" in fields_read("gemma2")
+    assert "sliding_window" in fields_read("mistral")
+    assert "sliding_window" not in fields_read("llama")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_of_usual_values_is_fine(family: str) -> None:
+    assert check_config(config_of(family)) == ()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str) -> None:
+    left = check_config(config_of(family, **HARMLESS, empty=0, is_causal=True, _note=1, auto_map={"AutoConfig": "a.B"}))
+    assert left == tuple(f"`{name}` = {value}" for name, value in HARMLESS.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("llama", {"hidden_act": "tanh"}, "activation `tanh` (only silu, gelu"),
+        ("llama", {"is_causal": False}, "`is_causal` = False in the config"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantized already"),
+        ("llama", {"hidden_size": 60, "num_attention_heads": 5}, "heads of 12 (only multiples of 8"),
+        ("opt", {"do_layer_norm_before": False}, "`do_layer_norm_before` = False (only True is supported)"),
+        ("opt", {"word_embed_proj_dim": 32, "hidden_size": 64, "num_attention_heads": 4}, "(only 64 is supported)"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "`scale_attn_by_inverse_layer_idx` = True"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` = 50.0 (only None"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` = True"),
+        ("mamba", {}, "model family `mamba`"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused_by_name(family: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BaseModelError) as refused:
+        check_config(config_of(family, **changes))
+    assert words in str(refused.value)
+
+
+def test_a_rotary_embedding_of_another_kind_is_refused() -> None:
+    config = config_of("llama")
+    config.rope_parameters = {"rope_type": "proportional", "rope_theta": 1e4}
+    with pytest.raises(BaseModelError, match="rotary embedding of type `proportional` .only default, linear, llama3"):
+        check_config(config)
+
+
+def test_all_faults_are_in_one_line() -> None:
+    config = config_of("opt", do_layer_norm_before=False, activation_function="tanh", is_causal=False)
+    with pytest.raises(BaseModelError, match="is_causal.*do_layer_norm_before.*tanh") as refused:
+        check_config(config)
+    assert "\n" not in str(refused.value)
+
+
+def test_fields_that_a_model_does_not_read_have_no_say_in_the_graph() -> None:
+    model = tiny_model(sliding_window=6, final_logit_softcapping=5.0, attn_logit_softcapping=4.0)
+    spec = describe(model)
+    assert spec.windows == (None,) * 4 and HFDecoder(model).window(0) is None
+    assert spec.logit_cap is None and spec.attention_cap is None
+    assert len(check_config(model.config)) == 3
+
+
+def test_a_scale_of_each_layer_is_refused() -> None:
+    model = tiny_model()
+    model.model.layers[1].self_attn.scaling = 0.5
+    with pytest.raises(BaseModelError, match="attention that is scaled otherwise in each layer"):
+        describe(model)
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base whose config asks for another attention, with nothing to fine-tune or export but its config."""
+    folder = tmp_path_factory.mktemp("refused") / "base"
+    save_base(folder)
+    changed = json.loads((folder / "config.json").read_text()) | {"is_causal": False, "n_ctx": 9}
+    (folder / "config.json").write_text(json.dumps(changed))
+    (folder / "model.safetensors").write_bytes(b"never read")
+    return folder
+
+
+def test_every_way_in_refuses_before_any_work(refused: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    ways = [
+        lambda out: export_bundle(refused, None, out),
+        lambda out: export_swappable(refused, [], out),
+        lambda out: export_genai(refused, None, out),
+        lambda out: train(options(refused, data, out)),
+    ]
+    for number, way in enumerate(ways):
+        with pytest.raises(StreamspecError, match=r"`is_causal` = False in the config of this llama"):
+            way(tmp_path / str(number))
+        assert not (tmp_path / str(number)).exists()
+
+
+def test_fields_left_alone_are_told_in_one_line(tmp_path: Path) -> None:
+    save_base(tmp_path / "base")
+    changed = (
+        json.loads((tmp_path / "base" / "config.json").read_text()) | HARMLESS | {"auto_map": {"AutoConfig": "a.B"}}
+    )
+    (tmp_path / "base" / "config.json").write_text(json.dumps(changed))
+    lines: list[str] = []
+    assert resolve_base(tmp_path / "base", lines.append).model_type == "llama"
+    assert len(lines) == 1 and all(f"`{name}`" in lines[0] for name in HARMLESS)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"hidden_size": 64}', "names no model_type; expected one of llama"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "config.json cannot be read"),
+        ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 5}', "config.json cannot be read"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_one_line(text: str, words: str, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "base", ignore_errors=True)
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(text)
+    with pytest.raises(BaseModelError, match=words) as caught:
+        resolve_base(tmp_path / "base", lambda line: None)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_reads_back(tmp_path: Path) -> None:
+    config_of("qwen3", hidden_size=64).save_pretrained(tmp_path)
+    assert read_config(tmp_path).hidden_size == 64
