@@ -44,6 +44,10 @@ class Family:
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: tuple[str, ...] = ("mlp.down_proj",)
     gated: bool = True
+    activation: str = "silu"  # of the MLP, where no config field says it
+    conv: str | None = None  # short convolution in place of attention, in the layers that have one
+    conv_in: tuple[str, ...] = ("conv.in_proj",)
+    conv_out: tuple[str, ...] = ("conv.out_proj",)
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
     window_switch: str | None = None  # config switch without which windows are off
     local_rotary: bool = False  # where some layers have a window, the others know no positions
@@ -64,7 +68,7 @@ class Family:
     @property
     def takes_draft_layer(self) -> bool:
         """True where a draft layer can start as the last layer: RMSNorm before each half, separate gate and up."""
-        return not self.layernorm and not self.mlp_out_norm and len(self.up) == 2
+        return not self.layernorm and not self.mlp_out_norm and len(self.up) == 2 and not self.conv
 
 
 _GEMMA = Family(

@@ -100,7 +100,8 @@ def read_field(config: PreTrainedConfig, name: str) -> Any:
 
 def activation(config: PreTrainedConfig) -> str:
     """Returns the name of the MLP's activation, as in `ACT2FN` of transformers."""
-    return next(str(value) for name in ACTIVATION_FIELDS if (value := read_field(config, name)) is not None)
+    named = (str(value) for name in ACTIVATION_FIELDS if (value := read_field(config, name)) is not None)
+    return next(named, FAMILIES[config.model_type].activation)
 
 
 def _unknown_fields(config: PreTrainedConfig) -> tuple[list[str], list[str]]:

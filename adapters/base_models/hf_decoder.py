@@ -6,16 +6,18 @@ The layers themselves are called as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import read_field
+from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, switched
 
@@ -55,7 +57,15 @@ class HFDecoder:
     def rotates(self, index: int) -> bool:
         """Whether layer `index` rotates queries and keys."""
         everywhere = not self.family.local_rotary or getattr(self.model.config, "sliding_window", None) is None
-        return self.rotary is not None and (everywhere or self.window(index) is not None)
+        return self.rotary is not None and self.conv(index) is None and (everywhere or self.window(index) is not None)
+
+    def conv(self, index: int) -> Any:
+        """The short convolution that layer `index` has in place of attention, or None."""
+        return getattr(self.layer(index), self.family.conv, None) if self.family.conv else None
+
+    def new_cache(self) -> DynamicCache:
+        """An empty cache for the model's own passes."""
+        return DynamicCache(config=self.model.config) if self.family.conv else DynamicCache()
 
     def rotary_embeddings(self, hidden: Tensor, positions: Tensor) -> Any:
         """cos and sin for `positions` [B, R], those of each kind of layer where they differ, or None where positions
@@ -75,10 +85,37 @@ class HFDecoder:
         self, index: int, hidden: Tensor, mask: Tensor, positions: Tensor, rotary: Any, cache: Any
     ) -> Tensor:
         """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]."""
+        if (conv := self.conv(index)) is not None:
+            return self._call_conv_layer(conv, index, hidden, mask, cache)
         own = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
         extra = {self.family.cache_argument: cache} | ({} if rotary is None else {"position_embeddings": own})
         out = self.layer(index)(hidden, attention_mask=mask, position_ids=positions, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
+
+    def _call_conv_layer(self, conv: Any, index: int, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """As `call_layer`: the parts of Hugging Face's layer, but for which rows the convolution mixes."""
+        layer, family = self.layer(index), self.family
+        assert family.attention_norm and family.mlp_norm
+        normed = layer.get_submodule(family.attention_norm)(hidden)
+        hidden = hidden + short_conv(conv, normed, mask, cache, index)
+        mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
+        return hidden + mlp(layer.get_submodule(family.mlp_norm)(hidden))
+
+    @contextmanager
+    def keys_values(self, first: int, cache: DynamicCache) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Lists that the block's end fills with K and V [B, Hkv, T, D] of the layers from `first` on, out of the
+        `cache` of a pass within it; of convolutions with the inputs [B, 1, T, H] and nothing.
+        """
+        keys, values = list[Tensor](), list[Tensor]()
+        with ExitStack() as stack:
+            inputs = [
+                None if (conv := self.conv(index)) is None else stack.enter_context(watched_inputs(conv))
+                for index in range(first, len(self.layers))
+            ]
+            yield keys, values
+        for given, layer in zip(inputs, cache.layers[first:], strict=True):
+            keys.append(layer.keys if given is None else given[0][:, None])
+            values.append(layer.values if given is None else given[0][:, None, :, :0])
 
     @contextmanager
     def watched(self, index: int) -> Iterator[list[Tensor]]:

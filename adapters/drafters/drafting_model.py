@@ -15,7 +15,6 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.training.config import TrainConfig
@@ -97,19 +96,19 @@ class TargetModel(nn.Module):
 
     def main_pass(self, input_ids: Tensor, attention_mask: Tensor) -> MainPass:
         """The plain model over right-padded rows [B, T]; bit for bit the result of the model without a drafter."""
-        cache = DynamicCache()
+        cache = self.decoder.new_cache()
         with self.drafter_lora(False):
             inner = self.model.base_model
             with ExitStack() as stack:
+                keys, values = stack.enter_context(self.decoder.keys_values(self.first, cache))
                 entered = [stack.enter_context(self.decoder.watched(layer)) for layer in self.tapped]
                 out = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
-        layers = cache.layers[self.first :]
         return MainPass(
             tokens=input_ids,
             entry=torch.cat([states for (states,) in entered], dim=-1),
             final=out.last_hidden_state,
-            keys=[layer.keys for layer in layers],
-            values=[layer.values for layer in layers],
+            keys=keys,
+            values=values,
         )
 
     @contextmanager

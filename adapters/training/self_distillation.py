@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.atomic import write_text
 from streamspec.errors import DataError
 from streamspec.progress import track
@@ -138,7 +138,7 @@ def answer_batch(
     mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each row of the batch answers
-    cache = DynamicCache()
+    cache = HFDecoder(model).new_cache()
     for _ in range(max_new_tokens):
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         out = body(input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
@@ -153,6 +153,6 @@ def answer_batch(
         tokens, mask = choices[:, None], torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
         if 2 * len(alive) <= len(rows):
             kept = torch.tensor(alive, device=device)
-            cache.batch_select_indices(kept)
+            cache.reorder_cache(kept)
             tokens, mask, rows = tokens[kept], mask[kept], [rows[i] for i in alive]
     return answers

@@ -84,7 +84,7 @@ def shapes(section: AdapterSection) -> Shapes:
         rank = section.whole("rank", 1, 4096, lora)
         section.positive("lora.alpha", lora.get("alpha"))
         for layer in range(spec.layers - ns, spec.layers):
-            for module in spec.modules:
+            for module in spec.modules(layer):
                 shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.in_width(module))
                 shapes[f"layers.{layer}.{module}.lora_B"] = (spec.out_width(module), rank)
     return shapes
@@ -111,7 +111,7 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
 def _read_lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.float32) -> Lora:
     out = {}
     for layer in range(spec.layers - ns, spec.layers):
-        for module in spec.modules:
+        for module in spec.modules(layer):
             a, b = (tensors.get(f"layers.{layer}.{module}.lora_{side}") for side in "AB")
             if a is not None and b is not None:
                 order = spec.row_order(module)

@@ -51,7 +51,7 @@ def adapter_rows(
     for layer in range(spec.layers):
         shared = layer < spec.layers - max(room.ns, default=0)
         for part in (TASK_LORA,) if shared else (TASK_LORA, STREAM_LORA):
-            for modules in spec.fused:
+            for modules in spec.fused(layer):
                 rows += update(spec, layer, modules, part).inputs(precision.coded)
     streams = empty_streams(spec, room)
     if streams is None:

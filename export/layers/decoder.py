@@ -146,7 +146,7 @@ class Decoder:
             out,
             self.spec.in_width(modules[0]),
             lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
-            sensitive=modules == self.spec.family.out,
+            sensitive=modules in (self.spec.family.out, self.spec.family.conv_out),
         )
 
     def add_bias(self, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
@@ -198,7 +198,9 @@ class Decoder:
         results of `enter`.
         """
         spec, family = self.spec, self.spec.family
-        update = self._out_norm(g, linear(g, mixed, rows, layer, family.out), layer, family.attention_out_norm)
+        update = self._out_norm(
+            g, linear(g, mixed, rows, layer, spec.mixer(layer)[1]), layer, family.attention_out_norm
+        )
         if spec.parallel:
             if spec.mlp_norm:
                 normed, _ = self.norm(g, residual, spec.weight_name(layer, spec.mlp_norm))

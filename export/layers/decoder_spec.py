@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,7 @@ class DecoderSpec:
     joint_head_norms: bool  # over all heads together
     tied: bool
     windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all
+    taps: tuple[int, ...]  # per layer: rows that a short convolution in place of attention mixes, 0: attention
     rotaries: tuple[Rotary, ...]
     rotary_of: tuple[int | None, ...]  # per layer: which of them, if any
     embedding_scale: float
@@ -73,15 +74,18 @@ class DecoderSpec:
         """Query heads per key/value head."""
         return self.heads // self.kv_heads
 
-    @property
-    def modules(self) -> tuple[str, ...]:
+    def modules(self, layer: int) -> tuple[str, ...]:
         """Linear maps of a layer."""
-        return (*self.family.qkv, *self.family.out, *self.family.up, *self.family.down)
+        return tuple(module for group in self.fused(layer) for module in group)
 
-    @property
-    def fused(self) -> tuple[tuple[str, ...], ...]:
+    def fused(self, layer: int) -> tuple[tuple[str, ...], ...]:
         """The modules in the groups that are computed as one map."""
-        return self.family.qkv, self.family.out, self.family.up, self.family.down
+        return *self.mixer(layer), self.family.up, self.family.down
+
+    def mixer(self, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The maps before and after a layer's attention or convolution; a layer after the last has attention."""
+        family = self.family
+        return (family.conv_in, family.conv_out) if any(self.taps[layer : layer + 1]) else (family.qkv, family.out)
 
     @property
     def rotated(self) -> int:
@@ -122,12 +126,20 @@ def describe(model: Any) -> DecoderSpec:
     config, decoder = model.config, HFDecoder(model)
     check_config(config)
     family, layers, embedding = decoder.family, decoder.layers, decoder.embedding
-    attention, norm = getattr(layers[0], family.attention), decoder.norm
+    taps = tuple(0 if (conv := decoder.conv(i)) is None else conv.conv.weight.shape[-1] for i in range(len(layers)))
+    attending = [layer for layer, count in zip(layers, taps, strict=True) if not count]
+    if not attending:
+        raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
+    attention, norm = getattr(attending[0], family.attention), cast(Any, decoder.norm)
     heads = config.num_attention_heads
     widths = {
-        module: _widths(layers[0].get_submodule(module))
-        for module in (*family.qkv, *family.out, *family.up, *family.down)
+        module: _widths(layer.get_submodule(module))
+        for layer, names in ((attending[0], (*family.qkv, *family.out)), (layers[0], (*family.up, *family.down)))
+        for module in names
     }
+    if any(taps):
+        convolving = layers[taps.index(max(taps))]
+        widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
     rotaries, rotary_of, length = _rotaries(decoder)
     normed = not family.head_norm_switch or switched(config, family.head_norm_switch)
     head_dim, head_norms = widths[family.out[0]][1] // heads, family.head_norms if normed else ()
@@ -147,9 +159,10 @@ def describe(model: Any) -> DecoderSpec:
         parallel=switched(config, family.parallel),
         mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
         head_norms=head_norms,
-        joint_head_norms=bool(head_norms) and _joint(layers[0].get_submodule(head_norms[0]), head_dim),
+        joint_head_norms=bool(head_norms) and _joint(attending[0].get_submodule(head_norms[0]), head_dim),
         tied=decoder.lm_head.weight is embedding.weight,
         windows=tuple(decoder.window(layer) for layer in range(len(layers))),
+        taps=taps,
         rotaries=rotaries,
         rotary_of=rotary_of,
         embedding_scale=float(getattr(embedding, "scalar_embed_scale", 1.0)),
@@ -160,7 +173,7 @@ def describe(model: Any) -> DecoderSpec:
         eos_token_ids=_eos(model),
         bos_token_id=config.bos_token_id,
     )
-    _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in layers])
+    _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
     return spec
 
 

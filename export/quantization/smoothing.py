@@ -53,14 +53,16 @@ class Group:
     sleeping: bool = False  # the input is zero for most rows: after a ReLU
 
 
-def groups(spec: DecoderSpec) -> list[Group]:
-    """Lists the groups of a layer, the same in every layer."""
-    family = spec.family
-    groups = [Group(family.out, family.qkv[-1], values=True)]
+def groups(spec: DecoderSpec, layer: int) -> list[Group]:
+    """Lists the groups of a layer."""
+    family, (before, after) = spec.family, spec.mixer(layer)
+    groups = [
+        Group(after, before[-1], values=not spec.taps[layer])
+    ]  # a convolution is linear in its input map's last part
     if family.attention_norm and spec.mlp_norm:
-        groups += [Group(family.qkv, family.attention_norm), Group(family.up, spec.mlp_norm)]
+        groups += [Group(before, family.attention_norm), Group(family.up, spec.mlp_norm)]
     elif family.attention_norm:
-        groups += [Group((*family.qkv, *family.up), family.attention_norm)]
+        groups += [Group((*before, *family.up), family.attention_norm)]
     if family.gated or spec.activation == "relu":
         groups += [Group(family.down, family.up[-1], sleeping=not family.gated)]
     return groups
@@ -135,12 +137,12 @@ class SmoothedSource(ChangedSource):
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
-    smoothed, reference, every = SmoothedSource(source), ReferenceModel(model), groups(spec)
+    smoothed, reference = SmoothedSource(source), ReferenceModel(model)
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
         inputs: dict[str, Array] = {}
-        hooks = [_watch(reference.decoder.layer(layer), group.readers[0], inputs) for group in every]
+        hooks = [_watch(reference.decoder.layer(layer), one.readers[0], inputs) for one in groups(spec, layer)]
         try:
             yield
         finally:
@@ -148,7 +150,7 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
         choose(layer, inputs)
 
     def choose(layer: int, inputs: dict[str, Array]) -> None:
-        for group in every:
+        for group in groups(spec, layer):
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
             heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None

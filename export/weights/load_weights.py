@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.base_models.weight_files import stored_dtype
 from streamspec.bundle.adapter_folder import (
     RESTORE,
     TASK_CONFIG,
@@ -45,7 +44,7 @@ class ModelSource:
         self._orders = {
             spec.weight_name(i, m): order
             for i in range(spec.layers)
-            for m in spec.modules
+            for m in spec.modules(i)
             if (order := spec.row_order(m)) is not None
         }
 
@@ -93,10 +92,7 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its
     files' dtype with the LoRA beside it, to be read through `lazy_weights.Float32Decoder`."""
     model = AutoModelForCausalLM.from_pretrained(
-        base.path,
-        dtype=torch.float32 if whole else stored_dtype(base.path),
-        attn_implementation="eager",
-        use_safetensors=True,
+        base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager", use_safetensors=True
     )
     if adapter is not None and adapter.has_task_lora:
         from peft import PeftModel
@@ -152,7 +148,7 @@ def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:
         raise _no_plain_lora(adapter, "it changes biases of the base")
     layers, pairs = Float32Decoder(model).layers, {}
     for layer in range(spec.layers):
-        for module in spec.modules:
+        for module in spec.modules(layer):
             one = layers[layer].get_submodule(module)
             if isinstance(one, LoraLayer):
                 (name,) = one.active_adapters

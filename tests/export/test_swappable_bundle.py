@@ -33,7 +33,8 @@ def quiet(line: str) -> None:
 def tuned(folder: Path, base: Base, model: Any, rank: int = 4, **options: Any) -> Path:
     """A task LoRA with large numbers in every linear map, without streams."""
     described = describe(model)
-    names = sorted({module.split(".")[-1] for module in described.modules})
+    every = (module for layer in range(described.layers) for module in described.modules(layer))
+    names = sorted({module.split(".")[-1] for module in every})
     settings = {"r": rank, "target_modules": names, "init_lora_weights": False} | options
     lora = get_peft_model(model, LoraConfig(**settings))
     for name, value in lora.named_parameters():

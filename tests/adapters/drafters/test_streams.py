@@ -8,7 +8,6 @@ import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftRows, MainPass
@@ -57,11 +56,11 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
     hook = decoder.layers[streams.first].register_forward_pre_hook(
         lambda _, args, kwargs: entry.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
     )
-    with streams.drafter_lora(False):
-        past = model(input_ids=ids[None, : t + 1], past_key_values=DynamicCache(), use_cache=True).past_key_values
+    past = decoder.new_cache()
+    with streams.drafter_lora(False), decoder.keys_values(streams.first, past) as (keys, values):
+        model(input_ids=ids[None, : t + 1], past_key_values=past, use_cache=True)
     hook.remove()
-    layers = past.layers[streams.first :]
-    cache = RowByRow([x.keys for x in layers], [x.values for x in layers], streams.first)
+    cache = RowByRow(keys, values, streams.first)
     outputs = []
     for j in range(streams.config.gamma):
         keep, tell = streams.shares[j]

@@ -78,6 +78,17 @@ def test_reference_agrees_with_hugging_face(family: str) -> None:
     assert off(ours, expected) < 1e-5
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_rows_of_the_reference_are_those_of_each_path_alone(family: str) -> None:
+    model = tiny_model(family)
+    reference = ReferenceModel(model)
+    ours = reference.logits(reference.states(*tree_rows(CONTEXT, DRAFT, TREE)))
+    for node in set(range(len(TREE))) - set(TREE.parents):  # leaves
+        path = np.array(TREE.path(node))
+        expected = model(torch.as_tensor([*CONTEXT, *DRAFT[path]])[None]).logits[0].numpy()
+        assert off(ours[len(CONTEXT) + path], expected[len(CONTEXT) :]) < 1e-5
+
+
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 64}
 SHORT = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] * 8}
 
