@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.bundle.manifest import Manifest
+from streamspec.bundle.precision_cost import TEXT, costs
 
 
 def write_card(folder: Path, manifest: Manifest) -> None:
@@ -43,7 +44,9 @@ def card(manifest: Manifest) -> str:
         f"| | |\n|---|---|\n{rows}\n\n"
         '```python\nfrom streamspec.runtime import load\n\nsession = load("path/to/this/folder")\n```\n\n'
         f"## Compared with PyTorch in float32\n\n{_parity_table(manifest.parity)}\n"
-        "The licence of the base applies to these weights.\n"
+        + "".join(f"{sentence}.\n\n" for sentence in costs(manifest).values())
+        + ("Measure your own task with `streamspec export --val DATA`.\n\n" if TEXT in manifest.parity else "")
+        + "The licence of the base applies to these weights.\n"
     )
 
 
@@ -56,9 +59,4 @@ def _parity_table(parity: dict[str, Any]) -> str:
                 f"| {part} | {p['rows']} | {p['max_abs']:.3g} | {p['relative']:.2g} | {100 * p['argmax']:.0f} % |"
             )
     text = "\n".join(lines) + "\n"
-    if perplexity := parity.get("perplexity"):
-        text += (
-            f"\nPerplexity of {perplexity['tokens']} tokens of held-out answers: {perplexity['bundle']:.3f}, "
-            f"PyTorch's {perplexity['pytorch']:.3f}.\n"
-        )
     return text

@@ -6,7 +6,7 @@ Each step has a module of its own; this one has their order. A bundle appears wh
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +31,7 @@ from streamspec.bundle.manifest import (
     StaticInfo,
 )
 from streamspec.bundle.onnx_check import check_graphs
+from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import ConfigError
 from streamspec.export.bundle_card import write_card
@@ -51,8 +52,9 @@ from streamspec.export.quantization.precisions import Precision
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
-from streamspec.export.validate.perplexity import HeldOut, answer_tokens, perplexity_of_graph, perplexity_of_model
+from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all, perplexities
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.prompt.prompt_format import PromptFormat
 
@@ -97,7 +99,8 @@ def export_bundle(
     - `progress`: called with one line per step (default: prints to stderr).
     - `stream_weights`: how the stream LoRA of a staged recipe is stored: `merged` (a second copy of the last layers) or
       `delta` (low-rank products beside the shared weights).
-    - `held_out`: data whose perplexity in the bundle and in PyTorch is written to `manifest.parity`.
+    - `held_out`: data whose perplexity in the bundle and in PyTorch is written to `manifest.parity`, beside that of a
+      general text (`bundle.precision_cost` says both in words).
     - `target`: the hardware that the graph is shaped for.
 
     Raises StreamspecError; `out` then stays as it was.
@@ -121,7 +124,8 @@ def export_bundle(
             block_size=block_size,
         )
         rows = held_out.rows(resolved, manifest.prompt_format, parts.spec.context_length) if held_out else []
-        reference = _run_pytorch(parts, tokenizer, rows, say)
+        texts = {ANSWERS: rows} | texts_for(precision, tokenizer, parts.spec, slow=parts.static is not None)
+        reference = _run_pytorch(parts, tokenizer, texts, say)
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
         say(f"writing the {precision} graph")
         manifest = replace(manifest, opset=_write_graphs(folder, graph, parts, target))
@@ -143,19 +147,20 @@ def resolve_pair(base: str | Path, adapter: str | Path | None, say: Progress) ->
 
 @dataclass(frozen=True)
 class _Reference:
-    """PyTorch's results over `tokens` and over held-out `rows`, to compare a graph with."""
+    """PyTorch's results over `tokens` and over texts (`measure_all`), to compare a graph with."""
 
     tokens: Array
     expected: Expected
-    rows: Sequence[TokenRow]
-    perplexity: float
+    texts: Mapping[str, Measured]
 
 
-def _run_pytorch(parts: Parts, tokenizer: Tokenizer, rows: Sequence[TokenRow], say: Progress) -> _Reference:
+def _run_pytorch(
+    parts: Parts, tokenizer: Tokenizer, texts: Mapping[str, Sequence[TokenRow]], say: Progress
+) -> _Reference:
     tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
     say("computing the reference in PyTorch")
     expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
-    return _Reference(tokens, expected, rows, perplexity_of_model(parts.model, rows) if rows else 0.0)
+    return _Reference(tokens, expected, measure_all(parts.model, texts))
 
 
 def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:
@@ -172,13 +177,7 @@ def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts
 
 def _measured(manifest: Manifest, folder: Path, session: Any, reference: _Reference) -> Manifest:
     """The manifest with parity, perplexity, probe and size of the graph that `session` has open."""
-    parity = check_parity(session, reference.expected, manifest.precision)
-    if reference.rows:
-        parity["perplexity"] = {
-            "tokens": answer_tokens(reference.rows),
-            "bundle": perplexity_of_graph(session, reference.rows),
-            "pytorch": reference.perplexity,
-        }
+    parity = check_parity(session, reference.expected, manifest.precision) | perplexities(session, reference.texts)
     return replace(
         manifest,
         parity=parity,

@@ -19,6 +19,7 @@ import onnx
 from onnx import TensorProto
 
 from streamspec.atomic import new_folder
+from streamspec.bundle.precision_cost import MEASURED, cost
 from streamspec.errors import BundleError
 from streamspec.export.bundle_writer import DATA, Progress, resolve_pair, to_stderr, weights
 from streamspec.export.layers.decoder import Decoder, Source, Tables
@@ -29,7 +30,9 @@ from streamspec.export.quantization.precisions import Precision, Rows
 from streamspec.export.quantization.precisions import precision as precision_named
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_rows, expect, passage
+from streamspec.export.validate.perplexity import losses_of, measure_all
 from streamspec.export.weights.load_weights import load_model
 from streamspec.step_graph import (
     CACHE_KINDS,
@@ -167,12 +170,18 @@ def export_genai(
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
         say("computing the reference in PyTorch")
         expected = expect(model, None, tokens)
+        texts = measure_all(model, texts_for(precision, tokenizer, spec))
         say(f"writing the {precision} graph")
         graph = PlainGraph(spec, weights(model, spec, kind, tokenizer, say), kind)
         onnx.save(graph.build(WeightStore(folder / DATA)), folder / MODEL)
         del graph, model
         say("comparing with PyTorch")
-        report = check_rows(run(open_session(folder / MODEL), spec, expected.case.context), expected, precision)
+        session = open_session(folder / MODEL)
+        report = check_rows(run(session, spec, expected.case.context), expected, precision)
+        for name, measured in texts.items():
+            losses = losses_of(measured.rows, lambda tokens, where: [run(session, spec, tokens)[where]])
+            report[name] = found = measured.compare(losses)
+            say(cost(precision, found, MEASURED[name], spec.vocab))
         write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids))
         return report
 

@@ -68,7 +68,9 @@ from streamspec.export.quantization.smoothing import Scales, SmoothedSource
 from streamspec.export.swappable_tensors import adapter_tensors, capacity_for, fitting_info
 from streamspec.export.tokenizer_files import copy_tokenizer
 from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
+from streamspec.export.validate.perplexity import measure_all, perplexities
 from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
 from streamspec.step_graph import STREAM_LORA, TASK_LORA
 
@@ -129,6 +131,7 @@ def _write_base(folder: Path, base: Base, adapters: Sequence[Adapter], kind: Pre
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
     say("computing the reference in PyTorch")
     expected = expect(model, None, tokens)
+    texts = measure_all(model, texts_for(kind.name, tokenizer, spec))
     source = weights(model, spec, kind, tokenizer, say)
     say(f"writing the {kind.name} graph")
     store = SwappableStore(folder / DATA, adapter_rows(spec, room, kind, source.bias("lm_head.bias") is not None))
@@ -146,7 +149,7 @@ def _write_base(folder: Path, base: Base, adapters: Sequence[Adapter], kind: Pre
         manifest,
         swappable=room,
         weights_bytes=(folder / DATA).stat().st_size,
-        parity=check_parity(session, expected, kind.name),
+        parity=check_parity(session, expected, kind.name) | perplexities(session, texts),
         probe=make_probe(session, tokens),
     )
     return _Bundle(complete(folder, manifest, say), session, tokens, scales)

@@ -1,9 +1,12 @@
-"""Measures the perplexity of held-out answers in a bundle and in PyTorch: the cost of a precision."""
+"""Measures perplexity in a bundle and in PyTorch, the cost of a precision: of held-out answers, and of a text of our
+own (`measured_text`) in every lossy export.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from streamspec.prompt.prompt_format import PromptFormat
 LIMIT = 20  # rows
 TOKENS = 1024  # that PyTorch runs in one pass
 HEAD_ROWS = 256  # rows of logits at a time: each time the head is read anew
+CALL = 128  # rows in a call of a graph
 
 
 @dataclass(frozen=True)
@@ -56,42 +60,86 @@ class HeldOut:
         return [row for _, row in rows]
 
 
-def perplexity_of_model(model: Any, rows: Sequence[TokenRow]) -> float:
-    """Computes PyTorch's perplexity in float32 over the answers of `rows`, several texts in one pass."""
+@dataclass(frozen=True)
+class Measured:
+    """Rows of tokens and PyTorch's losses on them, to compare a graph with."""
+
+    rows: Sequence[TokenRow]
+    losses: Array  # float64: of each token that counts, in nats
+
+    def compare(self, losses: Array) -> dict[str, float | int]:
+        """The manifest's perplexities, of PyTorch and of a graph with these `losses`. `error`: the standard error of
+        their ratio; smaller than either's own, as both read the same tokens.
+        """
+        off = losses - self.losses
+        return {
+            "tokens": len(losses),
+            "bundle": float(np.exp(losses.mean())),
+            "pytorch": float(np.exp(self.losses.mean())),
+            "error": float(off.std() / np.sqrt(len(off))),
+        }
+
+
+Scorer = Callable[[Array, Array], Iterable[Array]]  # tokens [T] and rows: logits [.., V] of those rows, in parts
+
+
+def measure(model: Any, rows: Sequence[TokenRow]) -> Measured:
+    """Runs PyTorch in float32 over `rows`, several texts in one pass."""
     reference, packs = ReferenceModel(model), [[rows[0]]]
     for row in rows[1:]:
         if sum(len(other.input_ids) for other in packs[-1]) + len(row.input_ids) > TOKENS:
             packs.append([])
         packs[-1].append(row)
-    return float(np.exp(sum(_loss_of_model(reference, pack) for pack in packs) / answer_tokens(rows)))
+    return Measured(rows, np.concatenate([_losses_of_model(reference, pack) for pack in packs]))
 
 
-def perplexity_of_graph(session: Any, rows: Sequence[TokenRow]) -> float:
-    """Computes the graph's perplexity over the same answers."""
-    steps, total = stepper(session, max(len(row.input_ids) for row in rows)), 0.0
+def measure_all(model: Any, texts: Mapping[str, Sequence[TokenRow]]) -> dict[str, Measured]:
+    """PyTorch's losses on every text that has rows."""
+    return {key: measure(model, rows) for key, rows in texts.items() if rows}
+
+
+def perplexities(session: Any, texts: Mapping[str, Measured]) -> dict[str, dict[str, float | int]]:
+    """What the manifest's parity says of a step graph's perplexity on each text."""
+    return {key: one.compare(losses_of(one.rows, graph_scorer(session, one.rows))) for key, one in texts.items()}
+
+
+def losses_of(rows: Sequence[TokenRow], scorer: Scorer) -> Array:
+    """The losses of whatever `scorer` runs, over the same tokens as `measure`."""
+    losses = []
     for row in rows:
-        steps.length, where = 0, _before_answer(row)
-        logits = steps.prefill(np.asarray(row.input_ids), rows=where, forced_node=int(where[-1]))["logits"]
-        total += _loss(logits, np.asarray(row.input_ids)[where + 1])
-    return float(np.exp(total / answer_tokens(rows)))
+        tokens, where = np.asarray(row.input_ids), _before_answer(row)
+        targets = iter(tokens[where + 1])
+        losses += [_losses(part, np.asarray(list(islice(targets, len(part))))) for part in scorer(tokens, where)]
+    return np.concatenate(losses)
 
 
-def answer_tokens(rows: Sequence[TokenRow]) -> int:
-    """The number of tokens that the perplexity is a mean over."""
-    return sum(sum(row.loss_mask) for row in rows)
+def graph_scorer(session: Any, rows: Sequence[TokenRow]) -> Scorer:
+    """Scores by a step graph, a few rows in a call: logits of a large vocabulary are never all there at once."""
+    steps = stepper(session, max(len(row.input_ids) for row in rows))
+
+    def score(tokens: Array, where: Array) -> Iterator[Array]:
+        steps.length = 0
+        for start in range(0, len(tokens), CALL):
+            chunk = tokens[start : start + CALL]
+            wanted = where[(where >= start) & (where < start + CALL)] - start
+            asked = wanted if len(wanted) else np.array([len(chunk) - 1])
+            logits = steps.prefill(chunk, rows=asked, forced_node=int(asked[-1]))["logits"]
+            if len(wanted):
+                yield logits
+
+    return score
 
 
-def _loss_of_model(reference: ReferenceModel, pack: Sequence[TokenRow]) -> float:
+def _losses_of_model(reference: ReferenceModel, pack: Sequence[TokenRow]) -> Array:
     lengths = [len(row.input_ids) for row in pack]
     tokens, text = np.concatenate([row.input_ids for row in pack]), np.repeat(np.arange(len(pack)), lengths)
     positions = np.concatenate([np.arange(length) for length in lengths])
     sees = (text[:, None] == text) & np.tri(len(text), dtype=bool)
     final = reference.states(tokens, positions, sees).final[0]
-    starts, total = np.cumsum([0, *lengths]), 0.0
+    starts = np.cumsum([0, *lengths])
     where = np.concatenate([start + _before_answer(row) for start, row in zip(starts, pack, strict=False)])
-    for part in np.split(where, range(HEAD_ROWS, len(where), HEAD_ROWS)):
-        total += _loss(reference.decoder.logits(final[part]).numpy(), tokens[part + 1])
-    return total
+    parts = np.split(where, range(HEAD_ROWS, len(where), HEAD_ROWS))
+    return np.concatenate([_losses(reference.decoder.logits(final[part]).numpy(), tokens[part + 1]) for part in parts])
 
 
 def _before_answer(row: TokenRow) -> Array:
@@ -99,10 +147,11 @@ def _before_answer(row: TokenRow) -> Array:
     return np.flatnonzero(row.loss_mask) - 1
 
 
-def _loss(logits: Array, targets: Array) -> float:
-    """Sums the cross-entropy of logits [r, V] against the tokens `targets` [r]."""
-    scores = logits.astype(np.float64)
-    top = scores.max(axis=1)
-    return float(
-        (top + np.log(np.exp(scores - top[:, None]).sum(axis=1)) - scores[np.arange(len(targets)), targets]).sum()
-    )
+def _losses(logits: Array, targets: Array) -> Array:
+    """The cross-entropy of each row of logits [r, V] against the tokens `targets` [r], float64."""
+    return np.asarray([_loss(row.astype(np.float64), target) for row, target in zip(logits, targets, strict=True)])
+
+
+def _loss(scores: Array, target: int) -> float:
+    top = scores.max()
+    return float(top + np.log(np.exp(scores - top).sum()) - scores[target])

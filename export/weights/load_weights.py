@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.weight_files import stored_dtype
 from streamspec.bundle.adapter_folder import (
     RESTORE,
     TASK_CONFIG,
@@ -92,7 +93,10 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its
     files' dtype with the LoRA beside it, to be read through `lazy_weights.Float32Decoder`."""
     model = AutoModelForCausalLM.from_pretrained(
-        base.path, dtype=torch.float32 if whole else "auto", attn_implementation="eager", use_safetensors=True
+        base.path,
+        dtype=torch.float32 if whole else stored_dtype(base.path),
+        attn_implementation="eager",
+        use_safetensors=True,
     )
     if adapter is not None and adapter.has_task_lora:
         from peft import PeftModel

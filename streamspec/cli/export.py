@@ -153,6 +153,8 @@ def report(out: Path, answers: dict[str, float], as_json: bool) -> None:
     for name, value in facts:
         if name.startswith("parity: "):
             print(f"{name.removeprefix('parity: ')}: {value}")
+        elif name.startswith("cost: "):
+            print(value)
     if answers:
         print("answers: " + ", ".join(f"{name} {value:.4g}" for name, value in answers.items()))
     print(f"wrote {out}; look at it with: streamspec inspect {out}")

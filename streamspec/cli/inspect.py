@@ -18,6 +18,7 @@ from streamspec.bundle.adapter_folder import (
     read_json,
 )
 from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
+from streamspec.bundle.precision_cost import costs
 from streamspec.errors import StreamspecError, one_line
 
 Rows = list[tuple[str, str]]
@@ -91,6 +92,7 @@ def _bundle(path: Path) -> Rows:
         for context in sorted({min(SURE, model.context_length), model.context_length})
     ]
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
+    rows += [("cost: " + name, sentence) for name, sentence in costs(manifest).items()]
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
     rows += [
         ("file: " + name, f"{_megabytes(info.bytes)}, sha256 {info.sha256[:12]} (checked)")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from streamspec.bundle.precision_cost import costs
 from streamspec.cli import app
 from streamspec.errors import DataError
-from streamspec.export import HeldOut, export_bundle
+from streamspec.export import HeldOut, Target, export_bundle, export_genai, export_swappable
+from streamspec.export.quantization.smoothing import TEXT
+from streamspec.export.validate.measured_text import PASSAGES
+from streamspec.export.validate.parity import PASSAGE
 
 ROWS = [
     {"prompt": "the cat sat", "completion": "on the mat"},
@@ -52,7 +57,49 @@ def test_perplexity_is_that_of_transformers(precision: str, base: Path, rows: Pa
     assert found["bundle"] == pytest.approx(found["pytorch"], rel={"fp32": 1e-4, "int8": 0.05, "int4": 0.5}[precision])
     assert precision == "fp32" or found["bundle"] != found["pytorch"]
     assert export[0].parity == export[1].parity and export[0].files == export[1].files
-    assert "Perplexity of" in (tmp_path / "one" / "README.md").read_text()
+    assert "% on held-out answers (float32" in (tmp_path / "one" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"target": Target(static=True, rows=8, context=64)}], ids=["dynamic", "static"]
+)
+def test_every_lossy_export_says_what_it_costs(options: dict[str, Any], base: Path, tmp_path: Path) -> None:
+    manifest = export_bundle(base, None, tmp_path / "out", "int8", progress=lambda line: None, **options)
+    found, tokenizer = manifest.parity["text"], AutoTokenizer.from_pretrained(base)
+    model, losses, most = AutoModelForCausalLM.from_pretrained(base), [], 63 if options else 127
+    for passage in PASSAGES:
+        ids = torch.tensor([tokenizer(passage)["input_ids"][:most]])
+        with torch.no_grad():
+            losses += torch.nn.functional.cross_entropy(
+                model(ids).logits[0, :-1], ids[0, 1:], reduction="none"
+            ).tolist()
+    assert found["tokens"] == len(losses) and found["pytorch"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
+    assert 0 < found["error"] < 0.05 and found["bundle"] == pytest.approx(found["pytorch"], rel=0.05)
+    (sentence,) = costs(manifest).values()
+    assert sentence in (tmp_path / "out" / "README.md").read_text()
+    said = CliRunner().invoke(app, ["inspect", str(tmp_path / "out"), "--json"])
+    assert json.loads(said.stdout)["cost: text"] == sentence
+
+
+def test_float32_costs_nothing_and_is_not_measured(base: Path, tmp_path: Path) -> None:
+    manifest = export_bundle(base, None, tmp_path / "out", "fp32", progress=lambda line: None)
+    assert "text" not in manifest.parity and not costs(manifest)
+
+
+def test_a_swappable_bundle_and_one_for_genai_say_it_too(base: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    bundle = export_swappable(base, [], tmp_path / "swappable", progress=lines.append)
+    plain = export_genai(base, None, tmp_path / "plain", progress=lines.append)
+    assert costs(bundle) and plain["text"]["bundle"] == pytest.approx(bundle.parity["text"]["bundle"], rel=1e-3)
+    assert any(line.startswith("int8: perplexity ") for line in lines)
+
+
+def test_nothing_is_smoothed_on_the_text_that_is_measured() -> None:
+    def phrases(text: str) -> set[str]:
+        words = text.split()
+        return {" ".join(words[at : at + 4]) for at in range(len(words) - 3)}
+
+    assert not phrases(" ".join(PASSAGES)) & phrases(f"{TEXT} {PASSAGE}")
 
 
 def test_the_command_also_says_how_well_the_bundle_answers(base: Path, rows: Path, tmp_path: Path) -> None:

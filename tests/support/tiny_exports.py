@@ -229,15 +229,20 @@ def build_static(
 def save_base(folder: Path, model: Any | None = None) -> Base:
     """Writes a HF folder with a word tokenizer and returns it as a base."""
     (model or tiny_model()).save_pretrained(folder)
+    write_tokenizer(folder)
+    return resolve_base(str(folder), progress=lambda line: None)
+
+
+def write_tokenizer(folder: Path, vocab: int = VOCAB) -> None:
+    """Writes a word tokenizer of `vocab` tokens with a chat template."""
     words = [
         word for word, _ in pre_tokenizers.Whitespace().pre_tokenize_str(PASSAGE)
     ]  # or all parity would be of one token
-    names = [*dict.fromkeys(words), *(f"w{i}" for i in range(VOCAB))][:VOCAB]
+    names = [*dict.fromkeys(words), *(f"w{i}" for i in range(vocab))][:vocab]
     tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
-    return resolve_base(str(folder), progress=lambda line: None)
 
 
 def save_adapter(folder: Path, base: Base, streams: StreamSpec, **changes: Any) -> Path:

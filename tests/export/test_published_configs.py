@@ -1,0 +1,66 @@
+"""Configs as vendors publish them (`tests/support/published_configs`, sizes shrunk): each base is exported as it is,
+without a flag, and equals transformers after its window and after its original rope length.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from streamspec.adapters.base_models.config_fields import read_config
+from streamspec.export import export_bundle
+from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.validate.graph_runner import GraphRunner, open_session
+from tests.support.published_configs import CONFIGS
+from tests.support.tiny_exports import write_tokenizer
+
+ROWS, CHUNK = 80, 24
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_published_config_is_exported_and_equals_transformers(name: str, tmp_path: Path) -> None:
+    published = CONFIGS[name]
+    base, bundle = tmp_path / "base", tmp_path / "bundle"
+    model = write_base(base, published)
+    export_bundle(base, None, bundle, "fp32", progress=lambda line: None)
+
+    rows = min(ROWS, describe(model).context_length)
+    for limit in limits(published):
+        assert limit <= rows - CHUNK or limit > 10 * ROWS, "shrink it"
+    tokens = np.random.default_rng(0).integers(0, published["vocab_size"], rows)
+    with torch.no_grad():
+        theirs = model(torch.as_tensor(tokens)[None], use_cache=False).logits[0].numpy()
+    steps = GraphRunner(open_session(bundle / "model.onnx", threads=1), rows)
+    ours = np.concatenate([steps.prefill(tokens[at : at + CHUNK])["logits"] for at in range(0, rows, CHUNK)])
+    assert np.abs(ours - theirs).max() < 2e-4 * theirs.std()
+
+
+def limits(published: dict[str, Any]) -> list[int]:
+    """Window and original rope length, where rows must reach past them."""
+    rope = published.get("rope_scaling") or published.get("rope_parameters") or {}
+    lengths = [published.get("sliding_window"), rope.get("original_max_position_embeddings")]
+    return [length for length in lengths if length]
+
+
+def write_base(folder: Path, published: dict[str, Any]) -> Any:
+    """Writes a random model with the published config beside it, word for word; returns it as transformers loads it."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(published))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(read_config(folder), attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+            else:
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(published))
+    write_tokenizer(folder, model.config.vocab_size)
+    return model.eval()
