@@ -66,9 +66,16 @@ class Family:
         }
 
     @property
-    def takes_draft_layer(self) -> bool:
-        """True where a draft layer can start as the last layer: RMSNorm before each half, separate gate and up."""
-        return not self.layernorm and not self.mlp_out_norm and len(self.up) == 2 and not self.conv
+    def draft_layer_parts(self) -> dict[str, str]:
+        """Parts of a decoder layer that a draft layer starts as a copy of, by their names in an adapter."""
+        parts = {
+            "attention": self.attention,
+            "norm_in": self.attention_norm,
+            "norm_mid": self.mlp_norm,
+            "norm_attention": self.attention_out_norm,
+            "norm_mlp": self.mlp_out_norm,
+        }
+        return {name: module for name, module in parts.items() if module}
 
 
 _GEMMA = Family(

@@ -59,6 +59,11 @@ class HFDecoder:
         everywhere = not self.family.local_rotary or getattr(self.model.config, "sliding_window", None) is None
         return self.rotary is not None and self.conv(index) is None and (everywhere or self.window(index) is not None)
 
+    @property
+    def last_attention(self) -> int:
+        """The last layer that attends, as which a draft layer starts."""
+        return max(index for index in range(len(self.layers)) if self.conv(index) is None)
+
     def conv(self, index: int) -> Any:
         """The short convolution that layer `index` has in place of attention, or None."""
         return getattr(self.layer(index), self.family.conv, None) if self.family.conv else None
@@ -87,9 +92,8 @@ class HFDecoder:
         """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]."""
         if (conv := self.conv(index)) is not None:
             return self._call_conv_layer(conv, index, hidden, mask, cache)
-        own = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
-        extra = {self.family.cache_argument: cache} | ({} if rotary is None else {"position_embeddings": own})
-        out = self.layer(index)(hidden, attention_mask=mask, position_ids=positions, use_cache=True, **extra)
+        extra = self._attending(index, positions, rotary, cache)
+        out = self.layer(index)(hidden, attention_mask=mask, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
     def _call_conv_layer(self, conv: Any, index: int, hidden: Tensor, mask: Tensor, cache: Any) -> Tensor:
@@ -100,6 +104,20 @@ class HFDecoder:
         hidden = hidden + short_conv(conv, normed, mask, cache, index)
         mlp = layer.get_submodule(family.up[0].rpartition(".")[0])
         return hidden + mlp(layer.get_submodule(family.mlp_norm)(hidden))
+
+    def attend(
+        self, attention: nn.Module, index: int, normed: Tensor, mask: Tensor, positions: Tensor, cache: Any
+    ) -> Tensor:
+        """Runs the module `attention`, a copy of that of layer `index`, on rows [B, R, H] as `call_layer` runs it."""
+        rotary = self.rotary_embeddings(normed, positions)
+        attended: Tensor = attention(normed, attention_mask=mask, **self._attending(index, positions, rotary, cache))[0]
+        return attended
+
+    def _attending(self, index: int, positions: Tensor, rotary: Any, cache: Any) -> dict[str, Any]:
+        """What a layer hands to its attention: positions, their rotary embeddings, the cache."""
+        own = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
+        given = {"position_ids": positions, self.family.cache_argument: cache}
+        return given | ({} if rotary is None else {"position_embeddings": own})
 
     @contextmanager
     def keys_values(self, first: int, cache: DynamicCache) -> Iterator[tuple[list[Tensor], list[Tensor]]]:

@@ -37,7 +37,7 @@ next token.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -45,10 +45,13 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import PreTrainedModel
 
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
+from streamspec.adapters.drafters.draft_layer_start import fit_start
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
 from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
-from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, unit_rms
+from streamspec.adapters.drafters.layer_copy import copy_last_layer
+from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.training.data import Collator, TokenRow
 from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows
 from streamspec.adapters.training_run import Run
@@ -82,19 +85,16 @@ class DraftLayerModel(DraftingModel):
         config.check(layers)
         super().__init__(model, config.gamma, layers, True, tapped=tuple(layers - tap for tap in config.taps))
         self.config, self.passes = config, config.passes
-        last, width = self.decoder.layers[-1], self.decoder.hidden_size
-        layer = copy.deepcopy(last).float().requires_grad_(True)
+        width, layer = self.decoder.hidden_size, copy_last_layer(self.decoder)
         shape = config.experts, config.active, config.two_lists
-        self.experts = Experts(layer.mlp, *shape)
-        self.attention, self.norm_in, self.norm_mid = (
-            layer.self_attn,
-            layer.input_layernorm,
-            layer.post_attention_layernorm,
+        self.experts, self.beside = Experts(layer.mlp, *shape), layer.parallel
+        self.attention, self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = (
+            layer.parts.get(part) for part in ("attention", "norm_in", "norm_mid", "norm_attention", "norm_mlp")
         )
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
         own = range(self.passes - 1) if config.own_heads else ()
-        self.heads = nn.ModuleList(LaterPass(layer.mlp, layer.post_attention_layernorm, *shape) for _ in own)
+        self.heads = nn.ModuleList(LaterPass(layer, width, *shape) for _ in own)
         self.from_token = nn.Parameter(torch.eye(width))
         self.from_state = None if config.own_heads else nn.Parameter(torch.eye(width))
         self.from_entry = nn.Parameter(torch.eye(width).repeat(1, len(self.tapped)) / len(self.tapped))
@@ -105,9 +105,16 @@ class DraftLayerModel(DraftingModel):
     @classmethod
     def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
         """Builds a draft layer from the target's last layer and fits its maps to the training rows."""
-        drafter = cls(model, DraftLayerConfig.of(run.config.resolved)).to(run.device)
+        shape, decoder = DraftLayerConfig.of(run.config.resolved), HFDecoder(model)
+        drafter = cls(model, replace(shape, window=decoder.window(decoder.last_attention))).to(run.device)
         run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
         return drafter
+
+    def train(self, mode: bool = True) -> Self:
+        """Keeps the layer's attention without dropout, as the target's own is."""
+        super().train(mode)
+        self.attention.eval()
+        return self
 
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Computes the weighted "total" and its parts, each a scalar."""
@@ -190,11 +197,12 @@ class DraftLayerModel(DraftingModel):
         at = rows[:, :, None]
         steps = [Branches(*(None if x is None else x.gather(1, at.expand(-1, -1, x.shape[2])) for x in first))]
         columns = torch.arange(main.tokens.shape[1], device=rows.device)
-        seen = (columns <= rows[:, :, None])[:, None]  # [B, 1, P, T]
         own = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device).expand(len(rows), 1, -1, -1)
         later = None if self.config.prefix_attention else cache
+        back = rows[:, :, None] - columns
         for step in range(1, passes):
-            seen = seen if later is None else torch.cat([seen, own], dim=3)
+            past = ((back >= 0) & self._near(back + step))[:, None]  # [B, 1, P, T]
+            seen = torch.cat([past, *(own & self._near(torch.tensor(step - k)) for k in range(1, step + 1))], dim=3)
             part = self._part(step)
             states = nn.functional.linear(self._finish(steps[-1].mixture).float(), part.from_state)
             steps.append(self._layer(part, following[:, :, step - 1].clamp(min=0), states, rows + step, seen, later))
@@ -217,19 +225,26 @@ class DraftLayerModel(DraftingModel):
             # to look further ahead than its own.
             last = nn.functional.linear(branch if passes == self.passes else branch.detach(), self.last_state)
             if self.last_token is not None:
-                last = last + nn.functional.linear(
-                    self._embedded(following[:, :, passes - 1].clamp(min=0)), self.last_token
-                )
+                known = self.embedded(following[:, :, passes - 1].clamp(min=0), rows + passes + 1)
+                last = last + nn.functional.linear(known, self.last_token)
             last = self._finish(last)
         return Branches(self._finish(mixture), last, shares, overlap, apart)
 
-    def main_rows(self, main: MainPass, cache: _GrowingCache) -> Branches:
+    def main_rows(self, main: MainPass, cache: _GrowingCache | None = None) -> Branches:
         """The layer over all rows of the text, each with the token after it; states before the last norm."""
         batch, length = main.tokens.shape
         columns = torch.arange(length, device=main.tokens.device)
-        causal = (columns[:, None] >= columns[None, :]).expand(batch, 1, length, length)
+        back = columns[:, None] - columns[None, :]
+        causal = ((back >= 0) & self._near(back)).expand(batch, 1, length, length)
         states = nn.functional.linear(self.entries(main), self.from_entry)
-        return self._layer(self, main.tokens.roll(-1, dims=1), states, columns.expand(batch, -1), causal, cache)
+        return self._layer(
+            self,
+            main.tokens.roll(-1, dims=1),
+            states,
+            columns.expand(batch, -1),
+            causal,
+            cache or _GrowingCache([], []),
+        )
 
     def entries(self, main: MainPass) -> Tensor:
         """m [B, T, taps H]."""
@@ -242,36 +257,57 @@ class DraftLayerModel(DraftingModel):
     def _layer(
         self, part: Any, tokens: Tensor, states: Tensor, positions: Tensor, seen: Tensor, cache: _GrowingCache | None
     ) -> Branches:
-        """Runs the layer over rows (`states` [B, R, H], `tokens` [B, R]) under a mask [B, 1, R, K]; without a cache
-        they attend to nothing.
+        """Runs the layer over rows (`states` [B, R, H], `tokens` [B, R] after them) under a mask [B, 1, R, K]; without
+        a cache they attend to nothing.
         """
-        x = nn.functional.linear(self._embedded(tokens), part.from_token, part.bias) + states
+        x = nn.functional.linear(self.embedded(tokens, positions + 1), part.from_token, part.bias) + states
         u = x
         if cache is not None:
             mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
-            rotary = self.decoder.rotary_embeddings(x, positions)
-            u = (
-                x
-                + self.attention(
-                    self.norm_in(x), position_embeddings=rotary, attention_mask=mask, past_key_values=cache
-                )[0]
-            )
-        added: Branches = part.experts(part.norm_mid(u))
+            normed = _through(self.norm_in, x)
+            mixed = self.decoder.attend(self.attention, self.decoder.last_attention, normed, mask, positions, cache)
+            u = x + _through(self.norm_attention, mixed)
+        read = x if self.beside else u  # by the MLP
+        norm = self.norm_in if self.beside and part.norm_mid is None else part.norm_mid
+        added: Branches = part.experts(_through(norm, read))
+
+        def joined(update: Tensor) -> Tensor:
+            return u + _through(part.norm_mlp, update)
+
         last = added.last if self.config.contrast else added.mixture
-        apart = (
-            None if added.apart is None else added.apart + nn.functional.pad(u, (0, 1)).repeat(1, 1, self.config.active)
-        )
+        apart = None
+        if added.apart is not None:
+            lists = added.apart.unflatten(-1, (self.config.active, -1))
+            states = u[..., None, :] + _through(part.norm_mlp, lists[..., :-1])
+            apart = torch.cat([states, lists[..., -1:]], dim=-1).flatten(-2)
         return added._replace(
-            mixture=u + added.mixture, last=None if last is None or self.last_state is None else u + last, apart=apart
+            mixture=joined(added.mixture),
+            last=None if last is None or self.last_state is None else joined(last),
+            apart=apart,
         )
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        return unit_rms(self.decoder.embed(tokens).float())
+    def _near(self, back: Tensor) -> Tensor:
+        """Whether rows see what is so many positions back."""
+        return torch.ones_like(back, dtype=torch.bool) if self.config.window is None else back < self.config.window
+
+    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """e [.., H] of tokens at `positions`, which count where they enter at the embedding (up to the last one)."""
+        decoder = self.decoder
+        if decoder.positions is None:
+            return unit_rms(decoder.embed(tokens).float())
+        last = len(decoder.positions.weight) - decoder.family.position_offset - 1
+        return unit_rms(decoder.begin(tokens, positions.clamp(max=last)).float())
 
     def _finish(self, states: Tensor) -> Tensor:
         """Applies the last norm; states are then in the head's dtype."""
         finished: Tensor = self.norm_out(states)
         return finished.to(self.decoder.embedding.weight.dtype)
+
+    def unscaled(self, finished: Tensor) -> Tensor:
+        """States [.., H] before the last norm's weight and bias."""
+        bias = getattr(self.norm_out, "bias", None)
+        shifted = finished if bias is None else finished - bias
+        return shifted / (self.norm_out.weight + self.decoder.family.one_added)
 
     def drafter_tensors(self) -> dict[str, Tensor]:
         """Returns every parameter outside the target, by its name in an adapter."""
@@ -281,9 +317,7 @@ class DraftLayerModel(DraftingModel):
     def described(self) -> dict[str, Any]:
         """Describes the layer for the section `streams` of an adapter's configuration."""
         shape = self.config
-        biases = sorted(
-            name for name in self.drafter_tensors() if name.startswith("attention.") and name.endswith(".bias")
-        )
+        biases = sorted(name for name in self.drafter_tensors() if name.endswith((".bias", "_bias")))
         return super().described() | {
             "experts": shape.experts,
             "active": shape.active,
@@ -294,7 +328,12 @@ class DraftLayerModel(DraftingModel):
             "prefix_attention": shape.prefix_attention,
             "own_heads": shape.own_heads,
             "biases": biases,
+            "window": shape.window,
         }
+
+
+def _through(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)  # type: ignore[no-any-return]
 
 
 def draft_layer_losses(
@@ -331,67 +370,3 @@ def draft_layer_losses(
     shares = drafted.shares[counts].mean(0)
     losses["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
     return losses
-
-
-@torch.no_grad()
-def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Fits U, V and b by least squares to the input of the target's last layer at row t + 1, from e(y_(t+1)) and m_t,
-    over the rows of `batches` (ids and attention mask [B, T] each); then S, which maps a finished state f_t to V m_t;
-    then C and T, which map the last branch at row t to f_(t+2), or f_(t+1), before its norm. Returns the share of
-    the first fit's variance that is left. Massive activations are left out, and batches beyond
-    `FIT_TOKENS`, as for streams.
-    """
-    decoder, width = drafter.decoder, drafter.decoder.hidden_size
-    mains, usable, fitted, count = [], [], [], 0
-    for ids, mask in batches:
-        with decoder.watched(len(decoder.layers) - 1) as entered:
-            main = drafter.main_pass(ids, mask)
-        target = entered[0].float()
-        level = target.pow(2).mean(-1).sqrt()
-        good = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
-        both = good[:, :-1] & good[:, 1:]
-        tokens = unit_rms(decoder.embed(ids).float())
-        parts = tokens[:, 1:], drafter.entries(main)[:, :-1], main.final.float()[:, :-1], target[:, 1:]
-        fitted.append([part[both] for part in parts])
-        if drafter.last_state is not None:
-            mains.append(main)
-            usable.append(good)
-        count += int(both.sum())
-        if count >= FIT_TOKENS:
-            break
-    if not count:
-        return 1.0
-    token, state, final, target = (torch.cat(side) for side in zip(*fitted, strict=True))
-    inputs = torch.cat([token, state, torch.ones_like(token[:, :1])], dim=1)
-    solved = ridge(inputs, target)
-    drafter.from_token.copy_(solved[:width].T)
-    drafter.from_entry.copy_(solved[width:-1].T)
-    drafter.bias.copy_(solved[-1])
-    handed = ridge(final, state @ solved[width:-1]).T
-    learning: list[Any] = list(drafter.heads) if drafter.config.own_heads else [drafter]
-    for part in learning:
-        part.from_state.copy_(handed)
-        part.from_token.copy_(drafter.from_token)
-        part.bias.copy_(drafter.bias)
-    if drafter.last_state is not None:
-        pairs = [_last_and_true(drafter, *one) for one in zip(mains, usable, strict=True)]
-        known, true = (torch.cat(side) for side in zip(*pairs, strict=True))
-        if len(known):
-            mapped = ridge(known, true)
-            drafter.last_state.copy_(mapped[:width].T)
-            if drafter.last_token is not None:
-                drafter.last_token.copy_(mapped[width:].T)
-    return float((target - inputs @ solved).pow(2).sum() / (target - target.mean(0)).pow(2).sum())
-
-
-def _last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs of the last branch at rows t, its token beside its state, and the target's finished states of the row it
-    predicts, before the norm's weight [n, H].
-    """
-    last, ahead = drafter.main_rows(main, _GrowingCache([], [])).last, 1 + drafter.config.parallel
-    assert last is not None
-    both = usable[:, :-ahead] & usable[:, ahead:]
-    known = [last[:, :-ahead][both]]
-    if drafter.last_token is not None:
-        known.append(unit_rms(drafter.decoder.embed(main.tokens).float())[:, ahead:][both])
-    return torch.cat(known, dim=1), (main.final.float() / drafter.norm_out.weight)[:, ahead:][both]

@@ -8,8 +8,7 @@ from typing import Any
 
 from streamspec.adapters.training.option_checks import require
 from streamspec.bundle.adapter_folder import odd_draft_layer
-from streamspec.errors import BaseModelError, ConfigError
-from streamspec.model_families import FAMILIES
+from streamspec.errors import ConfigError
 
 
 @dataclass
@@ -19,7 +18,8 @@ class DraftLayerConfig:
     `contrast`: the last position is drafted from the difference of the two best experts, else from their mixture;
     `parallel`: without a pass of its own. `two_lists`: each active expert proposes its own candidates. `taps`: layers
     of the target above each of the states that the layer reads. `prefix_attention`: only the first pass attends;
-    `own_heads`: the others have weights of their own.
+    `own_heads`: the others have weights of their own. `window`: how many positions back a row may look, itself
+    included.
     """
 
     gamma: int
@@ -31,6 +31,7 @@ class DraftLayerConfig:
     taps: tuple[int, ...] = (2,)
     prefix_attention: bool = False
     own_heads: bool = False
+    window: int | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> DraftLayerConfig:
@@ -65,15 +66,7 @@ def check_draft_layer(options: Mapping[str, Any]) -> None:
 
 
 def check_draft_layer_base(options: Mapping[str, Any], family: str, layers: int) -> None:
-    """Raises BaseModelError for a family whose last layer cannot be a draft layer, ConfigError for taps beyond the
-    base's `layers`.
-    """
-    if not FAMILIES[family].takes_draft_layer:
-        raise BaseModelError(
-            f"--method {options['method']} on the family `{family}`",
-            ", ".join(name for name, one in FAMILIES.items() if one.takes_draft_layer),
-            "choose another --base or --method",
-        )
+    """Raises ConfigError for taps beyond the base's `layers`."""
     DraftLayerConfig.of(options).check(layers)
 
 

@@ -1,4 +1,4 @@
-"""The experts of a draft layer: several gated MLPs instead of one, mixed or contrasted by a router (Jakiro)."""
+"""The experts of a draft layer: several MLPs instead of one, mixed or contrasted by a router (Jakiro)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from streamspec.adapters.drafters.layer_copy import Affine, LayerCopy, MlpWeights
 
 EXPERT_NOISE = 0.02  # of the weights' own spread, where several experts start from the same channels
 
@@ -29,25 +31,33 @@ class Branches(NamedTuple):
 
 
 class Experts(nn.Module):
-    """Gated MLPs instead of one. Each has 1/K of its channels; K of N are active for a row."""
+    """MLPs of the family's kind instead of one. Each has 1/K of its channels; K of N are active for a row."""
 
-    def __init__(self, mlp: nn.Module, experts: int, active: int, apart: bool = False) -> None:
+    def __init__(self, mlp: MlpWeights, experts: int, active: int, apart: bool = False) -> None:
         super().__init__()
-        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.active, self.apart, self.activation = active, apart, mlp.act_fn
-        hidden = gate.weight.shape[1]
-        self.gate = nn.Parameter(_split_channels(gate.weight, experts, active))
-        self.up = nn.Parameter(_split_channels(up.weight, experts, active))
-        self.down = nn.Parameter(active * _split_channels(down.weight.T, experts, active))
+        self.active, self.apart, self.activation = active, apart, mlp.activation
+        hidden = mlp.up[0].shape[1]
+
+        def dealt(side: Affine | None) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+            return tuple(  # type: ignore[return-value]
+                None if part is None else nn.Parameter(_split_channels(part, experts, active))
+                for part in (side or (None, None))
+            )
+
+        self.gate, self.gate_bias = dealt(mlp.gate)
+        self.up, self.up_bias = dealt(mlp.up)
+        weight, bias = mlp.down
+        self.down = nn.Parameter(active * _split_channels(weight.T, experts, active))
+        self.down_bias = None if bias is None else nn.Parameter(bias.float().repeat(experts, 1))
         self.router = nn.Parameter(torch.randn(experts + 2, hidden) * 0.1 * hidden**-0.5) if experts > 1 else None
 
     def forward(self, z: Tensor) -> Branches:
         """Outputs of the experts for rows z [.., H], not yet added to the residual; `last` is their contrast."""
-        inner = self.activation(torch.einsum("...h,eih->...ei", z, self.gate)) * torch.einsum(
-            "...h,eih->...ei", z, self.up
-        )
+        inner = self._inner(z)
         outputs = torch.einsum("...ei,eih->...eh", inner, self.down)
-        experts = len(self.gate)
+        if self.down_bias is not None:
+            outputs = outputs + self.down_bias
+        experts = len(self.down)
         if self.router is None:
             return Branches(outputs[..., 0, :], None, torch.ones_like(z[..., :1]), torch.zeros_like(z[..., :1]))
         routed = nn.functional.linear(z, self.router).float()
@@ -65,9 +75,22 @@ class Experts(nn.Module):
         overlap = nn.functional.cosine_similarity(first, second, dim=-1).square()[..., None]
         return Branches(mixture, contrast[..., :1] * first - contrast[..., 1:] * second, shares, overlap, apart)
 
+    def _inner(self, z: Tensor) -> Tensor:
+        """The channels [.., N, channels] before the last map."""
+
+        def mapped(weight: Tensor, bias: Tensor | None) -> Tensor:
+            out = torch.einsum("...h,eih->...ei", z, weight)
+            return out if bias is None else out + bias
+
+        assert self.up is not None
+        if self.gate is None:
+            return self.activation(mapped(self.up, self.up_bias))  # type: ignore[no-any-return]
+        gate: Tensor = self.activation(mapped(self.gate, self.gate_bias))
+        return gate * mapped(self.up, self.up_bias)
+
 
 def _split_channels(weight: Tensor, experts: int, active: int) -> Tensor:
-    """[experts, channels / active, H] of a weight [channels, H]: expert i gets every K-th channel from i mod K on."""
+    """[experts, channels / active, ..] of a weight [channels, ..]: expert i gets every K-th channel from i mod K on."""
     weight = weight.detach().float()
     channels = len(weight) // active * active
     parts = torch.stack([weight[i % active : channels : active] for i in range(experts)])
@@ -77,9 +100,9 @@ def _split_channels(weight: Tensor, experts: int, active: int) -> Tensor:
 class LaterPass(nn.Module):
     """Weights of a pass after the first, where each has its own (Hydra)."""
 
-    def __init__(self, mlp: nn.Module, norm: nn.Module, experts: int, active: int, apart: bool) -> None:
+    def __init__(self, layer: LayerCopy, hidden: int, experts: int, active: int, apart: bool) -> None:
         super().__init__()
-        self.experts, self.norm_mid = Experts(mlp, experts, active, apart), copy.deepcopy(norm)
-        width = norm.weight.shape[0]
-        self.from_token, self.from_state = (nn.Parameter(torch.eye(width)) for _ in range(2))
-        self.bias = nn.Parameter(torch.zeros(width))
+        self.experts = Experts(layer.mlp, experts, active, apart)
+        self.norm_mid, self.norm_mlp = copy.deepcopy(layer.read), copy.deepcopy(layer.parts.get("norm_mlp"))
+        self.from_token, self.from_state = (nn.Parameter(torch.eye(hidden)) for _ in range(2))
+        self.bias = nn.Parameter(torch.zeros(hidden))

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from streamspec.bundle.adapter_folder import odd_draft_layer
-from streamspec.bundle.manifest import DrafterInfo
+from streamspec.bundle.manifest import MAX_CONTEXT, DrafterInfo
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.layers.decoder import ChangedSource, Source
+from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
 
 BEAM = 4  # candidates of a level that the next one goes on from
-LAYER = {"attention": "self_attn", "norm_in": "input_layernorm", "norm_mid": "post_attention_layernorm"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class DraftLayerSpec(DraftSpec):
     two_lists: bool
     prefix_attention: bool
     own_heads: bool
+    window: int | None = None
     tensors: Mapping[str, Array]
 
     @property
@@ -75,22 +76,51 @@ def shapes(section: AdapterSection) -> Shapes:
     config, gamma, spec = section.config, section.gamma, section.spec
     experts, active = _check(section)
     hidden, taps, own = spec.hidden, config["taps"], bool(config.get("own_heads"))
-    inner = spec.intermediate // active
-    passed: Shapes = {"from_token": (hidden, hidden), "bias": (hidden,), "norm_mid.weight": (hidden,)}
-    passed |= {f"experts.{name}": (experts, inner, hidden) for name in ("gate", "up", "down")}
-    if experts > 1:
-        passed["experts.router"] = (experts + 2, hidden)
+    layer = _layer_shapes(spec)
+    passed: Shapes = {"from_token": (hidden, hidden), "bias": (hidden,)} | _expert_shapes(spec, experts, active)
     handed = {"from_state": (hidden, hidden)}
-    shapes: Shapes = passed | ({} if own else handed)
+    shapes: Shapes = passed | layer | ({} if own else handed)
+    ahead = passed | handed | {name: layer[name] for name in layer if name.startswith(("norm_mid.", "norm_mlp."))}
+    if spec.parallel and spec.mlp_norm is None:
+        ahead |= {name.replace("norm_in", "norm_mid"): layer[name] for name in layer if name.startswith("norm_in.")}
     for head in range(gamma - 1 - bool(config.get("parallel")) if own else 0):
-        shapes |= {f"heads.{head}.{name}": shape for name, shape in (passed | handed).items()}
-    shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_in.weight": (hidden,), "norm_out.weight": (hidden,)}
-    shapes |= _attention_shapes(section)
+        shapes |= {f"heads.{head}.{name}": shape for name, shape in ahead.items()}
+    shapes |= {"from_entry": (hidden, len(taps) * hidden), "norm_out.weight": (hidden,), "norm_out.bias": (hidden,)}
     if config.get("contrast") or config.get("parallel"):
         shapes["last_state"] = (hidden, hidden)
     if config.get("parallel"):
         shapes["last_token"] = (hidden, hidden)
-    return shapes | _bias_shapes(section)
+    biases = config.get("biases") or []
+    if not isinstance(biases, list):
+        raise section.refused(f"streams.biases is {biases!r}", "a list of names")
+    return {name: shape for name, shape in shapes.items() if not name.endswith((".bias", "_bias")) or name in biases}
+
+
+def _layer_shapes(spec: DecoderSpec) -> Shapes:
+    """Of attention and norms, as in the last layer of the target."""
+    shapes: Shapes = {}
+    for part, module in _parts(spec).items():
+        inside = f"{module}."
+        shapes |= {
+            f"{part}.{name.removeprefix(inside)}": shape
+            for name, shape in spec.shapes.items()
+            if name.startswith(inside)
+        }
+    return shapes
+
+
+def _expert_shapes(spec: DecoderSpec, experts: int, active: int) -> Shapes:
+    inner, sides = spec.intermediate // active, ("gate", "up") if spec.family.gated else ("up",)
+    shapes: Shapes = {f"experts.{name}": (experts, inner, spec.hidden) for name in (*sides, "down")}
+    shapes |= {f"experts.{name}_bias": (experts, inner) for name in sides}
+    shapes["experts.down_bias"] = experts, spec.hidden
+    return shapes | ({"experts.router": (experts + 2, spec.hidden)} if experts > 1 else {})
+
+
+def _parts(spec: DecoderSpec) -> dict[str, str]:
+    """Parts of a layer by their names in a draft layer."""
+    parts = spec.family.draft_layer_parts
+    return {part: module for part, module in parts.items() if part != "norm_mid" or spec.mlp_norm}
 
 
 def _check(section: AdapterSection) -> tuple[int, int]:
@@ -111,25 +141,9 @@ def _check(section: AdapterSection) -> tuple[int, int]:
         raise section.refused(*odd)
     if config.get("bigram"):
         raise section.refused("a draft layer with a bigram", "no bigram: its candidates know the token before")
+    if config.get("window") is not None:
+        section.whole("window", 1, MAX_CONTEXT)
     return experts, active
-
-
-def _attention_shapes(section: AdapterSection) -> Shapes:
-    spec = section.spec
-    hidden, queries, keys = spec.hidden, spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    shapes: Shapes = {"attention.q_proj.weight": (queries, hidden), "attention.o_proj.weight": (hidden, queries)}
-    shapes |= {f"attention.{name}_proj.weight": (keys, hidden) for name in "kv"}
-    return shapes | {f"attention.{name}_norm.weight": (spec.head_dim,) for name in "qk" if spec.head_norms}
-
-
-def _bias_shapes(section: AdapterSection) -> Shapes:
-    spec, named = section.spec, section.config.get("biases") or []
-    if not isinstance(named, list):
-        raise section.refused(f"streams.biases is {named!r}", "a list of names")
-    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    widths = {"q": queries, "k": keys, "v": keys, "o": spec.hidden}
-    biases = {f"attention.{name}_proj.bias": (width,) for name, width in widths.items()}
-    return {name: shape for name, shape in biases.items() if name in named}
 
 
 def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, Any]) -> DraftLayerSpec:
@@ -139,7 +153,14 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
         name: bool(config.get(name)) for name in ("contrast", "parallel", "two_lists", "prefix_attention", "own_heads")
     }
     own = {name: tensors[name].astype(np.float32) for name in shapes(section)}
-    return DraftLayerSpec(**shared, **parts, taps=tuple(config["taps"]), active=config["active"], tensors=own)
+    return DraftLayerSpec(
+        **shared,
+        **parts,
+        taps=tuple(config["taps"]),
+        active=config["active"],
+        window=config.get("window"),
+        tensors=own,
+    )
 
 
 class DraftLayerSource(ChangedSource):
@@ -147,18 +168,24 @@ class DraftLayerSource(ChangedSource):
     layers after that.
     """
 
-    def __init__(self, source: Source, spec: DraftLayerSpec, layers: int) -> None:
+    def __init__(self, source: Source, spec: DraftLayerSpec, decoder: DecoderSpec) -> None:
         super().__init__(source)
         self.own = {}
-        self.prefixes = tuple(f"model.layers.{layers + number}." for number in range(spec.gamma))
+        layers, parts = decoder.layers, _parts(decoder)
+        self.prefixes = tuple(f"{decoder.weight_name(layers + number, '')}" for number in range(spec.gamma))
         for name, tensor in spec.tensors.items():
             number, part = 0, name
             if name.startswith("heads."):
                 _, head, part = name.split(".", 2)
                 number = 1 + int(head)
             part, _, rest = part.partition(".")
-            if part in LAYER:
-                self.own[f"model.layers.{layers + number}.{LAYER[part]}.{rest}"] = tensor.astype(np.float32)
+            if part == "norm_mid" and part not in parts:  # of a head, where the layer's MLP reads what attention reads
+                part = "norm_in"
+            if part in parts:
+                inside = f"{parts[part]}.{rest}"
+                self.own[decoder.weight_name(layers + number, inside)] = decoder.in_graph(
+                    inside, tensor.astype(np.float32)
+                )
 
     def weight(self, name: str) -> Array:
         """Returns a weight of the draft layer, or else of the target."""

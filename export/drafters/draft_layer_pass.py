@@ -24,6 +24,7 @@ import numpy as np
 
 from streamspec.export.drafters.draft_layer import DraftLayerSource, DraftLayerSpec
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
+from streamspec.export.drafters.streams import window_out
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope
@@ -79,7 +80,7 @@ class DraftLayerPass(DraftPass):
 
     def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int) -> None:
         self.layer = decoder.spec.layers
-        own = Decoder(decoder.spec, DraftLayerSource(decoder.source, spec, self.layer), decoder.precision)
+        own = Decoder(decoder.spec, DraftLayerSource(decoder.source, spec, decoder.spec), decoder.precision)
         super().__init__(own, spec, candidates)
         self.inputs = ""  # x [1, n, H] of the main rows
         self.present = ("", "")
@@ -90,7 +91,7 @@ class DraftLayerPass(DraftPass):
         """Writes the draft layer's K/V of the main rows; returns its cache outputs."""
         units = [self.decoder.unit_rms(g, entry) for entry in main.entries]
         state = self._map(g, g.op("Concat", *units, axis=-1), main.rows, "from_entry")
-        self.inputs = self._input(g, main.following, state, main.rows)
+        self.inputs = self._input(g, main.following, (main.positions, 1), state, main.rows)
         _, *sides = self._queries_keys_values(g, self._norm(g, self.inputs), main.rows, main.positions)
         key, value = (
             main.attention.append(side, self.layer, kind) for side, kind in zip(sides, CACHE_KINDS, strict=True)
@@ -103,7 +104,7 @@ class DraftLayerPass(DraftPass):
     def propose(self, g: Scope, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str) -> list[str]:
         """Adds one level per pass; returns tokens, values and origins of all levels, one after another."""
         past = accepted.past_mask(g)
-        own: list[tuple[str, str]] = []
+        own: list[tuple[str, str, str]] = []
         beam = self.spec.beam
         origins, levels, rows = [g.ints(-1)], [], Rows(g.ints(beam))
         with g.named("level.1"):
@@ -116,7 +117,7 @@ class DraftLayerPass(DraftPass):
                 before, chosen = levels[-1], self._likeliest(g, levels[-1])
                 part = self._part(number)
                 state = self._map(g, g.op("Gather", before.state, chosen.parents, axis=1), rows, f"{part}from_state")
-                x = self._input(g, chosen.tokens, state, rows, part)
+                x = self._input(g, chosen.tokens, (where, number + 1), state, rows, part)
                 at = g.op("Add", where, g.ints(number))
                 sees = g.op("Gather", before.sees, chosen.parents, axis=0) if before.sees else ""
                 levels.append(self._level(g, x, number, at, accepted, past, own, sees))
@@ -125,7 +126,9 @@ class DraftLayerPass(DraftPass):
         if self.spec.parallel:
             with g.named("last"):
                 chosen = self._likeliest(g, levels[-1])
-                known = self._map(g, self._embedded(g, chosen.tokens), rows, "last_token")
+                known = self._map(
+                    g, self._embedded(g, chosen.tokens, (where, self.spec.passes + 1)), rows, "last_token"
+                )
                 state = g.op("Add", g.op("Gather", levels[-1].last, chosen.parents, axis=1), known)
                 levels.append(_Level(self._finish(g, state)))
                 self._propose_level(g, levels[-1], chosen.path)
@@ -154,33 +157,40 @@ class DraftLayerPass(DraftPass):
         at: str,
         accepted: Accepted,
         past: str,
-        own: list[tuple[str, str]],
+        own: list[tuple[str, str, str]],
         sees: str | None,
     ) -> _Level:
         """Runs pass `number` of the layer, the last one with the branch of the last depth. The first pass's row lies in
         the cache already (`sees` None); all others add to `own`."""
         spec, count, last = self.spec, self.spec.levels[number], number == self.spec.passes - 1
-        rows, residual = Rows(g.ints(count)), Residual(x)
-        if sees is None or not spec.prefix_attention:
-            residual.update, sees = self._attention(g, x, rows, count, at, accepted, past, own, sees)
-        layer = self.layer + (number if spec.own_heads else 0)
-        normed, residual = self.decoder.norm(
-            g, residual, self.decoder.spec.weight_name(layer, "post_attention_layernorm")
-        )
+        decoder, layer = self.decoder, self.layer + (number if spec.own_heads else 0)
+        rows, residual, normed, update = Rows(g.ints(count)), Residual(x), "", ""
+        if attends := sees is None or not spec.prefix_attention:
+            normed = self._norm(g, x)
+            mixed, sees = self._attention(g, normed, rows, count, at, accepted, past, own, sees)
+            update = decoder.attention_update(g, mixed, self.layer)
+        if decoder.spec.parallel and not decoder.spec.mlp_norm and not (attends and layer == self.layer):
+            normed, _ = decoder.enter(g, residual, layer)
+        normed, residual = decoder.before_mlp(g, update, normed, residual, layer)
+        stream = g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
         contrast, parallel = last and spec.contrast, last and spec.parallel
         branch = contrast or parallel
         drafts = parallel or not branch  # the depth after the rows is not the branch's
         apart = spec.two_lists and drafts
         mixture = not last or (drafts and not apart) or (branch and not contrast)
         added = self._experts(g, normed, rows, count, self._part(number), mixture, contrast, apart)
+
+        def joined(output: str) -> str:
+            return g.op("Add", stream, decoder.mlp_update(g, output, layer))
+
         level = _Level("", sees=sees or "")
         if mixture:
-            level.state = self._finish(g, g.op("Add", residual.stream, added.mixture))
+            level.state = self._finish(g, joined(added.mixture))
         if apart:
-            lists = g.op("Concat", *(g.op("Add", residual.stream, one) for one in added.apart), axis=1)
+            lists = g.op("Concat", *(joined(one) for one in added.apart), axis=1)
             level.apart = self._finish(g, lists), g.op("Log", g.op("Transpose", added.shares, perm=[2, 1, 0]))
         if branch:
-            state = self._map(g, g.op("Add", residual.stream, added.contrast or added.mixture), rows, "last_state")
+            state = self._map(g, joined(added.contrast or added.mixture), rows, "last_state")
             if parallel:
                 level.last = state
             else:
@@ -200,23 +210,29 @@ class DraftLayerPass(DraftPass):
         at: str,
         accepted: Accepted,
         past: str,
-        own: list[tuple[str, str]],
+        own: list[tuple[str, str, str]],
         sees: str | None,
     ) -> tuple[str, str | None]:
-        """The update by attention, and which of the layer's own rows each row has seen."""
-        q, k, v = self._queries_keys_values(g, self._norm(g, x), rows, g.op("Expand", at, g.ints(count)))
+        """The output of attention for rows `x` at the position `at`, and which of the layer's own rows each row has
+        seen. `own`: their K, V and positions.
+        """
+        positions = g.op("Expand", at, g.ints(count))
+        q, k, v = self._queries_keys_values(g, x, rows, positions)
         mask = g.op("Expand", past, g.op("Concat", g.ints(count), accepted.visible, axis=0))
         if sees is not None:
-            own.append((k, v))
+            own.append((k, v, positions))
             masked = np.where(np.eye(count, dtype=bool), 0, -np.inf).astype(np.float32).clip(-1e30)
             alone = g.store.constant(masked, np.float32)
             sees = g.op("Concat", sees, alone, axis=1) if sees else alone
             mask = g.op("Concat", mask, sees, axis=1)
+        if self.spec.window is not None:
+            columns = g.op("Concat", *accepted.columns(g), *(at for _, _, at in own), axis=0)
+            mask = window_out(g, mask, positions, g.op("Unsqueeze", columns, g.ints(0)), self.spec.window)
         spec = self.decoder.spec
         parts = accepted.seen(g, self.present)
         if own:
             key, value = (
-                g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in zip(*own, strict=True)
+                g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in list(zip(*own, strict=True))[:2]
             )
             parts.append((by_head(g, spec, key), by_head(g, spec, value)))
         mixed = attend(g, spec, q, parts, g.op("Tile", mask, g.ints(spec.group, 1)))
@@ -238,13 +254,22 @@ class DraftLayerPass(DraftPass):
 
     # ---- parts of the layer
 
-    def _input(self, g: Scope, tokens: str, state: str, rows: Rows, part: str = "") -> str:
-        """`part`: prefix of the names of the pass's weights."""
+    def _input(self, g: Scope, tokens: str, at: tuple[str, int], state: str, rows: Rows, part: str = "") -> str:
+        """`at`: the tokens' positions, as in `_embedded`; `part`: prefix of the names of the pass's weights."""
         bias = self._constant(g, f"{part}bias", self.spec.tensors[f"{part}bias"])
-        return g.op("Add", g.op("Add", self._map(g, self._embedded(g, tokens), rows, f"{part}from_token"), bias), state)
+        known = self._map(g, self._embedded(g, tokens, at), rows, f"{part}from_token")
+        return g.op("Add", g.op("Add", known, bias), state)
 
-    def _embedded(self, g: Scope, tokens: str) -> str:
-        return self.decoder.unit_rms(g, self.decoder.embed(g, g.op("Unsqueeze", tokens, g.ints(0))))
+    def _embedded(self, g: Scope, tokens: str, at: tuple[str, int]) -> str:
+        """e of tokens [m] at positions int64 [m] or [1] and a number further, which count where they enter at the
+        embedding (up to the last one).
+        """
+        decoder, ids = self.decoder, g.op("Unsqueeze", tokens, g.ints(0))
+        if decoder.spec.family.position_table is None:
+            return decoder.unit_rms(g, decoder.embed(g, ids))
+        positions = g.op("Add", at[0], g.ints(at[1]))
+        within = g.op("Min", positions, g.ints(decoder.spec.context_length - 1))
+        return decoder.unit_rms(g, decoder.begin(g, ids, within).stream)
 
     def _map(self, g: Scope, x: str, rows: Rows, name: str) -> str:
         return self.decoder.precision.linear(g, x, rows, self._weight(name, self.spec.tensors[name]))
@@ -253,8 +278,12 @@ class DraftLayerPass(DraftPass):
         return self.decoder.enter(g, Residual(x), self.layer)[0]
 
     def _finish(self, g: Scope, x: str) -> str:
-        weight = self._constant(g, "norm_out", self.spec.tensors["norm_out.weight"])
-        return g.op("SimplifiedLayerNormalization", x, weight, axis=-1, epsilon=self.decoder.spec.eps, stash_type=1)
+        spec, tensors = self.decoder.spec, self.spec.tensors
+        weights = [self._constant(g, "norm_out", spec.in_graph("norm_out.weight", tensors["norm_out.weight"]))]
+        if "norm_out.bias" in tensors:
+            weights.append(self._constant(g, "norm_out.bias", tensors["norm_out.bias"]))
+        plain = "" if spec.family.layernorm else "Simplified"
+        return g.op(f"{plain}LayerNormalization", x, *weights, axis=-1, epsilon=spec.eps, stash_type=1)
 
     def _queries_keys_values(self, g: Scope, x: str, rows: Rows, positions: str) -> tuple[str, str, str]:
         return self.decoder.queries_keys_values(
@@ -266,15 +295,16 @@ class DraftLayerPass(DraftPass):
     ) -> _Experts:
         """Runs all experts, as one product. Returns the requested updates alone."""
         tensors, decoder, active = self.spec.tensors, self.decoder, self.spec.active
-        experts, inner, hidden = tensors[f"{part}experts.gate"].shape
-        stacked = np.concatenate([tensors[f"{part}experts.{n}"].reshape(-1, hidden) for n in ("gate", "up")])
+        experts, inner, hidden = tensors[f"{part}experts.up"].shape
         half = experts * inner
-        both = decoder.precision.linear(g, z, rows, self._weight(f"{part}gate_up", stacked))
-        gate, up = g.ops("Split", both, g.ints(half, half), out=(None, None), axis=-1)
-        product = g.op("Mul", decoder.activate(g, gate), up)
+        product = self._inner(g, z, rows, part)
         down = self._weight(f"{part}down", tensors[f"{part}experts.down"].transpose(2, 0, 1).reshape(hidden, half))
+        bias = f"{part}experts.down_bias"
         if experts == 1:
-            return _Experts(mixture=decoder.precision.linear(g, product, rows, down))
+            added = decoder.precision.linear(g, product, rows, down)
+            return _Experts(
+                mixture=g.op("Add", added, self._constant(g, bias, tensors[bias])) if bias in tensors else added
+            )
         router = self._constant(g, f"{part}router", np.ascontiguousarray(tensors[f"{part}experts.router"].T))
         scores, sides = g.ops("Split", g.op("MatMul", z, router), g.ints(experts, 2), out=(None, None), axis=-1)
         probabilities, best = g.ops("TopK", g.op("Softmax", scores, axis=-1), g.ints(active), out=(None, None), axis=-1)
@@ -291,12 +321,30 @@ class DraftLayerPass(DraftPass):
         added = decoder.precision.linear(
             g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
         )
+        if bias in tensors:
+            shares_of = g.op("Concat", *weights, axis=1) if weights[1:] else weights[0]
+            added = g.op("Add", added, g.op("MatMul", shares_of, self._constant(g, bias, tensors[bias])))
         parts = iter(
             g.ops("Split", added, g.ints(*[count] * len(sums)), out=(None,) * len(sums), axis=1)
             if sums[1:]
             else [added]
         )
         return _Experts(next(parts) if mixture else "", next(parts) if contrast else "", list(parts), shares)
+
+    def _inner(self, g: Scope, z: str, rows: Rows, part: str) -> str:
+        """The channels of all experts [1, m, N * channels] before the last map."""
+        tensors, decoder = self.spec.tensors, self.decoder
+        sides = [side for side in ("gate", "up") if f"{part}experts.{side}" in tensors]
+        stacked = np.concatenate([tensors[f"{part}experts.{n}"].reshape(-1, decoder.spec.hidden) for n in sides])
+        mapped = decoder.precision.linear(g, z, rows, self._weight(f"{part}{'_'.join(sides)}", stacked))
+        if f"{part}experts.up_bias" in tensors:
+            biases = np.concatenate([tensors[f"{part}experts.{n}_bias"].reshape(-1) for n in sides])
+            mapped = g.op("Add", mapped, self._constant(g, f"{part}{'_'.join(sides)}.bias", biases))
+        if len(sides) == 1:
+            return decoder.activate(g, mapped)
+        half = len(stacked) // 2
+        gate, up = g.ops("Split", mapped, g.ints(half, half), out=(None, None), axis=-1)
+        return g.op("Mul", decoder.activate(g, gate), up)
 
     @staticmethod
     def _contrast_weights(g: Scope, zeros: str, best: str, sides: str) -> str:

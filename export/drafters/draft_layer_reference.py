@@ -66,11 +66,20 @@ class TrainedDraftLayer:
     """The trained layer, run over one text at a time."""
 
     def __init__(self, model: Any, spec: DraftLayerSpec) -> None:
-        experts = len(spec.tensors["experts.gate"])
+        experts = len(spec.tensors["experts.down"])
         self.spec = spec
         parts = {
             name: getattr(spec, name)
-            for name in ("active", "contrast", "parallel", "two_lists", "taps", "prefix_attention", "own_heads")
+            for name in (
+                "active",
+                "contrast",
+                "parallel",
+                "two_lists",
+                "taps",
+                "prefix_attention",
+                "own_heads",
+                "window",
+            )
         }
         self.model = DraftLayerModel(model, DraftLayerConfig(spec.gamma, experts, **parts)).eval()
         with torch.no_grad():

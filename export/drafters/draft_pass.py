@@ -126,6 +126,12 @@ class Accepted:
         zeros = g.op("Expand", g.store.constant(0, np.float32), g.op("Concat", g.ints(1), past, axis=0))
         return g.op("Concat", zeros, tree, axis=1)
 
+    def columns(self, g: Scope) -> tuple[str, str]:
+        """The positions int64 of the columns of `past_mask`: of the past [L], its slots, and of the rows [n]."""
+        past = g.op("Sub", self.visible, g.op("Shape", self.tree_mask, start=1))
+        zero, one = g.store.constant(0, np.int64), g.store.constant(1, np.int64)
+        return g.op("Range", zero, g.op("Squeeze", past), one), self.positions
+
     def seen(self, g: Scope, present: tuple[str, ...]) -> list[tuple[str, str]]:
         """A layer's K/V [1, Hkv, slots, D] of the columns of `past_mask`, in one part or several."""
         key, value = (g.op("Slice", cache, g.ints(0), self.visible, g.ints(2)) for cache in present)

@@ -311,11 +311,8 @@ class _StreamMasks:
         return self._plain
 
     def _windowed(self, g: Scope, window: int) -> str:
-        accepted, store = self.accepted, g.store
-        past = g.op("Sub", accepted.visible, g.op("Shape", accepted.tree_mask, start=1))
-        zero, one = store.constant(0, np.int64), store.constant(1, np.int64)
-        slots = g.op("Range", zero, g.op("Squeeze", past), one)
-        seen = g.op("Unsqueeze", g.op("Concat", slots, accepted.positions, self.positions, axis=0), g.ints(0))
+        columns = g.op("Concat", *self.accepted.columns(g), self.positions, axis=0)
+        seen = g.op("Unsqueeze", columns, g.ints(0))
         return window_out(g, self._full(g), self.positions, seen, window)
 
 

@@ -101,8 +101,9 @@ class Decoder:
             embedded = g.op("Mul", embedded, g.store.constant(self.spec.embedding_scale, np.float32))
         if family.position_table is not None:
             name = f"{self.spec.stacked(family.position_table)}.weight"
-            table = g.store.add(name, self.source.weight(name)[family.position_offset :])
-            embedded = g.op("Add", embedded, g.op("Unsqueeze", g.op("Gather", table, positions, axis=0), g.ints(0)))
+            if name not in g.store:
+                g.store.add(name, self.source.weight(name)[family.position_offset :])
+            embedded = g.op("Add", embedded, g.op("Unsqueeze", g.op("Gather", name, positions, axis=0), g.ints(0)))
         return Residual(embedded)
 
     def logits(
@@ -197,18 +198,28 @@ class Decoder:
         """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are the
         results of `enter`.
         """
-        spec, family = self.spec, self.spec.family
-        update = self._out_norm(
-            g, linear(g, mixed, rows, layer, spec.mixer(layer)[1]), layer, family.attention_out_norm
-        )
-        if spec.parallel:
-            if spec.mlp_norm:
-                normed, _ = self.norm(g, residual, spec.weight_name(layer, spec.mlp_norm))
-            return Residual(residual.stream, g.op("Add", update, self.mlp(g, normed, rows, layer, linear)))
-        normed, residual = self._half(g, Residual(residual.stream, update), layer, spec.mlp_norm)
-        return Residual(
-            residual.stream, self._out_norm(g, self.mlp(g, normed, rows, layer, linear), layer, family.mlp_out_norm)
-        )
+        update = self.attention_update(g, linear(g, mixed, rows, layer, self.spec.mixer(layer)[1]), layer)
+        normed, residual = self.before_mlp(g, update, normed, residual, layer)
+        update = self.mlp_update(g, self.mlp(g, normed, rows, layer, linear), layer)
+        return Residual(residual.stream, g.op("Add", residual.update, update) if residual.update else update)
+
+    def attention_update(self, g: Scope, output: str, layer: int) -> str:
+        """What attention adds to the residual stream, from its output [1, rows, H]."""
+        return self._out_norm(g, output, layer, self.spec.family.attention_out_norm)
+
+    def mlp_update(self, g: Scope, output: str, layer: int) -> str:
+        """What the MLP adds to the residual stream, from its output [1, rows, H]."""
+        return self._out_norm(g, output, layer, self.spec.family.mlp_out_norm)
+
+    def before_mlp(self, g: Scope, update: str, normed: str, residual: Residual, layer: int) -> tuple[str, Residual]:
+        """The rows that the MLP reads, and the residual stream with attention's `update` ('' for none): in parallel
+        layers pending, else added. `normed` and `residual` are the results of `enter`.
+        """
+        if not self.spec.parallel:
+            return self._half(g, Residual(residual.stream, update), layer, self.spec.mlp_norm)
+        if self.spec.mlp_norm:
+            normed, _ = self.norm(g, residual, self.spec.weight_name(layer, self.spec.mlp_norm))
+        return normed, Residual(residual.stream, update)
 
     def _half(self, g: Scope, residual: Residual, layer: int, name: str | None) -> tuple[str, Residual]:
         """The rows that attention or the MLP reads: through the norm `name`, or without one as they are."""
@@ -250,7 +261,7 @@ class Decoder:
                 self._head_norm(g, x, sizes[kind], layer, name)
                 for kind, x, name in zip("qk", (q, k), spec.head_norms, strict=True)
             )
-        kind = spec.rotary_of[min(layer, spec.layers - 1)]  # a draft layer after the last is like it
+        kind = spec.rotary_of[layer if layer < spec.layers else spec.last_attention]
         if kind is None:
             return q, k, v
         tables = rotary[kind]

@@ -66,6 +66,7 @@ class DecoderSpec:
     attention_cap: float | None  # scores and logits are cap * tanh(x / cap)
     logit_cap: float | None
     widths: Mapping[str, tuple[int, int]]  # (out, in) of a layer's linear maps
+    shapes: Mapping[str, tuple[int, ...]]  # of the parameters of the last layer with attention, linear maps [out, in]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
 
@@ -86,6 +87,11 @@ class DecoderSpec:
         """The maps before and after a layer's attention or convolution; a layer after the last has attention."""
         family = self.family
         return (family.conv_in, family.conv_out) if any(self.taps[layer : layer + 1]) else (family.qkv, family.out)
+
+    @property
+    def last_attention(self) -> int:
+        """The last layer that attends; draft layers are like it."""
+        return max(layer for layer, count in enumerate(self.taps) if not count)
 
     @property
     def rotated(self) -> int:
@@ -119,6 +125,16 @@ class DecoderSpec:
         if not (self.family.interleaved and module in self.family.qkv):
             return None
         return np.arange(self.out_width(module)).reshape(self.heads, 3, self.head_dim).swapaxes(0, 1).reshape(-1)
+
+    def in_graph(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """A weight or bias of a layer's `module` ("self_attn.q_proj.weight", linear maps [out, in]) or of another norm
+        as the graph has it: rows in its order, norms with the one that is added.
+        """
+        module = name.rpartition(".")[0]
+        if array.ndim == 1 and self.family.one_added and name.endswith(".weight"):
+            return array + 1
+        order = self.row_order(module) if module in self.widths else None
+        return array if order is None else array[order]
 
 
 def describe(model: Any) -> DecoderSpec:
@@ -170,11 +186,23 @@ def describe(model: Any) -> DecoderSpec:
         attention_cap=read_field(config, "attn_logit_softcapping"),
         logit_cap=read_field(config, "final_logit_softcapping"),
         widths=widths,
+        shapes=_shapes(attending[-1]),
         eos_token_ids=_eos(model),
         bos_token_id=config.bos_token_id,
     )
     _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
     return spec
+
+
+def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
+    shapes = {}
+    for name, value in layer.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if "lora_" in name:
+            continue
+        shape = _widths(layer.get_submodule(module)) if value.ndim == 2 else tuple(value.shape)
+        shapes[f"{module.removesuffix('.base_layer')}.{kind}"] = shape
+    return shapes
 
 
 def _widths(module: Any) -> tuple[int, int]:

@@ -42,12 +42,6 @@ class ModelSource:
         self._beside = {f"{spec.stacked(spec.family.final_norm)}.": self.decoder.norm, "lm_head.": self.decoder.lm_head}
         if spec.family.position_table:
             self._beside[f"{spec.stacked(spec.family.position_table)}."] = self.decoder.positions
-        self._orders = {
-            spec.weight_name(i, m): order
-            for i in range(spec.layers)
-            for m in spec.modules(i)
-            if (order := spec.row_order(m)) is not None
-        }
 
     def weight(self, name: str) -> Array:
         """Returns the weight or bias `name`, rows in the graph's order."""
@@ -55,11 +49,9 @@ class ModelSource:
         assert parameter is not None, name
         module, tensor = parameter
         array: Array = tensor.detach().float().numpy()
-        if array.ndim == 1 and self.spec.family.one_added and name.endswith(".weight"):
-            return array + 1
         array = array.T if isinstance(module, Conv1D) and array.ndim == 2 else array
-        order = self._orders.get(name.rpartition(".")[0])
-        return array if order is None else array[order]
+        inside = name.removeprefix(self._prefix)
+        return self.spec.in_graph(name if inside == name else inside.partition(".")[2], array)
 
     def rows_of(self, name: str) -> LazyMatrix:
         """Returns the LM head or the embedding."""

@@ -126,10 +126,6 @@ def test_adapter_of_another_base_is_refused(data: Path, task: Path, tmp_path: Pa
 
 
 def test_a_base_that_cannot_have_the_draft_layer_is_refused_at_once(base: Path, data: Path, tmp_path: Path) -> None:
-    tiny_model("gpt2").save_pretrained(tmp_path / "gpt2")
-    tiny_tokenizer().save_pretrained(tmp_path / "gpt2")
-    with pytest.raises(BaseModelError, match="--method jakiro on the family `gpt2`"):
-        train(options(tmp_path / "gpt2", data, tmp_path / "out", method="jakiro", target_adapter="base"))
     with pytest.raises(ConfigError, match=r"taps = 2,9; expected 1\.\.4"):
         train(options(base, data, tmp_path / "out", method="eagle", target_adapter="base", taps="2,9"))
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from streamspec import model_families as families
 from streamspec.adapters.drafters.draft_layer import DraftLayerModel
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
 from streamspec.draft_tree import DraftTree
@@ -18,6 +17,16 @@ from tests.support.tiny_exports import FAMILIES, VOCAB, build, tiny_model
 
 CONTEXT = np.random.default_rng(3).integers(3, VOCAB, 11)
 GAMMA, WRONG = 4, 5
+WINDOW = 5  # less than the context
+ONE = {"experts": 1, "active": 1, "contrast": False, "parallel": False}
+METHODS = {
+    "jakiro": {"window": WINDOW},
+    "eagle": {**ONE, "window": WINDOW},
+    "mtp": {**ONE, "taps": (1,)},
+    "hydra": {**ONE, "prefix_attention": True, "own_heads": True, "window": WINDOW},
+    "jakiro, two lists": {"two_lists": True, "experts": 4, "active": 3},
+    "hydra, several experts": {"own_heads": True, "gamma": 3, "window": 3},
+}
 SHAPES = [
     {},
     {"experts": 1, "active": 1, "contrast": False, "parallel": False},
@@ -67,6 +76,7 @@ def spec_of(model: DraftLayerModel, draft_vocab: np.ndarray | None = None) -> Dr
         two_lists=shape.two_lists,
         prefix_attention=shape.prefix_attention,
         own_heads=shape.own_heads,
+        window=shape.window,
         tensors=tensors,
         draft_vocab=draft_vocab,
     )
@@ -105,9 +115,10 @@ def check(model: DraftLayerModel, folder: Path, draft_vocab: np.ndarray | None =
             paths = scores.ravel()[goes_on]
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if families.FAMILIES[family].takes_draft_layer])
-def test_agrees_with_the_trained_model(family: str, tmp_path: Path) -> None:
-    check(trained(family), tmp_path)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_agrees_with_the_trained_model(family: str, method: str, tmp_path: Path) -> None:
+    check(trained(family, **METHODS[method]), tmp_path)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

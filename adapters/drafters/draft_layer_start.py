@@ -1,0 +1,80 @@
+"""The start of a draft layer: maps fitted by least squares to the target's own states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from streamspec.adapters.drafters.drafting_model import MainPass
+from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge
+
+if TYPE_CHECKING:
+    from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+
+
+@torch.no_grad()
+def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Fits U, V and b by least squares to the input of the target's last layer at row t + 1, from e(y_(t+1)) and m_t,
+    over the rows of `batches` (ids and attention mask [B, T] each); then S, which maps a finished state f_t to V m_t;
+    then C and T, which map the last branch at row t to f_(t+2), or f_(t+1), before its norm. Returns the share of
+    the first fit's variance that is left. Massive activations are left out, and batches beyond
+    `FIT_TOKENS`, as for streams.
+    """
+    decoder, width = drafter.decoder, drafter.decoder.hidden_size
+    mains, usable, fitted, count = [], [], [], 0
+    for ids, mask in batches:
+        with decoder.watched(decoder.last_attention) as entered:
+            main = drafter.main_pass(ids, mask)
+        target = entered[0].float()
+        level = target.pow(2).mean(-1).sqrt()
+        good = mask.bool() & (level < MASSIVE * level[mask.bool()].median())
+        both = good[:, :-1] & good[:, 1:]
+        tokens = drafter.embedded(ids, torch.arange(ids.shape[1], device=ids.device))
+        parts = tokens[:, 1:], drafter.entries(main)[:, :-1], main.final.float()[:, :-1], target[:, 1:]
+        fitted.append([part[both] for part in parts])
+        if drafter.last_state is not None:
+            mains.append(main)
+            usable.append(good)
+        count += int(both.sum())
+        if count >= FIT_TOKENS:
+            break
+    if not count:
+        return 1.0
+    token, state, final, target = (torch.cat(side) for side in zip(*fitted, strict=True))
+    inputs = torch.cat([token, state, torch.ones_like(token[:, :1])], dim=1)
+    solved = ridge(inputs, target)
+    drafter.from_token.copy_(solved[:width].T)
+    drafter.from_entry.copy_(solved[width:-1].T)
+    drafter.bias.copy_(solved[-1])
+    handed = ridge(final, state @ solved[width:-1]).T
+    learning: list[Any] = list(drafter.heads) if drafter.config.own_heads else [drafter]
+    for part in learning:
+        part.from_state.copy_(handed)
+        part.from_token.copy_(drafter.from_token)
+        part.bias.copy_(drafter.bias)
+    if drafter.last_state is not None:
+        pairs = [_last_and_true(drafter, *one) for one in zip(mains, usable, strict=True)]
+        known, true = (torch.cat(side) for side in zip(*pairs, strict=True))
+        if len(known):
+            mapped = ridge(known, true)
+            drafter.last_state.copy_(mapped[:width].T)
+            if drafter.last_token is not None:
+                drafter.last_token.copy_(mapped[width:].T)
+    return float((target - inputs @ solved).pow(2).sum() / (target - target.mean(0)).pow(2).sum())
+
+
+def _last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs of the last branch at rows t, its token beside its state, and the target's finished states of the row it
+    predicts, before the norm's weight [n, H].
+    """
+    last, ahead = drafter.main_rows(main).last, 1 + drafter.config.parallel
+    assert last is not None
+    both = usable[:, :-ahead] & usable[:, ahead:]
+    known = [last[:, :-ahead][both]]
+    if drafter.last_token is not None:
+        columns = torch.arange(main.tokens.shape[1], device=main.tokens.device)
+        known.append(drafter.embedded(main.tokens, columns)[:, ahead:][both])
+    return torch.cat(known, dim=1), drafter.unscaled(main.final.float())[:, ahead:][both]

@@ -1,0 +1,88 @@
+"""The target's last decoder layer, taken apart for a draft layer: its attention, its norms, and its MLP as matrices.
+
+The family's description says which part is where (`streamspec.model_families.Family.draft_layer_parts`); the modules
+are the family's own, linear maps always `nn.Linear` [out, in].
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.pytorch_utils import Conv1D
+
+from streamspec.adapters.base_models.config_fields import activation
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.model_families import switched
+
+Affine = tuple[Tensor, Tensor | None]  # weight [out, in] and bias [out]
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """An MLP's maps; `gate` None where it is not gated."""
+
+    gate: Affine | None
+    up: Affine
+    down: Affine
+    activation: nn.Module
+
+
+@dataclass(frozen=True)
+class LayerCopy:
+    """A trainable float32 copy. `parts`: attention and norms by their names in a draft layer; `read`: the norm before
+    the MLP, in parallel layers maybe attention's, None where the MLP reads the residual stream as it is.
+    """
+
+    parts: dict[str, nn.Module]
+    mlp: MlpWeights
+    parallel: bool
+
+    @property
+    def read(self) -> nn.Module | None:
+        return self.parts.get("norm_mid") or (self.parts.get("norm_in") if self.parallel else None)
+
+
+def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
+    """Copies the last layer with attention of a target whose LoRA, if any, is merged."""
+    family, config = decoder.family, decoder.model.config
+    layer = copy.deepcopy(decoder.layers[decoder.last_attention]).float().requires_grad_(True)
+    _plain_maps(layer)
+    shared = switched(config, family.shares_norm)
+    named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
+    up = [_affine(layer.get_submodule(name)) for name in family.up]
+    if family.gated and len(up) == 1:
+        (weight, bias), halves = up[0], (None, None)
+        if bias is not None:
+            halves = bias.chunk(2)
+        up = list(zip(weight.chunk(2), halves, strict=True))
+    mlp = MlpWeights(
+        gate=up[0] if family.gated else None,
+        up=up[-1],
+        down=_affine(layer.get_submodule(family.down[0])),
+        activation=ACT2FN[activation(config)],
+    )
+    parts = {part: layer.get_submodule(name) for part, name in named.items()}
+    return LayerCopy(parts, mlp, switched(config, family.parallel))
+
+
+def _affine(module: nn.Module) -> Affine:
+    bias = getattr(module, "bias", None)
+    return module.weight.detach(), None if bias is None else bias.detach()  # type: ignore[union-attr, operator]
+
+
+def _plain_maps(module: nn.Module) -> None:
+    """Replaces transposed linear maps below `module`."""
+    for name, child in list(module.named_children()):
+        if isinstance(child, Conv1D):
+            out, into = child.weight.shape[1], child.weight.shape[0]
+            plain = nn.utils.skip_init(nn.Linear, into, out, device=child.weight.device)
+            with torch.no_grad():
+                plain.weight.copy_(child.weight.T)
+                plain.bias.copy_(child.bias)
+            setattr(module, name, plain)
+        else:
+            _plain_maps(child)

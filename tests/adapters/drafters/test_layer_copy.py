@@ -1,0 +1,80 @@
+"""A draft layer of every family begins as the target's last layer, and learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel, draft_layer_losses
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer_start import fit_start
+from streamspec.adapters.training.losses import pick_rows
+from tests.support.tiny_models import SIZES, tiny_model
+
+GAMMA = 3
+ONE: dict[str, Any] = {"experts": 1, "active": 1, "contrast": False, "parallel": False}
+METHODS = {
+    "jakiro": {},
+    "eagle": ONE,
+    "mtp": ONE | {"taps": (1,)},
+    "hydra": ONE | {"prefix_attention": True, "own_heads": True},
+}
+IDS = torch.arange(3, 51).reshape(4, 12)
+MASK = torch.ones_like(IDS)
+
+
+def drafter(family: str, **shape: Any) -> DraftLayerModel:
+    """On a base whose norms and biases are random too."""
+    base = tiny_model(family)
+    with torch.no_grad():
+        for name, parameter in base.named_parameters():
+            if parameter.ndim == 1:
+                parameter.uniform_(-0.3, 0.3).add_(0.0 if name.endswith("bias") else 1.0)
+    decoder = HFDecoder(base.requires_grad_(False))
+    window = decoder.window(decoder.last_attention)
+    return DraftLayerModel(base, DraftLayerConfig(GAMMA, window=window, **shape)).eval()
+
+
+@pytest.mark.parametrize("experts", [1, 2])
+@pytest.mark.parametrize("family", SIZES)
+@torch.no_grad()
+def test_the_layer_computes_what_the_targets_last_layer_computes(family: str, experts: int) -> None:
+    model = drafter(family, **(ONE if experts == 1 else {"contrast": False, "parallel": False}))
+    if model.experts.router is not None:
+        model.experts.router.zero_()  # both experts together are the MLP
+    length, last, decoder = IDS.shape[1], model.decoder.last_attention, model.decoder
+    hidden, positions = torch.randn(4, length, 32), torch.arange(length).expand(4, -1)
+    model.from_token.zero_()
+    main = model.main_pass(IDS, MASK)
+    model.entries = lambda _: hidden  # type: ignore[method-assign]
+    found = model.main_rows(main).mixture
+    back = torch.arange(length)[:, None] - torch.arange(length)
+    window = decoder.window(last) or length
+    mask = torch.zeros(4, 1, length, length).masked_fill((back < 0) | (back >= window), torch.finfo(torch.float32).min)
+    rotary = decoder.rotary_embeddings(hidden, positions)
+    expected = decoder.call_layer(last, hidden, mask, positions, rotary, DynamicCache())
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", SIZES)
+def test_training_lowers_the_losses_of_every_depth(family: str, method: str) -> None:
+    model = drafter(family, **METHODS[method])
+    left = fit_start(model, [(IDS, MASK)])
+    assert 0 <= left < 0.9
+    batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
+    parameters = model.drafter_tensors()
+    main, picked = model.train().main_pass(IDS, MASK), pick_rows(batch, GAMMA, 12)
+    optimiser, seen = torch.optim.Adam(parameters.values(), lr=5e-3), []
+    for _ in range(12):
+        found = draft_layer_losses(model, main, picked, None, None)
+        optimiser.zero_grad()
+        (found["depths"].sum() + found.get("last", 0)).backward()
+        optimiser.step()
+        seen.append(found["depths"].detach())
+    assert bool((seen[-1] < 0.8 * seen[0]).all())
+    assert all(value.grad is not None for value in parameters.values())
