@@ -27,6 +27,10 @@ its own (the paper's MoE tree, equation 4), and a candidate has the mean probabi
 so the better list counts more, equal candidates are merged, and the loss is least where experts know different things
 (the last position's branch keeps one list).
 
+The equations are those of a layer with a norm before each half. Other families' layers keep their own form: norms after
+a half (of the mixture, the contrast, each list), attention and MLP side by side, no gate, biases, a window, positions
+added to e.
+
 Unlike the paper's, the last draft token depends on the one before it (T); the layer starts as a copy of the target's
 last one, its MLP split among the experts, and keeps that layer's norms; U, V, S and b start as the least-squares fit of
 what that layer reads one row later, C and T of the target's finished states (`fit_start`), so the layer drafts before
@@ -88,8 +92,9 @@ class DraftLayerModel(DraftingModel):
         width, layer = self.decoder.hidden_size, copy_last_layer(self.decoder)
         shape = config.experts, config.active, config.two_lists
         self.experts, self.beside = Experts(layer.mlp, *shape), layer.parallel
-        self.attention, self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = (
-            layer.parts.get(part) for part in ("attention", "norm_in", "norm_mid", "norm_attention", "norm_mlp")
+        self.attention = layer.parts["attention"]
+        self.norm_in, self.norm_mid, self.norm_attention, self.norm_mlp = (
+            layer.parts.get(part) for part in ("norm_in", "norm_mid", "norm_attention", "norm_mlp")
         )
         assert self.decoder.norm is not None
         self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)

@@ -1,4 +1,6 @@
-"""The start of a draft layer: maps fitted by least squares to the target's own states."""
+"""The start of a draft layer: maps fitted by least squares to the target's own states. Covered by the tests
+of `draft_layer`.
+"""
 
 from __future__ import annotations
 
