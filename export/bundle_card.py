@@ -52,11 +52,14 @@ def card(manifest: Manifest) -> str:
 
 def _parity_table(parity: dict[str, Any]) -> str:
     lines = ["| rows | count | largest difference | relative | same best token |", "|---|---|---|---|---|"]
-    for part in ("plain", "tree", "streams"):
+    for part in ("plain", "tree", "streams", "long"):
         if part in parity:
             p = parity[part]
             lines.append(
                 f"| {part} | {p['rows']} | {p['max_abs']:.3g} | {p['relative']:.2g} | {100 * p['argmax']:.0f} % |"
             )
-    text = "\n".join(lines) + "\n"
-    return text
+    if "long" in parity:
+        lines += ["", f"Long: {parity['long']['where']}."]
+    if "not_compared" in parity:
+        lines += ["", f"Not compared: {parity['not_compared']}."]
+    return "\n".join(lines) + "\n"

@@ -159,7 +159,8 @@ def _run_pytorch(
 ) -> _Reference:
     tokens = passage(tokenizer, parts.spec.vocab, parts.spec.context_length)
     say("computing the reference in PyTorch")
-    expected = expect(parts.model, parts.streams, tokens, parts.static.rows if parts.static else TREE_ROWS)
+    most = parts.static.rows if parts.static else TREE_ROWS
+    expected = expect(parts.model, parts.streams, tokens, most, parts.spec, say)
     return _Reference(tokens, expected, measure_all(parts.model, texts))
 
 

@@ -169,7 +169,7 @@ def export_genai(
             shutil.copyfile(settings, folder / SETTINGS)
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
         say("computing the reference in PyTorch")
-        expected = expect(model, None, tokens)
+        expected = expect(model, None, tokens, spec=spec, say=say)
         texts = measure_all(model, texts_for(precision, tokenizer, spec))
         say(f"writing the {precision} graph")
         graph = PlainGraph(spec, weights(model, spec, kind, tokenizer, say), kind)
@@ -177,26 +177,43 @@ def export_genai(
         del graph, model
         say("comparing with PyTorch")
         session = open_session(folder / MODEL)
-        report = check_rows(run(session, spec, expected.case.context), expected, precision)
+        report = check_rows(lambda capacity: PlainRunner(session, spec), expected, precision)
         for name, measured in texts.items():
-            losses = losses_of(measured.rows, lambda tokens, where: [run(session, spec, tokens)[where]])
+            losses = losses_of(
+                measured.rows, lambda tokens, where: [PlainRunner(session, spec).prefill(tokens, where)["logits"]]
+            )
             report[name] = found = measured.compare(losses)
             say(cost(precision, found, MEASURED[name], spec.vocab))
         write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids))
         return report
 
 
-def run(session: Any, spec: DecoderSpec, tokens: Array) -> Array:
-    """Runs one text [T] with an empty cache; returns its logits [T, V]."""
-    empty = np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
-    caches = dict.fromkeys(cache_names(PAST, spec.layers), empty)
-    texts = {
-        INPUT_IDS: tokens[None],
-        "attention_mask": np.ones_like(tokens)[None],
-        POSITION_IDS: np.arange(len(tokens))[None],
-    }
-    logits: Array = session.run(["logits"], texts | caches)[0][0]
-    return logits
+class PlainRunner:
+    """Runs one text after an empty cache. `length`: tokens in the cache."""
+
+    def __init__(self, session: Any, spec: DecoderSpec) -> None:
+        self.session, self.length, self.layers = session, 0, spec.layers
+        empty = np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
+        self.caches = dict.fromkeys(cache_names(PAST, spec.layers), empty)
+
+    def prefill(self, tokens: Array, rows: Array | None = None, **_: int) -> dict[str, Array]:
+        """`logits` [n, V] of rows [n] of `tokens`, of all by default; other options are those of a step graph."""
+        texts = {
+            INPUT_IDS: tokens[None],
+            "attention_mask": np.ones((1, self.length + len(tokens)), np.int64),
+            POSITION_IDS: self.length + np.arange(len(tokens))[None],
+        }
+        outputs = ["logits", *cache_names(PRESENT, self.layers)]
+        logits, *present = self.session.run(outputs, texts | self.caches)
+        self.caches = dict(zip(self.caches, present, strict=True))
+        self.length += len(tokens)
+        return {"logits": logits[0] if rows is None else logits[0][rows]}
+
+    def skip(self, count: int) -> None:
+        """Leaves `count` rows out: their keys and values are zeros."""
+        self.length += count
+        room = ((0, 0), (0, 0), (0, count), (0, 0))
+        self.caches = {name: np.pad(cache, room) for name, cache in self.caches.items()}
 
 
 def write_config(folder: Path, spec: DecoderSpec, end_tokens: tuple[int, ...]) -> None:

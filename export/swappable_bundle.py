@@ -130,7 +130,7 @@ def _write_base(folder: Path, base: Base, adapters: Sequence[Adapter], kind: Pre
     tokenizer = copy_tokenizer(base, folder)
     tokens = passage(tokenizer, spec.vocab, spec.context_length)
     say("computing the reference in PyTorch")
-    expected = expect(model, None, tokens)
+    expected = expect(model, None, tokens, spec=spec, say=say)
     texts = measure_all(model, texts_for(kind.name, tokenizer, spec))
     source = weights(model, spec, kind, tokenizer, say)
     say(f"writing the {kind.name} graph")
@@ -227,7 +227,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
         bundle.scales.lora(task, spec),
         streams and replace(streams, lora=bundle.scales.lora(streams.lora, spec)),
     )
-    parity = check_parity(bundle.session, expect(model, streams, bundle.tokens), manifest.precision, tensors)
+    parity = check_parity(bundle.session, expect(model, streams, bundle.tokens, spec=spec), manifest.precision, tensors)
     nodes = read_nodes(adapter, streams.gamma, room.candidates) if streams else ()
     ranks = {
         TASK_LORA: max((len(a) for a, _ in task.values()), default=0),

@@ -140,6 +140,10 @@ class GraphRunner:
         self.length += n
         return out
 
+    def skip(self, count: int) -> None:
+        """Leaves `count` rows out: their keys and values are zeros."""
+        self.length += count
+
 
 class StaticGraphRunner:
     """A static graph with its cache: rows are padded, prompts cut into chunks, K/V copied to the cache here."""
@@ -206,6 +210,10 @@ class StaticGraphRunner:
             self.length += len(chunk)
         kept = slice(None) if rows is None else rows
         return parts[-1] | {name: np.concatenate([part[name] for part in parts])[kept] for name in (CHOICES, "logits")}
+
+    def skip(self, count: int) -> None:
+        """Leaves `count` rows out: their keys and values are zeros."""
+        self.length += count
 
 
 def stepper(session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> GraphRunner | StaticGraphRunner:

@@ -1,11 +1,12 @@
-"""Compares an exported graph with PyTorch: plain rows, a draft tree, drafts; and makes the probe of the manifest.
+"""Compares an exported graph with PyTorch: plain rows, a draft tree, drafts, rows of a long text; and makes the probe
+of the manifest.
 
 Graphs in floating point must agree to `LIMITS`, quantized ones are reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,11 @@ from streamspec.draft_tree import DraftTree
 from streamspec.errors import StreamspecError
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.registry import row_of
+from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
 from streamspec.export.validate.draft_reference import DraftedTree, ExpectedDrafts, TreePass
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, stepper
+from streamspec.export.validate.long_context import ExpectedLong, expect_long, run_long
 from streamspec.export.validate.pytorch_reference import ReferenceModel, tree_rows
 from streamspec.step_graph import CHOICES
 
@@ -103,10 +106,20 @@ class Expected:
     case: DraftedTree
     logits: Array  # [T, V] of all rows
     drafts: ExpectedDrafts | None
+    long: ExpectedLong | None = None
 
 
-def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TREE_ROWS) -> Expected:
-    """Runs PyTorch once over a context and a tree. `most`: rows of a tree that the graph can take."""
+def expect(
+    model: Any,
+    streams: DraftSpec | None,
+    tokens: Array,
+    most: int = TREE_ROWS,
+    spec: DecoderSpec | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Expected:
+    """Runs PyTorch once over a context and a tree, and with the model's `spec` over a long text. `most`: rows of a tree
+    that the graph can take; `say` gets a line of progress.
+    """
     reference = ReferenceModel(model, streams)
     rows = min(TREE_ROWS, most)
     drafted = tokens[-rows:]
@@ -116,7 +129,8 @@ def expect(model: Any, streams: DraftSpec | None, tokens: Array, most: int = TRE
     drafts = None
     if streams is not None:
         drafts = row_of(streams).reference(reference, streams).expect(case, TreePass(output, positions, sees))
-    return Expected(case, reference.logits(output), drafts)
+    long = expect_long(model, spec, tokens, say) if spec else None
+    return Expected(case, reference.logits(output), drafts, long)
 
 
 def check_parity(
@@ -136,17 +150,34 @@ def check_parity(
     }
     if expected.drafts is not None:
         report["streams"] = _drafts(session, steps, expected.drafts, expected)
+    report |= _long_rows(expected.long, lambda capacity: stepper(session, capacity, adapter))
     _judge(report, precision)
     return report
 
 
-def check_rows(logits: Array, expected: Expected, precision: str) -> dict[str, Any]:
-    """A report for a graph without trees: of `logits` [T, V] over the context alone."""
+def check_rows(runner: Callable[[int], Any], expected: Expected, precision: str) -> dict[str, Any]:
+    """A report for a graph without trees: over the context alone and a long text. `runner` makes a `GraphRunner` or the
+    like with an empty cache of so many tokens.
+    """
+    context = expected.case.context
+    logits = runner(len(context)).prefill(context)["logits"]
     report: dict[str, Any] = {
         "precision": precision,
-        "plain": _Difference([logits], [expected.logits[: len(expected.case.context)]]).summary(),
+        "plain": _Difference([logits], [expected.logits[: len(context)]]).summary(),
     }
+    report |= _long_rows(expected.long, runner)
     _judge(report, precision)
+    return report
+
+
+def _long_rows(long: ExpectedLong | None, runner: Callable[[int], Any]) -> dict[str, Any]:
+    """The report's `long`, if there are such rows, and `not_compared`, if some are left out."""
+    report: dict[str, Any] = {}
+    if long is not None and (text := long.text) is not None:
+        ours = run_long(runner(len(text.computed)), text, long.tokens)
+        report["long"] = _Difference([ours], [long.logits]).summary() | {"where": str(text)}
+    if long is not None and long.left_out:
+        report["not_compared"] = long.left_out
     return report
 
 
@@ -166,7 +197,7 @@ def _drafts(
 
 
 def _judge(report: dict[str, Any], precision: str) -> None:
-    for part in ("plain", "tree", "streams"):
+    for part in ("plain", "tree", "streams", "long"):
         relative = report.get(part, {}).get("relative", 0.0)
         if precision == "fp16" and not np.isfinite(relative):
             raise StreamspecError(
