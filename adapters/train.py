@@ -15,11 +15,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, set_seed
+from transformers import set_seed
 
 from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
 from streamspec.adapters.base_models.config_fields import read_config
-from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.adapters.checks import check_adapters, check_answers, check_out, contents, within
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
@@ -32,7 +33,7 @@ from streamspec.adapters.training.run_state import RunState
 from streamspec.adapters.training.self_distillation import CompletionFile
 from streamspec.adapters.training_run import RUN_STATE, WORK, Run, answers_made_by, preview, say, task_lora
 from streamspec.data import Example, read_examples
-from streamspec.errors import BaseModelError, ConfigError, DataError
+from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 
 
@@ -97,16 +98,6 @@ def split_examples(config: TrainConfig) -> tuple[list[Example], list[Example]]:
         return examples, val_examples
     held = min(config.val_rows, max(1, len(examples) // 20))
     return examples[:-held], examples[-held:]
-
-
-def load_tokenizer(base: Base) -> Any:
-    """The base's Hugging Face tokenizer. Raises BaseModelError where there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(base.path)
-    except (OSError, ValueError) as error:
-        raise BaseModelError(
-            f"{base.path}: {error}", "a base with its tokenizer", "add the tokenizer's files"
-        ) from None
 
 
 def train_lora(run: Run) -> dict[str, Any]:

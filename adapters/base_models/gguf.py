@@ -1,90 +1,106 @@
 """Turns a GGUF file into a Hugging Face folder: config, weights, tokenizer, chat template.
 
-transformers does the de-quantizing; this module keeps its result bit for bit and adds what it leaves out.
+Everything is read here, nothing by transformers' own GGUF reader, which leaves out keys and tensors that it does not
+know (the rope scaling of Llama 3, Phi-3 and Gemma 3 among them) and differs from version to version. What cannot be
+carried into the folder is refused by name.
 """
 
 from __future__ import annotations
 
-import io
-import sys
-from contextlib import nullcontext, redirect_stderr
+import json
+import struct
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from streamspec.adapters.base_models.gguf_architectures import Config, architecture_of, config_of
+from streamspec.adapters.base_models.gguf_file import GgufFile, read_gguf
+from streamspec.adapters.base_models.gguf_tensors import Shapes, parameters_of, write_safetensors
+from streamspec.adapters.base_models.gguf_tokenizer import GgufTokenizer, tokenizer_of
 from streamspec.errors import BaseModelError
-
-# Pre-tokenizers (by the name in the file) that split numbers into digits first; transformers drops that step.
-DIGIT_SPLITTERS = {"smollm"}
+from streamspec.model_families import FAMILIES
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Writes the model in `gguf` to the empty `folder`. Raises BaseModelError where transformers cannot read it.
+    """Writes the model in `gguf` to the empty `folder`. Raises BaseModelError for what is damaged or not understood.
 
     Weights are stored as fp32: a de-quantized weight is scale * q + minimum and needs more bits than a half has. On the
     reference base, bf16 would change 82 % of all weights (by 0.14 % rms) and fp16 48 %, and "the same weights" as
     llama.cpp would be true no longer.
     """
-    with gguf.open("rb") as stream:
-        if stream.read(4) != b"GGUF":
-            raise BaseModelError(
-                f"{gguf} is no GGUF file", "the magic number GGUF at its start", "fetch the file again"
-            )
+    try:
+        import_module("gguf")
+    except ImportError:
+        raise BaseModelError("the package gguf is missing", "gguf", "pip install streamspec[train]") from None
     try:
         _convert(gguf, folder)
-    except Exception as error:  # transformers and gguf raise all kinds of errors for a damaged file
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error) as error:
+        # Of values that have another type than their key's.
         reason = (str(error).strip().splitlines() or [""])[0]
         raise BaseModelError(
-            f"{gguf} could not be converted ({type(error).__name__}: {reason})",
-            "a whole GGUF file of a family that transformers can de-quantize",
+            f"{gguf.name} could not be converted ({type(error).__name__}: {reason})",
+            "a whole GGUF file",
             "check the file, or use the model's Hugging Face folder",
-        ) from None
+        ) from error
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    import_module("gguf")  # transformers reads the file with it, and is less clear where it is missing
+    model = read_gguf(gguf)
+    row = architecture_of(model)
+    if row.model_type not in FAMILIES:
+        raise BaseModelError(
+            f"{gguf.name} is of the family `{row.model_type}`", f"one of {', '.join(FAMILIES)}", "choose another base"
+        )
+    fields = config_of(model, row)
+    tokens = tokenizer_of(model)
+    fields |= {name: token for name, token in tokens.special.items() if name != "unk_token_id"}
+    config, shapes, name = _skeleton(model, fields, row.names["output"])
+    parameters = parameters_of(model, row, fields, shapes)
+
+    config.architectures = [name]
+    config.dtype = "float32"
+    config.save_pretrained(folder)
+    ids = {key: token for key, token in fields.items() if key.endswith("_token_id")}
+    ends: int | list[int] = list(tokens.ends) if len(tokens.ends) > 1 else tokens.ends[0]
+    _write_json(folder / "generation_config.json", {"_from_model_config": True} | ids | {"eos_token_id": ends})
+    _write_tokenizer(tokens, folder)
+    write_safetensors(parameters, folder / "model.safetensors")
+
+
+def _skeleton(model: GgufFile, fields: Config, head: str) -> tuple[Any, Shapes, str]:
+    """The config object, the shapes of the model's parameters and the name of its class; no memory is taken. `head` is
+    what files call the output map, whatever its module is called in this version of transformers.
+    """
     import torch
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    logging.disable_progress_bar()
-    source = {"pretrained_model_name_or_path": str(gguf.resolve().parent), "gguf_file": gguf.name}
-    # The de-quantizer's own bar is welcome on a terminal and a page of carriage returns elsewhere.
-    with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-
-    # The config still claims to be quantized, which would make every later load ask for the GGUF file.
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    weights = {name: tensor.contiguous() for name, tensor in sorted(model.state_dict().items())}
-    if model.config.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)
-    # Written directly, not by save_pretrained: the same bytes, hence the same hash, whatever its sharding rules.
-    file = folder / "model.safetensors"
-    save_file(weights, file, metadata={"format": "pt"})
-    file.chmod(0o644)  # the library makes files private; a cache may be shared
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
-    if _pre_tokenizer_name(gguf) in DIGIT_SPLITTERS:
-        _split_digits(tokenizer.backend_tokenizer)
-    tokenizer.save_pretrained(folder)
+    values = {key: value for key, value in fields.items() if key != "model_type"}
+    config = AutoConfig.for_model(fields["model_type"], **values)
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config)
+    output = empty.get_output_embeddings()
+    module = next(name for name, one in empty.named_modules() if one is output)
+    shapes = {
+        head + name.removeprefix(module) if name.startswith(module + ".") else name: tuple(tensor.shape)
+        for name, tensor in empty.state_dict().items()
+    }
+    if fields["tie_word_embeddings"]:
+        shapes.pop(f"{head}.weight")
+    for key in ("vocab_size", "tie_word_embeddings"):
+        if getattr(config, key) != fields[key]:
+            raise BaseModelError(
+                f"{model.path.name}: {key} is {fields[key]}", str(getattr(config, key)), "take another"
+            )
+    return config, shapes, type(empty).__name__
 
 
-def _pre_tokenizer_name(gguf: Path) -> str | None:
-    from gguf import GGUFReader
+def _write_tokenizer(tokens: GgufTokenizer, folder: Path) -> None:
+    tokens.tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "TokenizersBackend", "clean_up_tokenization_spaces": False}
+    _write_json(folder / "tokenizer_config.json", settings | tokens.named())
+    if tokens.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(tokens.chat_template, encoding="utf-8")
 
-    field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
-    return None if field is None else str(field.contents())
 
-
-def _split_digits(tokenizer: object) -> None:
-    """Adds the digit step in front; it only changes several blanks before a number ("a  7")."""
-    from tokenizers import Tokenizer
-    from tokenizers.pre_tokenizers import Digits, Sequence
-
-    assert isinstance(tokenizer, Tokenizer)
-    current = tokenizer.pre_tokenizer
-    if current is not None and "Digits" not in repr(current):
-        tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), current])
+def _write_json(file: Path, values: dict[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

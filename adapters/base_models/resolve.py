@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from streamspec.adapters.base_models.gguf_file import is_gguf, parts_of
 from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import MAX_JSON, parse_object
@@ -25,6 +26,9 @@ from streamspec.paths import cache_dir
 
 REFERENCE = "smollm2-135m"
 IDENTITY_FILE = "streamspec_base.json"
+# Counts up when folders converted from GGUF files earlier should be made again. 1: read by transformers; 2: by us, with
+# scaled positions, windows and special tokens as the file has them.
+CONVERTER = 2
 KINDS = f"`{REFERENCE}`, a Hugging Face folder, a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
 
@@ -54,7 +58,7 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
         return _checked(_reference(say), say)
     if path.is_dir():
         return _from_folder(path.resolve(), path.resolve().name, say)
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and (path.suffix == ".gguf" or is_gguf(path)):
         return _checked(_from_gguf(path, path.stem, say), say)
     if path.exists() or path.suffix == ".gguf" or text.startswith(("/", ".", "~")):
         found = "is no folder and no .gguf file" if path.exists() else "does not exist"
@@ -134,8 +138,10 @@ def _reference(say: Progress) -> Base:
 
 
 def _from_gguf(file: Path, label: str, say: Progress) -> Base:
-    say(f"hashing {file.name}")
-    digest = sha256_file(file)
+    parts = parts_of(file)
+    say(f"hashing {file.name}" + (f" and its {len(parts) - 1} other parts" if len(parts) > 1 else ""))
+    digests = [sha256_file(part) for part in parts]
+    digest = digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
     return _read_identity(target) or _convert(file, target, label, say)
 
@@ -147,20 +153,22 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
     with new_folder(target) as folder:
         convert(gguf, folder)
         base = Base(target, label, weights_hash(folder), _model_type(folder))
-        identity = {k: v for k, v in asdict(base).items() if k != "path"}
+        identity = {k: v for k, v in asdict(base).items() if k != "path"} | {"converter": CONVERTER}
         (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
     say(f"base ready: {target}")
     return base
 
 
 def _read_identity(folder: Path) -> Base | None:
-    """Reads the identity of a base in the cache, which is complete once it has its final name. Elsewhere the file is
-    ignored: weights may have changed.
+    """Reads the identity of a base in the cache, which is complete once it has its final name. One that an earlier
+    converter made is not trusted, nor is the file elsewhere: weights may have changed.
     """
     if folder.resolve().parent != (cache_dir() / "bases").resolve():
         return None
     try:
         values = json.loads((folder / IDENTITY_FILE).read_text(encoding="utf-8"))
+        if values["converter"] != CONVERTER:
+            return None
         return Base(folder, values["id"], values["sha256"], values["model_type"], values["revision"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
 
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.adapters.training.data import Formatter, TokenRow
 from streamspec.data import Example, read_examples
 from streamspec.errors import DataError
@@ -48,7 +48,7 @@ class HeldOut:
 
     def rows(self, base: Base, prompt_format: PromptFormat, context_length: int) -> list[TokenRow]:
         """Tokenizes the rows. Raises DataError for a row that the context cannot hold."""
-        formatter = Formatter(AutoTokenizer.from_pretrained(base.path), prompt_format)
+        formatter = Formatter(load_tokenizer(base), prompt_format)
         rows = [(example, formatter.row(example)) for example in self.read()]
         for example, row in rows:
             if len(row.input_ids) >= context_length:

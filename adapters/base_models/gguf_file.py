@@ -1,0 +1,340 @@
+"""Reads a GGUF file's header: its metadata and where each tensor lies. Every length is checked before it is used.
+
+The format: the page gguf.md of https://github.com/ggml-org/ggml. A model in several files
+(`name-00001-of-00003.gguf`) is read as one, given any of them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamspec.errors import BaseModelError
+
+AGAIN = "fetch the file again"
+VERSIONS = (2, 3)
+SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
+MAX_PARTS = 512
+MAX_ENTRIES = 1 << 20  # of metadata and of tensors; the largest model published has some thousands
+ROWS_AT_ONCE = 1 << 22  # values that are de-quantized at once: 16 MB of fp32
+
+# GGUF's value types by number: struct format of one value, or what is read otherwise.
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+REQUIRED: Any = object()  # default of a key that must be there
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as it lies in a file. `shape` has rows first, as numpy and torch count."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int  # ggml's number of the quantization
+    file: Path
+    offset: int  # of the first byte, in the file
+    size: int  # bytes
+
+    def chunks(self) -> Iterator[NDArray[np.float32]]:
+        """Yields the values in order, de-quantized, some whole rows at a time: [rows, last dimension] fp32."""
+        from gguf import GGMLQuantizationType, dequantize
+
+        width = self.shape[-1]
+        rows = int(np.prod(self.shape[:-1], dtype=np.int64))
+        data = np.memmap(self.file, np.uint8, "r", self.offset, (rows, self.size // rows))
+        step = max(1, ROWS_AT_ONCE // width)
+        for first in range(0, rows, step):
+            values = dequantize(np.ascontiguousarray(data[first : first + step]), GGMLQuantizationType(self.kind))
+            yield np.asarray(values, np.float32).reshape(-1, width)
+
+    def values(self) -> NDArray[np.float32]:
+        """The whole tensor, de-quantized: fp32 of `shape`."""
+        return np.concatenate(list(self.chunks())).reshape(self.shape)
+
+
+@dataclass
+class GgufFile:
+    """What a GGUF model says of itself."""
+
+    path: Path
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name of the model family."""
+        name = self.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise BaseModelError(f"{self.path.name} names no general.architecture", "a GGUF file of a model", AGAIN)
+        return name
+
+
+def is_gguf(path: Path) -> bool:
+    """True where the file begins as a GGUF file does, whatever its name."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of the model that `path` belongs to, in order. Raises BaseModelError where one is missing."""
+    match = SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["parts"])
+    if not 1 <= count <= MAX_PARTS:
+        raise BaseModelError(f"{path.name} is one of {count} parts", f"1 to {MAX_PARTS}", "check the file's name")
+    parts = [path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise BaseModelError(
+            f"{missing[0]} is missing beside {path.name} ({len(missing)} of {count} parts)",
+            f"all {count} parts in one folder",
+            "fetch the missing parts",
+        )
+    return parts
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Reads the headers of all parts. Raises BaseModelError for a file that is damaged, cut off or not understood."""
+    parts = parts_of(path)
+    model = GgufFile(parts[0])
+    for number, part in enumerate(parts):
+        read = _read_part(part)
+        _check_split(read, number, len(parts))
+        if number == 0:
+            model.metadata = read.metadata
+        repeated = sorted(model.tensors.keys() & read.tensors.keys())
+        if repeated:
+            raise BaseModelError(f"{part.name} repeats the tensor {repeated[0]}", "each tensor in one part", AGAIN)
+        model.tensors |= read.tensors
+    expected = model.metadata.get("split.tensors.count", len(model.tensors))
+    if expected != len(model.tensors):
+        raise BaseModelError(f"{path.name}: {len(model.tensors)} tensors in {len(parts)} parts", str(expected), AGAIN)
+    return model
+
+
+def _check_split(read: GgufFile, number: int, parts: int) -> None:
+    own, count = read.metadata.get("split.no", 0), read.metadata.get("split.count", 0) or 1
+    if (own, count) != (number, parts):
+        raise BaseModelError(
+            f"{read.path.name} says it is part {own + 1} of {count}",
+            f"part {number + 1} of {parts}, as its name says",
+            "give the file the name it was published with, beside the other parts",
+        )
+
+
+def _read_part(path: Path) -> GgufFile:
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        if size < 24 or stream.read(4) != b"GGUF":
+            found = "is cut off" if is_gguf(path) else "is no GGUF file"
+            raise BaseModelError(f"{path} {found}", "the magic number GGUF and a header at its start", AGAIN)
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = _HeaderReader(path, data)
+            try:
+                return _read_header(path, reader)
+            finally:
+                reader.data = b""
+
+
+def _read_header(path: Path, reader: _HeaderReader) -> GgufFile:
+    version = reader.number("I")
+    if version not in VERSIONS:
+        if version & 0xFFFF == 0:
+            raise BaseModelError(f"{path.name} is a big-endian GGUF file", "little-endian", "convert it to this order")
+        raise BaseModelError(
+            f"{path.name} is of GGUF version {version}", f"version {VERSIONS[0]} or {VERSIONS[1]}", "convert it again"
+        )
+    tensors, entries = reader.count("Q", 24), reader.count("Q", 12)
+    if max(tensors, entries) > MAX_ENTRIES:
+        raise BaseModelError(
+            f"{path.name} claims {tensors} tensors and {entries} keys", f"at most {MAX_ENTRIES}", AGAIN
+        )
+    model = GgufFile(path)
+    for _ in range(entries):
+        key = reader.text()
+        if key in model.metadata:
+            raise BaseModelError(f"{path.name} has the key {key} twice", "each key once", AGAIN)
+        model.metadata[key] = reader.value(reader.number("I"))
+    described = [_describe(reader) for _ in range(tensors)]
+    alignment = model.metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 0 < alignment <= 1 << 20:
+        raise BaseModelError(f"{path.name}: general.alignment is {alignment}", "a number of bytes", AGAIN)
+    start = -(-reader.at // alignment) * alignment
+    for name, shape, kind, offset in described:
+        if name in model.tensors:
+            raise BaseModelError(f"{path.name} has the tensor {name} twice", "each tensor once", AGAIN)
+        model.tensors[name] = StoredTensor(name, shape, kind, path, start + offset, _bytes_of(path, name, shape, kind))
+    _check_whole(path, model.tensors, len(reader.data))
+    return model
+
+
+def _describe(reader: _HeaderReader) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, shape, kind and offset of the next tensor."""
+    name = reader.text()
+    dimensions = reader.number("I")
+    if not 1 <= dimensions <= 4:
+        raise BaseModelError(f"tensor {name} has {dimensions} dimensions", "1 to 4", AGAIN)
+    shape = tuple(reader.number("Q") for _ in range(dimensions))[::-1]
+    if not all(0 < size < 1 << 40 for size in shape):
+        raise BaseModelError(f"tensor {name} has the shape {list(shape)}", "sizes above 0", AGAIN)
+    return name, shape, reader.number("I"), reader.number("Q")
+
+
+def _bytes_of(path: Path, name: str, shape: tuple[int, ...], kind: int) -> int:
+    """Bytes of a tensor. Raises BaseModelError for a quantization that cannot be read."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+    try:
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        dequantize(np.zeros((1, size), np.uint8), GGMLQuantizationType(kind))
+    except (ValueError, KeyError, NotImplementedError):
+        known = [label for label, value in GGMLQuantizationType.__members__.items() if value == kind]
+        raise BaseModelError(
+            f"{path.name}: tensor {name} is quantized as {known[0] if known else f'type {kind}'}",
+            "a quantization that the installed `gguf` package can read",
+            "update `gguf`, or take another quantization of this model",
+        ) from None
+    if shape[-1] % block:
+        raise BaseModelError(f"{path.name}: rows of {name} have {shape[-1]} values", f"a multiple of {block}", AGAIN)
+    values = 1
+    for dimension in shape:
+        values *= dimension
+    return values // block * size
+
+
+def _check_whole(path: Path, tensors: dict[str, StoredTensor], size: int) -> None:
+    """Raises BaseModelError for tensors that overlap or lie outside of the file."""
+    end, before = 0, ""
+    for tensor in sorted(tensors.values(), key=lambda one: one.offset):
+        if tensor.offset < end:
+            raise BaseModelError(f"{path.name}: the tensors {before} and {tensor.name} overlap", "none that do", AGAIN)
+        end, before = tensor.offset + tensor.size, tensor.name
+    if end > size:
+        raise BaseModelError(f"{path.name} is cut off: it has {size} bytes", f"{end} (tensor {before})", AGAIN)
+
+
+class _HeaderReader:
+    """Takes one value after the other. Raises BaseModelError where the file ends first."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.at = path, 0
+        self.data: mmap.mmap | bytes = data
+        self.at = 4
+
+    def _take(self, size: int) -> int:
+        start = self.at
+        if size > len(self.data) - start:
+            raise BaseModelError(
+                f"{self.path.name} is cut off or damaged: its header goes on after byte {len(self.data)}",
+                "a whole GGUF file",
+                AGAIN,
+            )
+        self.at = start + size
+        return start
+
+    def number(self, form: str) -> Any:
+        return struct.unpack_from("<" + form, self.data, self._take(struct.calcsize("<" + form)))[0]
+
+    def count(self, form: str, least: int) -> int:
+        """A number of entries, each of at least `least` bytes, which must fit into the rest of the file."""
+        count = int(self.number(form))
+        if count * least > len(self.data) - self.at:
+            self._take(len(self.data))  # raises
+        return count
+
+    def text(self) -> str:
+        size = self.number("Q")
+        start = self._take(size)
+        try:
+            return bytes(self.data[start : start + size]).decode("utf-8")
+        except UnicodeDecodeError:
+            raise BaseModelError(
+                f"{self.path.name} is damaged: no text at byte {start}", "text in UTF-8", AGAIN
+            ) from None
+
+    def value(self, kind: int, nested: bool = False) -> Any:
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY or nested:
+            raise BaseModelError(f"{self.path.name} is damaged: a value of type {kind}", "a type of GGUF", AGAIN)
+        item = self.number("I")
+        if item in SCALARS:
+            form = SCALARS[item]
+            count = self.count("Q", struct.calcsize("<" + form))
+            start = self._take(count * struct.calcsize("<" + form))
+            return list(struct.unpack_from(f"<{count}{form}", self.data, start))
+        return [self.value(item, nested=True) for _ in range(self.count("Q", 8))]
+
+
+class Keys:
+    """Gives out the keys below `prefix` and remembers which were asked for: those left are refused by name."""
+
+    def __init__(self, model: GgufFile, prefix: str) -> None:
+        self.file = model.path.name
+        self.prefix = prefix + "."
+        self._values = {
+            key.removeprefix(self.prefix): v for key, v in model.metadata.items() if key.startswith(self.prefix)
+        }
+        self._taken: set[str] = set()
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value of `key`, or `default`. Raises BaseModelError where the default is REQUIRED and the key missing."""
+        self._taken.add(key)
+        value = self._values.get(key, default)
+        if value is REQUIRED:
+            raise BaseModelError(f"{self.file} has no {self.prefix}{key}", "this key", "convert the model again")
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED) -> int:
+        """A whole number above 0. A list of equal numbers, one for each layer, counts as one."""
+        value = self.take(key, default)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            value = value[0]
+        if type(value) is not int or value <= 0:
+            self.refuse(key, value, "a number above 0, the same in all layers")
+        return value
+
+    def skip(self, *keys: str) -> None:
+        """Keys that do not change what the model computes."""
+        self._taken.update(keys)
+
+    def has(self, key: str) -> bool:
+        """Whether the file has the key; it stays to be taken."""
+        return key in self._values
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Takes a key that may be missing, or one of the values."""
+        value = self.take(key, allowed[0])
+        if value not in allowed:
+            self.refuse(key, value, " or ".join(map(str, allowed)))
+
+    def refuse(self, key: str, value: Any, expected: str) -> NoReturn:
+        """Raises BaseModelError for a value that is not understood."""
+        raise BaseModelError(
+            f"{self.file}: {self.prefix}{key} is {str(value)[:60]}", expected, "use the model's Hugging Face folder"
+        )
+
+    def finish(self) -> None:
+        """Raises BaseModelError for keys that nobody took."""
+        left = sorted(self._values.keys() - self._taken)
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise BaseModelError(
+                f"{self.file} has the key {self.prefix}{left[0]} ({str(self._values[left[0]])[:40]}){more}",
+                "keys that this converter understands",
+                "use the model's Hugging Face folder",
+            )

@@ -1,0 +1,129 @@
+"""Turns what a GGUF file says of rotary positions, in keys and in tensors, into `rope_parameters` of transformers.
+
+llama.cpp stores the scaling of Llama 3 as a tensor of divisors (`rope_freqs.weight`), that of Phi-3 as two
+(`rope_factors_short.weight`, `rope_factors_long.weight`), the others in keys below `rope.scaling`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamspec.adapters.base_models.gguf_file import Keys
+from streamspec.errors import BaseModelError
+
+DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+TENSORS = frozenset({DIVISORS, SHORT, LONG})
+THETA = 10_000.0  # llama.cpp's, where the file names none
+# Llama 3's scaling as published: every model that has it, from any maker, uses these.
+LOW, HIGH = 1.0, 4.0
+LLAMA3_LENGTHS = (8192, 4096, 2048, 16384, 32768, 65536, 131072)
+CLOSE = 2e-6  # relative; the divisors were computed in fp32, in some order
+
+Factors = Mapping[str, NDArray[np.float32]]
+
+
+def rope_parameters(keys: Keys, head_dim: int, length: int, factors: Factors) -> dict[str, Any]:
+    """`rope_parameters` of a model with one kind of rotary positions. `length` is the model's context length;
+    `factors` holds the file's tensors among TENSORS. Raises BaseModelError for what cannot be expressed.
+    """
+    theta = float(keys.take("rope.freq_base", THETA))
+    rotated = int(keys.take("rope.dimension_count", head_dim))
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    if rotated != head_dim:
+        if rotated % 2 or not 0 < rotated < head_dim:
+            keys.refuse("rope.dimension_count", rotated, f"an even number, at most {head_dim}")
+        found["partial_rotary_factor"] = rotated / head_dim
+    return found | _scaling(keys, length, factors, rotated, theta)
+
+
+def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: float) -> dict[str, Any]:
+    kind = str(keys.take("rope.scaling.type", "linear"))
+    factor = float(keys.take("rope.scaling.factor", keys.take("rope.scale_linear", 0.0)))
+    original = int(keys.take("rope.scaling.original_context_length", length))
+    attention = keys.take("rope.scaling.attn_factor")
+    keys.skip("rope.scaling.finetuned")  # whether the model was trained with it
+    for name, values in factors.items():
+        if values.shape != (rotated // 2,) or not (np.isfinite(values).all() and (values > 0).all()):
+            raise BaseModelError(
+                f"{keys.file}: {name} has the shape {list(values.shape)}", f"{rotated // 2} numbers above 0", "check it"
+            )
+    yarn = _yarn(keys) if kind == "yarn" else {}
+    if SHORT in factors or LONG in factors:
+        return _longrope(keys, factors, length, original, attention)
+    if attention not in (None, 1.0):
+        keys.refuse("rope.scaling.attn_factor", attention, "1 without rope_factors tensors")
+    if kind not in ("none", "linear", "yarn"):
+        keys.refuse("rope.scaling.type", kind, "none, linear or yarn, or longrope with its tensors")
+    divisors = factors.get(DIVISORS)
+    if divisors is not None and not (divisors == 1).all():
+        if kind != "none" and factor not in (0.0, 1.0):
+            keys.refuse("rope.scaling.factor", factor, f"none beside {DIVISORS}")
+        return _llama3(divisors, theta) or _carried(divisors, length)
+    if kind == "yarn":
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | yarn
+    if kind == "none" or factor in (0.0, 1.0):
+        return {}
+    return {"rope_type": "linear", "factor": factor}
+
+
+def _yarn(keys: Keys) -> dict[str, Any]:
+    """Optional parameters of YaRN. The file's names are those of transformers, but for a prefix."""
+    names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow", "yarn_attn_factor": "attention_factor"}
+    given = {name: keys.take(f"rope.scaling.{key}") for key, name in names.items()}
+    extrapolation = keys.take("rope.scaling.yarn_ext_factor", 1.0)
+    if extrapolation != 1:
+        keys.refuse("rope.scaling.yarn_ext_factor", extrapolation, "1")
+    return {name: float(value) for name, value in given.items() if value is not None}
+
+
+def _longrope(keys: Keys, factors: Factors, length: int, original: int, attention: float | None) -> dict[str, Any]:
+    if set(factors) != {SHORT, LONG}:
+        raise BaseModelError(
+            f"{keys.file} has {', '.join(sorted(factors))}", f"{SHORT} with {LONG}", "take another conversion of it"
+        )
+    if attention is None:  # as transformers computes it
+        attention = math.sqrt(1 + math.log(length / original) / math.log(original)) if length > original else 1.0
+    return {
+        "rope_type": "longrope",
+        "short_factor": [float(value) for value in factors[SHORT]],
+        "long_factor": [float(value) for value in factors[LONG]],
+        "factor": length / original,
+        "attention_factor": float(attention),
+        "original_max_position_embeddings": original,
+    }
+
+
+def _llama3(divisors: NDArray[np.float32], theta: float) -> dict[str, Any] | None:
+    """The parameters of Llama 3 that give these divisors, or None where no published ones do."""
+    factor = float(divisors.max())
+    frequencies = theta ** (-np.arange(len(divisors)) / len(divisors))
+    for original in LLAMA3_LENGTHS:
+        turns = original * frequencies / (2 * math.pi)  # in the original length
+        smooth = np.clip((turns - LOW) / (HIGH - LOW), 0.0, 1.0)
+        if np.allclose(1 / ((1 - smooth) / factor + smooth), divisors, rtol=CLOSE, atol=0):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": LOW,
+                "high_freq_factor": HIGH,
+                "original_max_position_embeddings": original,
+            }
+    return None
+
+
+def _carried(divisors: NDArray[np.float32], length: int) -> dict[str, Any]:
+    """Any divisors at all: longrope whose factors are the same within the context length, and beyond it."""
+    values = [float(value) for value in divisors]
+    return {
+        "rope_type": "longrope",
+        "short_factor": values,
+        "long_factor": values,
+        "factor": 1.0,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": length,
+    }

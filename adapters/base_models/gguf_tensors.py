@@ -1,0 +1,168 @@
+"""Writes the tensors of a GGUF file as the parameters of a transformers model, fp32, one after the other.
+
+The file's tensors and the model's parameters must be the same set, with the same shapes; a tensor without a parameter
+and a parameter without a tensor are refused by name. Memory: the largest tensor that has to be rearranged, else 16 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamspec.adapters.base_models.gguf_architectures import Architecture
+from streamspec.adapters.base_models.gguf_file import GgufFile, StoredTensor
+from streamspec.adapters.base_models.gguf_rope import TENSORS
+from streamspec.errors import BaseModelError
+
+Values = NDArray[np.float32]
+Change = Callable[[Values], Values]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the model and the stored tensor that it is made of."""
+
+    name: str
+    shape: tuple[int, ...]
+    source: StoredTensor
+    change: Change | None = None  # of the whole tensor; None: as it is stored
+    offset: float = 0.0  # that the file has added
+
+    def chunks(self) -> Iterator[Values]:
+        """The values in order. Raises BaseModelError for numbers that are none."""
+        pieces = self.source.chunks() if self.change is None else iter([self.change(self.source.values())])
+        for values in pieces:
+            if not np.isfinite(values).all():
+                raise BaseModelError(
+                    f"{self.source.file.name}: tensor {self.source.name} holds NaN or infinity",
+                    "finite numbers",
+                    "fetch the file again, or take another quantization",
+                )
+            yield values - np.float32(self.offset) if self.offset else values
+
+
+def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any], shapes: Shapes) -> list[Parameter]:
+    """The model's parameters, of the names and shapes in `shapes`, each with its tensor, in the order of their names.
+    Raises BaseModelError where the file has other tensors.
+    """
+    made: dict[str, Parameter] = {}
+    extra = []
+    for tensor in model.tensors.values():
+        if tensor.name in TENSORS and row.rotary:
+            continue  # read as positions
+        found = _named(tensor, row, config)
+        if not found:
+            extra.append(tensor.name)
+        made |= {parameter.name: parameter for parameter in found}
+    extra += [parameter.source.name for name, parameter in made.items() if name not in shapes]
+    if extra:
+        raise BaseModelError(
+            f"{model.path.name} has the tensor {min(extra)}{_more(extra)}",
+            f"the tensors of a {config['model_type']} model",
+            "use the model's Hugging Face folder",
+        )
+    missing = sorted(shapes.keys() - made.keys())
+    if missing:
+        raise BaseModelError(
+            f"{model.path.name} has no tensor for {missing[0]}{_more(missing)}", "all weights", "take another file"
+        )
+    for name, parameter in made.items():
+        if parameter.shape != shapes[name]:
+            raise BaseModelError(
+                f"{model.path.name}: tensor {parameter.source.name} has the shape {list(parameter.source.shape)}",
+                f"{list(shapes[name])} for {name}",
+                "take another file",
+            )
+    return [made[name] for name in sorted(made)]
+
+
+def write_safetensors(parameters: list[Parameter], file: Path) -> None:
+    """Writes one safetensors file; its layout: https://github.com/huggingface/safetensors#format."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for parameter in parameters:
+        start, end = end, end + 4 * int(np.prod(parameter.shape, dtype=np.int64))
+        header[parameter.name] = {"dtype": "F32", "shape": list(parameter.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for parameter in parameters:
+            for values in parameter.chunks():
+                stream.write(np.ascontiguousarray(values, "<f4").data)
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -> list[Parameter]:
+    """The parameters made of a tensor; none where its name is unknown."""
+    stem, _, suffix = tensor.name.rpartition(".")
+    layer = re.match(r"blk\.(\d+)\.", stem)
+    pattern = re.sub(r"^blk\.\d+\.", "blk.{}.", stem)
+    if suffix not in ("weight", "bias") or pattern not in row.names:
+        return []
+    name = row.names[pattern].format(layer[1] if layer else "")
+    short = pattern.removeprefix("blk.{}.")
+    if row.layout and (short, suffix) in LAYOUTS[row.layout]:
+        return LAYOUTS[row.layout][short, suffix](f"{name}.{suffix}", tensor, config)
+    change: Change | None = None
+    if row.permuted and short in ("attn_q", "attn_k"):
+        heads = config["num_attention_heads" if short == "attn_q" else "num_key_value_heads"]
+        change = _halves(heads)
+    offset = 1.0 if row.one_added and suffix == "weight" and stem.endswith("_norm") else 0.0
+    return [Parameter(f"{name}.{suffix}", tensor.shape, tensor, change, offset)]
+
+
+def _halves(heads: int) -> Change:
+    """llama.cpp stores the two halves of each Llama head interleaved; transformers keeps them apart."""
+
+    def change(values: Values) -> Values:
+        return values.reshape(heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+    return change
+
+
+def _transposed(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    return [Parameter(name, tensor.shape[::-1], tensor, lambda values: np.ascontiguousarray(values.T))]
+
+
+def _by_head(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """Queries, keys and values lie one after the other for each head, not one block after the other."""
+    heads = config["num_attention_heads"]
+
+    def change(values: Values) -> Values:
+        return values.reshape(3, heads, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+
+    return [Parameter(name, tensor.shape, tensor, change)]
+
+
+def _apart(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """Norms of all heads in one tensor, which are modules of their own."""
+    stem, _, suffix = name.rpartition(".")
+    if len(tensor.shape) != 2:
+        return [Parameter(name, tensor.shape, tensor)]  # refused: no such parameter
+
+    def row(head: int) -> Change:
+        return lambda values: values[head]
+
+    return [
+        Parameter(f"{stem}.{head}.{suffix}", tensor.shape[1:], tensor, row(head)) for head in range(tensor.shape[0])
+    ]
+
+
+Layout = Callable[[str, StoredTensor, Mapping[str, Any]], list[Parameter]]
+LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
+    "gpt2": {(name, "weight"): _transposed for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
+    "gptneox": {("attn_qkv", "weight"): _by_head, ("attn_qkv", "bias"): _by_head},
+    "stablelm": {("attn_q_norm", "weight"): _apart, ("attn_k_norm", "weight"): _apart},
+}

@@ -1,0 +1,254 @@
+"""Builds a `tokenizers` tokenizer from a GGUF file's metadata, and the settings of special tokens beside it.
+
+Two kinds exist: byte-level BPE (`gpt2`), whose way of splitting text has a name (`tokenizer.ggml.pre`), and
+SentencePiece BPE (`llama`), which merges the pair of the best score. Facts: llama.cpp's `src/llama-vocab.cpp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from streamspec.adapters.base_models.gguf_file import REQUIRED, GgufFile, Keys
+from streamspec.errors import BaseModelError
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type
+SPACE = "▁"  # SentencePiece's
+# Keys that do not change which tokens a text gives, or that chat clients alone read.
+HARMLESS = ("token_type_count", "add_sep_token", "eot_token_id", "eom_token_id")
+
+# Ways to split text, in steps: a regular expression whose matches stand alone, or a word for a step of `tokenizers`.
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_ENGLISH = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_MARKS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_LLAMA3 = (rf"{_ENGLISH}|{_WORDS}|\p{{N}}{{1,3}}|{_MARKS}|{_SPACES}",)
+_QWEN2 = (rf"{_ENGLISH}|{_WORDS}|\p{{N}}|{_MARKS}|{_SPACES}",)
+_QWEN35 = (
+    rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{end}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{end}}"
+    rf"|\p{{N}}{{digits}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_TEKKEN = (_CASED.replace("{end}", "").replace("{digits}", ""),)
+_GPT4O = (_CASED.replace("{end}", _ENGLISH + "?").replace("{digits}", "{1,3}"),)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    + _SPACES,
+)
+_SEED = (rf"{_ENGLISH}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
+_GPT2, _DIGITS = ("gpt2",), ("digits", "gpt2")
+
+_SPLITS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "gigachat", "mellum"), _GPT2),
+    (("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
+    (("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
+    (("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
+    (("qwen2", "stablelm2", "hunyuan", "megrez", "deepseek-r1-qwen", "kormo", "solar-open"), _QWEN2),
+    (("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    (("gpt-4o", "llama4", "kanana2"), _GPT4O),
+    (("qwen35",), _QWEN35),
+    (("tekken",), _TEKKEN),
+    (("seed-coder",), _SEED),
+)
+PRE_TOKENIZERS = {name: steps for names, steps in _SPLITS for name in names}
+# Of these, words that are tokens stay whole whatever the merges say, and texts begin with bos where the file is silent.
+WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2", "tekken"})
+# Of these, composed letters are written as one, which GGUF has no word for: the published tokenizers of these names do.
+COMPOSED = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen"})
+
+
+@dataclass(frozen=True)
+class GgufTokenizer:
+    """A tokenizer and what belongs into the files beside it."""
+
+    tokenizer: Tokenizer
+    special: dict[str, int]  # bos_token_id, eos_token_id, unk_token_id, pad_token_id: those that the file names
+    ends: tuple[int, ...]  # tokens after which a model stops, that of training first
+    chat_template: str | None
+
+    def named(self) -> dict[str, str]:
+        """`bos_token` and so on, as texts."""
+        return {key.removesuffix("_id"): str(self.tokenizer.id_to_token(token)) for key, token in self.special.items()}
+
+
+def tokenizer_of(model: GgufFile) -> GgufTokenizer:
+    """Raises BaseModelError for a tokenizer that is not understood or contradicts itself."""
+    keys = Keys(model, "tokenizer.ggml")
+    kind = keys.take("model", REQUIRED)
+    if kind not in BUILDERS:
+        keys.refuse("model", kind, " or ".join(BUILDERS))
+    tokens, types = _vocabulary(keys)
+    special, ends = _special(keys, tokens)
+    pre = str(keys.take("pre", ""))
+    tokenizer = BUILDERS[kind](keys, tokens, types, special)
+    _add_tokens(tokenizer, tokens, types, set(special.values()))
+    if tokenizer.get_vocab_size(with_added_tokens=True) != len(tokens):
+        raise BaseModelError(
+            f"{keys.file}: added tokens beyond the vocabulary", f"{len(tokens)} tokens", "check the file"
+        )
+    begins = bool(keys.take("add_bos_token", kind == "llama" or pre in WHOLE_WORDS))
+    _frame(keys, tokenizer, special, begins, bool(keys.take("add_eos_token", False)))
+    keys.skip(*HARMLESS, *(key for key in _token_keys(model)))
+    keys.finish()
+    template = model.metadata.get("tokenizer.chat_template")
+    return GgufTokenizer(tokenizer, special, ends, template if isinstance(template, str) and template else None)
+
+
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], special: set[int]) -> None:
+    """Makes tokens that stand for themselves in any text: special ones, and those that are text."""
+    hidden, shown = [], []
+    for number, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind in (CONTROL, UNKNOWN) or number in special:
+            hidden.append(AddedToken(token, normalized=False, special=True))
+        elif kind == USER_DEFINED:
+            shown.append(AddedToken(token, normalized=False, special=False))
+    tokenizer.add_special_tokens([token for token in hidden if token.content])
+    tokenizer.add_tokens([token for token in shown if token.content])
+
+
+def _token_keys(model: GgufFile) -> list[str]:
+    """Names of further single tokens, as of the middle of a gap to fill."""
+    prefix = "tokenizer.ggml."
+    return [key.removeprefix(prefix) for key in model.metadata if key.startswith(prefix) and key.endswith("_token_id")]
+
+
+def _vocabulary(keys: Keys) -> tuple[list[str], list[int]]:
+    tokens = keys.take("tokens", REQUIRED)
+    types = keys.take("token_type", [NORMAL] * len(tokens))
+    if len(types) != len(tokens):
+        keys.refuse("token_type", f"a list of {len(types)}", f"{len(tokens)}, one for each token")
+    if len(set(tokens)) != len(tokens):
+        last = {token: number for number, token in enumerate(tokens)}
+        double = next(token for number, token in enumerate(tokens) if last[token] != number)
+        keys.refuse("tokens", f"a list with {double!r} twice", "each token once")
+    return tokens, types
+
+
+def _special(keys: Keys, tokens: list[str]) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Ids of special tokens, and the tokens that end an answer."""
+    names = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
+    found = {}
+    for name, key in names.items():
+        token = keys.take(key)
+        if token is None or token == 0xFFFFFFFF:  # -1: none
+            continue
+        if type(token) is not int or not 0 <= token < len(tokens):
+            keys.refuse(key, token, f"a token below {len(tokens)}")
+        found[f"{name}_token_id"] = token
+    if "eos_token_id" not in found:
+        keys.refuse("eos_token_id", "missing", "the token that ends a text")
+    further = [keys.take(key) for key in ("eot_token_id", "eom_token_id")]
+    ends = [found["eos_token_id"], *(token for token in further if type(token) is int and 0 <= token < len(tokens))]
+    return found, tuple(dict.fromkeys(ends))
+
+
+def _frame(keys: Keys, tokenizer: Tokenizer, special: dict[str, int], begins: bool, ends: bool) -> None:
+    """Puts bos in front of a text and eos after it, where the file says so."""
+    used = [name for name, wanted in (("bos_token_id", begins), ("eos_token_id", ends)) if wanted]
+    for name in used:
+        if name not in special:
+            keys.refuse(f"add_{name.removesuffix('_id')}", True, f"{name} beside it")
+    pieces = [(tokenizer.id_to_token(special[name]), special[name]) for name in used]
+    before = f"{pieces[0][0]}" if begins else None
+    after = f"{pieces[-1][0]}" if ends else None
+    single = [part for part in (before, "$A", after) if part]
+    pair = [*single, *(f"{part}:1" for part in (before, "$B", after) if part)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=pieces)
+
+
+def _byte_level(keys: Keys, tokens: list[str], types: list[int], special: dict[str, int]) -> Tokenizer:
+    """BPE over bytes written as letters."""
+    pre = keys.take("pre", "")
+    if pre not in PRE_TOKENIZERS:
+        keys.refuse("pre", pre or "missing", f"one of {', '.join(sorted(PRE_TOKENIZERS))}")
+    merges = []
+    for merge in keys.take("merges", REQUIRED):
+        left, _, right = merge.partition(" ")
+        if not right or " " in right:
+            keys.refuse("merges", f"a list with {merge!r}", "pairs of tokens")
+        merges.append((left, right))
+    keys.skip("scores")
+    prefix = bool(keys.take("add_space_prefix", False))
+    keys.only("remove_extra_whitespaces", False)
+    tokenizer = Tokenizer(
+        _bpe(
+            keys,
+            vocab={token: number for number, token in enumerate(tokens)},
+            merges=merges,
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+            ignore_merges=pre in WHOLE_WORDS,
+        )
+    )
+    steps: list[Any] = []
+    for step in PRE_TOKENIZERS[pre]:
+        if step == "digits":
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        elif step != "gpt2":
+            steps.append(pre_tokenizers.Split(Regex(step), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex="gpt2" in PRE_TOKENIZERS[pre]))
+    tokenizer.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    if pre in COMPOSED:
+        tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def _sentencepiece(keys: Keys, tokens: list[str], types: list[int], special: dict[str, int]) -> Tokenizer:
+    """BPE whose merges are those that give the token of the best score; unknown letters become bytes."""
+    scores = keys.take("scores", REQUIRED)
+    if len(scores) != len(tokens):
+        keys.refuse("scores", f"a list of {len(scores)}", f"{len(tokens)}, one for each token")
+    keys.skip("merges")
+    keys.only("remove_extra_whitespaces", False)
+    vocab = {token: number for number, token in enumerate(tokens)}
+    plain = {token: scores[number] for token, number in vocab.items() if types[number] == NORMAL}
+    bytes_known = BYTE in types
+    unknown = special.get("unk_token_id")
+    tokenizer = Tokenizer(
+        _bpe(
+            keys,
+            vocab=vocab,
+            merges=_merges(plain, vocab),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=bytes_known,
+        )
+    )
+    replace = normalizers.Replace(" ", SPACE)
+    prefix = bool(keys.take("add_space_prefix", True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefix else replace
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _merges(scores: dict[str, float], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to make a token of two, the best score first; among equal ones the earlier parts first."""
+    found = []
+    for token, score in scores.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in scores and right in scores:
+                found.append((-score, vocab[left], vocab[right], left, right))
+    found.sort()
+    return [(left, right) for *_, left, right in found]
+
+
+def _bpe(keys: Keys, **options: Any) -> models.BPE:
+    try:
+        return models.BPE(**options)
+    except Exception as error:  # the library raises bare Exception
+        keys.refuse("merges", f"a list that cannot be used ({error})", "merges of tokens")
+
+
+BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}

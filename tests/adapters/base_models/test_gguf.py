@@ -1,0 +1,219 @@
+"""GGUF files become the models they were made of: same weights, same positions, same config.
+
+Covers gguf.py, gguf_architectures.py, gguf_keys.py, gguf_rope.py and gguf_tensors.py. Truth is a transformers model
+built from the original config; the files are written by the `gguf` package.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf as package
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from streamspec.adapters.base_models import gguf, gguf_architectures
+from streamspec.adapters.base_models.gguf import convert
+from streamspec.errors import BaseModelError
+from streamspec.model_families import FAMILIES, Family
+from tests.support import gguf_files as files
+from tests.support.gguf_cases import CASES, GEMMA3_ROPE, LENGTH, VOCABULARY, made
+
+
+@pytest.fixture(autouse=True)
+def every_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the table is tested whether or not its family can be exported already."""
+    known = dict.fromkeys(row.model_type for row in gguf_architectures.ARCHITECTURES.values())
+    monkeypatch.setattr(gguf, "FAMILIES", known)
+
+
+def converted(path: Path) -> PreTrainedModel:
+    folder = path.with_suffix("")
+    folder.mkdir()
+    convert(path, folder)
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+def logits(model: PreTrainedModel, first: int) -> torch.Tensor:
+    """Of 24 tokens at the positions from `first` on, as if there were none before."""
+    torch.manual_seed(1)
+    ids = torch.randint(5, VOCABULARY, (1, 24))
+    positions = torch.arange(first, first + 24)[None]
+    with torch.no_grad():
+        return model(ids, position_ids=positions, use_cache=False).logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gguf_file_is_the_model_it_was_made_of(case: str, tmp_path: Path) -> None:
+    model, architecture, keys, tensors = made(case)
+    found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors))
+    weights, truth = found.state_dict(), model.state_dict()
+    assert weights.keys() == truth.keys()
+    for name, values in truth.items():
+        if architecture in files.ONE_ADDED and name.endswith("norm.weight"):
+            assert torch.allclose(weights[name], values, rtol=0, atol=2e-7), name  # what adding one has rounded
+        else:
+            assert torch.equal(weights[name], values), name
+    for first in (0, 100, 2 * LENGTH, 30000) if architecture != "gpt2" else (0, 400):
+        want, got = logits(model, first), logits(found, first)
+        assert (want - got).abs().max() < 2e-5 * want.abs().max(), first
+        assert want.std() > 0.1  # all the same would compare nothing
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert {case[0] for case in CASES.values()} == set(gguf_architectures.ARCHITECTURES)
+
+
+def test_divisors_that_no_published_model_has_are_carried(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("llama 3.2")
+    divisors = np.linspace(1, 3, 16, dtype=np.float32)
+    tensors["rope_freqs.weight"] = divisors
+    found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors))
+    for first in (0, 20000, 40000):  # the last beyond the context length
+        logits(found, first)
+        frequencies = 5e5 ** -(torch.arange(0, 32, 2) / 32) / torch.from_numpy(divisors)
+        assert torch.allclose(found.model.rotary_emb.inv_freq, frequencies.float(), rtol=1e-6, atol=0)
+        assert found.model.rotary_emb.attention_scaling == 1.0
+
+
+def test_divisors_of_one_are_no_scaling(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("llama 3.2")
+    tensors["rope_freqs.weight"] = np.ones(16, np.float32)
+    found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors))
+    assert found.config.rope_parameters["rope_type"] == "default"
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K", "Q8_0", "F16", "BF16"])
+def test_quantized_weights_are_those_of_the_gguf_package(kind: str, tmp_path: Path) -> None:
+    model, architecture, keys, _ = made(
+        "llama with biases", hidden_size=256, intermediate_size=256, num_attention_heads=16
+    )
+    number = package.GGMLQuantizationType[kind]
+    stored = files.stored(model, architecture)
+    block, size = package.GGML_QUANT_SIZES[number]
+    random = np.random.default_rng(0)
+    raw = {
+        name: random.integers(0, 60, (values.shape[0], values.shape[1] // block * size), np.uint8)
+        for name, values in stored.items()
+        if values.ndim == 2
+    }
+    truth = {name: package.dequantize(values, number) for name, values in raw.items()}
+    kinds = dict.fromkeys(raw, number)
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, stored | raw, kinds=kinds)
+    found = converted(path).state_dict()
+    assert np.array_equal(found["model.embed_tokens.weight"].numpy(), truth["token_embd.weight"])
+    assert np.array_equal(found["model.layers.1.mlp.down_proj.weight"].numpy(), truth["blk.1.ffn_down.weight"])
+
+
+def test_a_model_in_parts_is_read_whole(tmp_path: Path) -> None:
+    model, architecture, keys, tensors = made("qwen3")
+    last = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, split=5)
+    assert last.name.startswith("m-0000") and len(list(tmp_path.iterdir())) > 3
+    found = converted(last).state_dict()
+    assert all(torch.equal(found[name], values) for name, values in model.state_dict().items())
+
+
+def test_the_tied_output_may_be_apart(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("qwen3")
+    tensors["output.weight"] = tensors["token_embd.weight"] * 2
+    found = converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors))
+    assert not found.config.tie_word_embeddings
+    assert torch.equal(found.lm_head.weight, 2 * found.model.embed_tokens.weight)
+
+
+# ---- what is refused
+
+Edit = tuple[dict[str, Any], dict[str, np.ndarray | None], str]
+NOTHING: dict[str, Any] = {}
+ROW = np.zeros((1, 64), np.float32)
+REFUSED: dict[str, Edit] = {
+    "a key that nobody knows": ({"attention.new_trick": 2}, NOTHING, r"key llama\.attention\.new_trick \(2\)"),
+    "a rope key that nobody knows": ({"rope.scaling.twist": 1.5}, NOTHING, r"llama\.rope\.scaling\.twist"),
+    "experts": ({"expert_count": 8}, NOTHING, r"llama\.expert_count is 8; expected 0"),
+    "no causal attention": ({"attention.causal": False}, NOTHING, r"attention\.causal is False"),
+    "a sort of scaling that nobody knows": ({"rope.scaling.type": "magic"}, NOTHING, "rope.scaling.type is magic"),
+    "factors of half a pair": (NOTHING, {"rope_factors_long.weight": np.ones(16, np.float32)}, "rope_factors_long"),
+    "divisors of another size": (NOTHING, {"rope_freqs.weight": np.ones(4, np.float32)}, r"rope_freqs.*\[4\].*16"),
+    "divisors beside a factor": ({"rope.scaling.factor": 2.0}, NOTHING, r"rope\.scaling\.factor is 2"),
+    "another number of rotated dimensions": (
+        {"rope.dimension_count": 7},
+        NOTHING,
+        r"dimension_count is 7; expected an even",
+    ),
+    "a part of each head, in a family that rotates all": (
+        {"rope.dimension_count": 16},
+        {"rope_freqs.weight": None},
+        "is 16; expected 32",
+    ),
+    "values of another size": ({"attention.value_length": 16}, NOTHING, "value_length is 16; expected 32"),
+    "heads that differ by layer": ({"attention.head_count_kv": [2, 1]}, NOTHING, r"head_count_kv is \[2, 1\]"),
+    "no layers": ({"block_count": 0}, NOTHING, "block_count is 0"),
+    "a text for a number": ({"embedding_length": "wide"}, NOTHING, "embedding_length is wide"),
+    "more layers than tensors": ({"block_count": 3}, NOTHING, r"no tensor for model\.layers\.2.*and 8 more"),
+    "a missing tensor": (NOTHING, {"blk.1.ffn_up.weight": None}, r"no tensor for model\.layers\.1\.mlp\.up_proj"),
+    "a tensor too many": (NOTHING, {"blk.0.attn_sinks.weight": ROW}, r"tensor blk\.0\.attn_sinks\.weight"),
+    "a layer too many": (NOTHING, {"blk.2.attn_q.weight": ROW}, r"tensor blk\.2\.attn_q\.weight"),
+    "a bias that the model has not": (NOTHING, {"blk.0.attn_q.bias": ROW[0]}, r"tensor blk\.0\.attn_q\.bias"),
+    "another shape": (NOTHING, {"blk.0.ffn_up.weight": ROW}, r"ffn_up\.weight has the shape \[1, 64\].*\[96, 64\]"),
+    "NaN": (NOTHING, {"output_norm.weight": np.full(64, np.nan, np.float32)}, "output_norm.weight holds NaN"),
+    "infinity": (
+        NOTHING,
+        {"blk.0.attn_q.weight": np.full((128, 64), np.inf, np.float32)},
+        "attn_q.weight holds NaN or",
+    ),
+    "no embedding": (NOTHING, {"token_embd.weight": None}, "no tensor token_embd.weight"),
+    "more rows than tokens": (NOTHING, {"token_embd.weight": np.zeros((999, 64), np.float32)}, "272 tokens.*999 rows"),
+}
+
+
+def refusal(tmp_path: Path, path: Path) -> str:
+    """The message of the one line that refuses `path`."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with pytest.raises(BaseModelError) as caught:
+        convert(path, folder)
+    assert "\n" not in str(caught.value) and caught.value.expected and caught.value.fix
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_not_understood_is_refused_by_name(reason: str, tmp_path: Path) -> None:
+    more, edits, message = REFUSED[reason]
+    _, architecture, keys, tensors = made("llama 3.2")
+    kept = {name: values for name, values in (tensors | edits).items() if values is not None}
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys | more, kept)
+    assert re.search(message, found := refusal(tmp_path, path)), found
+
+
+def test_an_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
+    _, _, keys, tensors = made("qwen2")
+    path = files.write_gguf(tmp_path / "m.gguf", "mamba", keys, tensors)
+    assert "architecture mamba; expected one of llama, qwen2" in refusal(tmp_path, path)
+
+
+def test_a_projector_is_no_language_model(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("qwen2")
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, others={"general.type": "mmproj"})
+    assert "holds a mmproj; expected a language model" in refusal(tmp_path, path)
+
+
+def test_a_family_that_cannot_be_exported_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf, "FAMILIES", {"opt": Family()})
+    _, architecture, keys, tensors = made("qwen2")
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    assert "family `qwen2`; expected one of opt" in refusal(tmp_path, path)
+
+
+def test_the_config_holds_what_the_file_says(tmp_path: Path) -> None:
+    _, architecture, keys, tensors = made("gemma3, scaled")
+    converted(files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors))
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["layer_types"] == ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
+    assert config["rope_parameters"] == GEMMA3_ROPE
+    assert config["architectures"] == ["Gemma3ForCausalLM"] and config["dtype"] == "float32"
+    assert {"llama", "gemma3_text"} <= FAMILIES.keys()

@@ -1,0 +1,228 @@
+"""Tokenizers of GGUF files: special tokens as the file has them, text cut as llama.cpp cuts it."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoConfig, GenerationConfig
+
+from streamspec.adapters.base_models import gguf_tokenizer
+from streamspec.adapters.base_models.gguf import convert
+from streamspec.adapters.base_models.gguf_file import GgufFile
+from streamspec.adapters.base_models.gguf_tokenizer import PRE_TOKENIZERS, GgufTokenizer, tokenizer_of
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.tokenizer import load_tokenizer
+from streamspec.errors import BaseModelError
+from tests.support import gguf_files as files
+from tests.support.gguf_cases import made
+
+SPACE = "▁"
+
+
+def built(vocabulary: dict[str, Any], **special: Any) -> GgufTokenizer:
+    words = vocabulary | files.special_keys(**special)
+    return tokenizer_of(GgufFile(Path("m.gguf"), {f"tokenizer.ggml.{key}": value for key, value in words.items()}))
+
+
+def greedy_pieces(text: str, vocabulary: dict[str, Any], prefix: bool) -> list[int]:
+    """SentencePiece's algorithm: of all neighbours whose union is a token, the best score merges first, the leftmost of
+    equals. Letters without a token become bytes. User-defined tokens stand alone.
+    """
+    tokens, scores = vocabulary["tokens"], vocabulary["scores"]
+    ids = {token: number for number, token in enumerate(tokens)}
+    result: list[int] = []
+    for number, part in enumerate(text.split("  ")):
+        result += [ids["  "]] if number else []
+        symbols = list(((" " if prefix and part else "") + part).replace(" ", SPACE))
+        while True:
+            pairs = [
+                (-scores[ids[left + right]], at)
+                for at, (left, right) in enumerate(pairwise(symbols))
+                if left + right in ids
+            ]
+            if not pairs:
+                break
+            at = min(pairs)[1]
+            symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+        for symbol in symbols:
+            result += [ids[symbol]] if symbol in ids else [ids[f"<0x{byte:02X}>"] for byte in symbol.encode()]
+    return result
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_merges_the_best_score_first(prefix: bool) -> None:
+    vocabulary = files.sentencepiece_vocabulary()
+    tokenizer = built(vocabulary, add_space_prefix=prefix, add_bos_token=False).tokenizer
+    draw = random.Random(0)
+    texts = ["the and in", " the", "é😀 the", "a  the   b", "\n\tthe", ""]
+    texts += ["".join(draw.choice("thean dir \né7") for _ in range(draw.randint(1, 40))) for _ in range(200)]
+    for text in texts:
+        assert tokenizer.encode(text).ids == greedy_pieces(text, vocabulary, prefix), text
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text or (prefix and "  " in text)
+
+
+def test_special_tokens_in_a_text_are_one_token_each() -> None:
+    for vocabulary in (files.sentencepiece_vocabulary(), files.bpe_vocabulary()):
+        tokenizer = built(vocabulary).tokenizer
+        assert tokenizer.encode("<end>the</s>", add_special_tokens=False).ids[::2] == [files.EOT, files.EOS]
+        assert (
+            tokenizer.decode([files.EOT]) == "" and tokenizer.decode([files.EOT], skip_special_tokens=False) == "<end>"
+        )
+    assert built(files.bpe_vocabulary()).tokenizer.encode("<user defined>", add_special_tokens=False).ids == [5]
+    assert built(files.bpe_vocabulary()).tokenizer.decode([5]) == "<user defined>"  # not special: it is text
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "begins", "ends"),
+    [
+        ("bpe", {"add_bos_token": True}, True, False),
+        ("bpe", {"add_bos_token": False}, False, False),
+        ("bpe", {"add_bos_token": None}, False, False),
+        ("bpe", {"add_bos_token": True, "add_eos_token": True}, True, True),
+        ("llama-bpe", {"add_bos_token": None}, True, False),
+        ("llama-bpe", {"add_bos_token": False}, False, False),
+        ("sentencepiece", {"add_bos_token": None}, True, False),
+        ("sentencepiece", {"add_bos_token": False}, False, False),
+    ],
+)
+def test_a_text_begins_and_ends_as_the_file_says(kind: str, flags: dict[str, Any], begins: bool, ends: bool) -> None:
+    vocabulary = {
+        "bpe": files.bpe_vocabulary(),
+        "llama-bpe": files.bpe_vocabulary("llama-bpe"),
+        "sentencepiece": files.sentencepiece_vocabulary(),
+    }[kind]
+    ids = built(vocabulary, **flags).tokenizer.encode("the").ids
+    assert (ids[0] == files.BOS, ids[-1] == files.EOS) == (begins, ends)
+    pair = built(vocabulary, **flags).tokenizer.encode("the", "and").ids
+    assert (pair.count(files.BOS), pair.count(files.EOS)) == (2 * begins, 2 * ends)
+
+
+# What each way to split cuts the same text into.
+TEXT = "I'll buy 12345 naïve cars,\n\n  x+=1 中文 HTMLPage"
+CUTS = {
+    "gpt-2": "I|'ll| buy| 12345| naïve| cars|,|\n\n | x|+=|1| 中文| HTMLPage",
+    "smollm": "I|'ll| buy| |1|2|3|4|5| naïve| cars|,|\n\n | x|+=|1| 中文| HTMLPage",
+    "llama-bpe": "I|'ll| buy| |123|45| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
+    "qwen2": "I|'ll| buy| |1|2|3|4|5| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
+    "qwen35": "I|'ll| buy| |1|2|3|4|5| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
+    "tekken": "I|'ll| buy| |1|2|3|4|5| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
+    "gpt-4o": "I'll| buy| |123|45| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
+    "seed-coder": "I|'ll| buy| |1|2|3|4|5| naïve| cars|,|\n\n| | x|+=|1| 中文| HTMLPage",
+    "deepseek-v3": "I|'ll| buy| |123|45| naïve| cars|,\n\n| | x|+=|1| |中文| HTMLPage",
+}
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_text_is_split_as_the_name_says(pre: str) -> None:
+    tokenizer = built(files.bpe_vocabulary(pre)).tokenizer
+    cut = [TEXT[slice(*span)] for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(TEXT)]
+    assert "|".join(cut) == CUTS[pre]
+
+
+def test_every_way_to_split_is_tested() -> None:
+    assert {PRE_TOKENIZERS[pre] for pre in CUTS} == set(PRE_TOKENIZERS.values())
+
+
+def test_words_stay_whole_where_the_name_says_so() -> None:
+    vocabulary = files.bpe_vocabulary("llama-bpe")
+    vocabulary["tokens"] = [*vocabulary["tokens"], "Ġwhole"]
+    vocabulary["token_type"] = [*vocabulary["token_type"], files.NORMAL]
+    whole = len(vocabulary["tokens"]) - 1
+    assert built(vocabulary).tokenizer.encode("a whole").ids[-1] == whole
+    assert whole not in built(vocabulary | {"pre": "qwen2"}).tokenizer.encode("a whole").ids
+
+
+def test_letters_with_marks_are_composed_where_the_original_does() -> None:
+    for pre, same in (("qwen2", True), ("llama-bpe", False)):
+        tokenizer = built(files.bpe_vocabulary(pre)).tokenizer
+        assert (tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids) is same
+
+
+@pytest.mark.parametrize("case", ["llama 3.2", "qwen2", "gpt2", "phi3 with a window", "gemma3, scaled", "stablelm"])
+def test_transformers_loads_the_tokenizer_as_it_was_written(case: str, tmp_path: Path) -> None:
+    """Its classes of some families would bring steps of their own."""
+    _, architecture, keys, tensors = made(case)
+    vocabulary = files.sentencepiece_vocabulary() if architecture in ("phi3", "gemma3") else files.bpe_vocabulary()
+    tensors["token_embd.weight"] = np.zeros((len(vocabulary["tokens"]), 64), np.float32)
+    if "output.weight" in tensors:
+        tensors["output.weight"] = tensors["token_embd.weight"]
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, vocabulary)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    convert(path, folder)
+    written = json.loads((folder / "tokenizer.json").read_text())
+    loaded = json.loads(load_tokenizer(Base(folder, "m", "", "")).backend_tokenizer.to_str())
+    assert loaded == written
+
+
+def test_a_folder_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(BaseModelError, match="expected a base with its tokenizer"):
+        load_tokenizer(Base(tmp_path, "m", "", "llama"))
+
+
+def test_all_files_of_the_folder_name_the_same_tokens(tmp_path: Path) -> None:
+    """The unknown token is 3, which export must never see: its config field would be one that nobody computes."""
+    _, architecture, keys, tensors = made("qwen2")
+    specials = files.special_keys(eot_token_id=files.EOT)
+    template = {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}"}
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, specials=specials, others=template)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    convert(path, folder)
+    config, generation = AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
+    tokenizer = load_tokenizer(Base(folder, "m", "", ""))
+    for one in (config, generation, tokenizer):
+        assert (one.bos_token_id, one.pad_token_id) == (files.BOS, files.PAD), type(one)
+    assert config.eos_token_id == tokenizer.eos_token_id == files.EOS and tokenizer.unk_token_id == files.UNK
+    assert generation.eos_token_id == [files.EOS, files.EOT]
+    assert "unk_token_id" not in json.loads((folder / "config.json").read_text())
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
+    assert tokenizer("the")["input_ids"][0] == files.BOS
+    assert tokenizer.chat_template == template["tokenizer.chat_template"]
+
+
+def edited(**change: Any) -> dict[str, Any]:
+    return {key: value for key, value in (files.bpe_vocabulary() | change).items() if value is not None}
+
+
+SPM = files.sentencepiece_vocabulary()
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no end": (edited(), {"eos_token_id": None}, "eos_token_id is missing"),
+    "an end beyond the vocabulary": (
+        edited(),
+        {"eos_token_id": 9999},
+        "eos_token_id is 9999; expected a token below 272",
+    ),
+    "a beginning that is not named": (edited(), {"bos_token_id": None}, "add_bos_token is True"),
+    "another kind": (edited(model="bert"), {}, "tokenizer.ggml.model is bert; expected gpt2 or llama"),
+    "another way to split": (edited(pre="mystery"), {}, "tokenizer.ggml.pre is mystery"),
+    "no way to split": (edited(pre=None), {}, "tokenizer.ggml.pre is missing"),
+    "no merges": (edited(merges=None), {}, "no tokenizer.ggml.merges"),
+    "a merge of one": (edited(merges=["th"]), {}, "merges is a list with 'th'"),
+    "a merge of nothing known": (edited(merges=["q zz"]), {}, "merges is a list that cannot be used"),
+    "a token twice": (edited(tokens=[*files.bpe_vocabulary()["tokens"][:-1], "th"]), {}, "list with 'th' twice"),
+    "types of some": (edited(token_type=[1, 2]), {}, "token_type is a list of 2; expected 272"),
+    "no scores": ({key: value for key, value in SPM.items() if key != "scores"}, {}, "no tokenizer.ggml.scores"),
+    "scores of some": (SPM | {"scores": [0.5]}, {}, "scores is a list of 1"),
+    "blanks removed": (SPM, {"remove_extra_whitespaces": True}, "remove_extra_whitespaces is True"),
+    "a key that nobody knows": (edited(), {"spell_backwards": True}, r"key tokenizer\.ggml\.spell_backwards"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_not_understood_is_refused_by_name(reason: str) -> None:
+    vocabulary, special, message = REFUSED[reason]
+    with pytest.raises(BaseModelError, match=message) as caught:
+        built(vocabulary, **special)
+    assert "\n" not in str(caught.value) and caught.value.expected
+
+
+def test_the_builders_are_those_of_the_table() -> None:
+    assert set(gguf_tokenizer.BUILDERS) == {files.bpe_vocabulary()["model"], SPM["model"]}

@@ -1,0 +1,234 @@
+"""Tiny models of every GGUF architecture: a transformers config and what a GGUF file says of the same model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from tests.support import gguf_files as files
+
+VOCABULARY = len(files.bpe_vocabulary()["tokens"])
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+LENGTH = 8192  # of pre-training, where positions are scaled
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": LENGTH,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": LENGTH}
+SHORT = [1.0 + 0.05 * i for i in range(8)]
+LONG = [1.5 + 2.0 * i for i in range(8)]
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": SHORT,
+    "long_factor": LONG,
+    "original_max_position_embeddings": LENGTH,
+}
+LONG_ATTENTION = math.sqrt(1 + math.log(32768 / LENGTH) / math.log(LENGTH))
+ONE = {"rope_type": "default", "rope_theta": 10000.0}
+GEMMA3_ROPE = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, "sliding_attention": ONE}
+
+
+def llama3_divisors(head_dim: int, rope: dict[str, Any]) -> np.ndarray:
+    """What llama.cpp's converter stores: base frequency over scaled frequency, one number for each pair."""
+    found = []
+    for pair in range(head_dim // 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (2 * pair / head_dim)
+        turns = rope["original_max_position_embeddings"] / wavelength
+        if turns > rope["high_freq_factor"]:
+            found.append(1.0)
+        elif turns < rope["low_freq_factor"]:
+            found.append(rope["factor"])
+        else:
+            smooth = (turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
+            found.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(found, np.float32)
+
+
+# architecture: (model_type, config fields, further keys, further tensors)
+Case = tuple[str, str, dict[str, Any], dict[str, Any], dict[str, np.ndarray]]
+CASES: dict[str, Case] = {
+    "llama 3.2": (
+        "llama",
+        "llama",
+        {"rope_parameters": LLAMA3, "head_dim": 32, "tie_word_embeddings": True},
+        {"rope.freq_base": 5e5, "rope.dimension_count": 32, "attention.key_length": 32, "attention.value_length": 32},
+        {"rope_freqs.weight": llama3_divisors(32, LLAMA3)},
+    ),
+    "llama with biases": (
+        "llama",
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "rope_parameters": ONE},
+        {"rope.dimension_count": 16, "vocab_size": VOCABULARY},
+        {},
+    ),
+    "llama, linear": (
+        "llama",
+        "llama",
+        {"rope_parameters": ONE | {"rope_type": "linear", "factor": 4.0}},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.freq_base": 1e4},
+        {},
+    ),
+    "mistral with a window": (
+        "llama",
+        "mistral",
+        {"sliding_window": 8, "rope_parameters": ONE},
+        {"attention.sliding_window": 8},
+        {},
+    ),
+    "qwen2": ("qwen2", "qwen2", {"rope_parameters": ONE | {"rope_theta": 1e6}}, {"rope.freq_base": 1e6}, {}),
+    "qwen2, yarn": (
+        "qwen2",
+        "qwen2",
+        {"rope_parameters": YARN},
+        {
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": LENGTH,
+        },
+        {},
+    ),
+    "qwen3": (
+        "qwen3",
+        "qwen3",
+        {"head_dim": 32, "rope_parameters": ONE, "tie_word_embeddings": True},
+        {"attention.key_length": 32, "attention.value_length": 32},
+        {},
+    ),
+    "phi2": (
+        "phi2",
+        "phi",
+        {"num_key_value_heads": 4, "rope_parameters": ONE | {"partial_rotary_factor": 0.5}},
+        {"rope.dimension_count": 8},
+        {},
+    ),
+    "phi3, long": (
+        "phi3",
+        "phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": LENGTH, "pad_token_id": 0},
+        {
+            "rope.dimension_count": 16,
+            "rope.scaling.original_context_length": LENGTH,
+            "rope.scaling.attn_factor": LONG_ATTENTION,
+            "attention.sliding_window": 0,
+        },
+        {
+            "rope_factors_short.weight": np.array(SHORT, np.float32),
+            "rope_factors_long.weight": np.array(LONG, np.float32),
+        },
+    ),
+    "phi3 with a window": (
+        "phi3",
+        "phi3",
+        {"rope_parameters": ONE, "sliding_window": 8, "pad_token_id": 0},
+        {"rope.dimension_count": 16, "attention.sliding_window": 8, "rope.scaling.original_context_length": 32768},
+        {},
+    ),
+    "gpt2": (
+        "gpt2",
+        "gpt2",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 512, "tie_word_embeddings": True},
+        {"attention.head_count_kv": 4},
+        {},
+    ),
+    "gptneox": (
+        "gptneox",
+        "gpt_neox",
+        {"rope_parameters": ONE | {"partial_rotary_factor": 0.25}, "use_parallel_residual": True},
+        {"rope.dimension_count": 4, "use_parallel_residual": True},
+        {},
+    ),
+    "stablelm": (
+        "stablelm",
+        "stablelm",
+        {
+            "rope_parameters": ONE | {"partial_rotary_factor": 0.25},
+            "use_qkv_bias": True,
+            "qk_layernorm": True,
+            "use_parallel_residual": False,
+        },
+        {"rope.dimension_count": 4, "use_parallel_residual": False},
+        {},
+    ),
+    "gemma": (
+        "gemma",
+        "gemma",
+        {"head_dim": 32, "rope_parameters": ONE, "tie_word_embeddings": True},
+        {"attention.key_length": 32, "attention.value_length": 32},
+        {},
+    ),
+    "gemma2": (
+        "gemma2",
+        "gemma2",
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 20.0,
+            "rope_parameters": ONE,
+            "tie_word_embeddings": True,
+        },
+        {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "attention.sliding_window": 8,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 20.0,
+        },
+        {},
+    ),
+    "gemma3, scaled": (
+        "gemma3",
+        "gemma3_text",
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 8,
+            "rope_parameters": GEMMA3_ROPE,
+            "tie_word_embeddings": True,
+        },
+        {
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "attention.sliding_window": 8,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+        {},
+    ),
+    "starcoder2": (
+        "starcoder2",
+        "starcoder2",
+        {"use_bias": True, "rope_parameters": ONE | {"rope_theta": 1e5}, "tie_word_embeddings": True},
+        {"rope.freq_base": 1e5},
+        {},
+    ),
+}
+
+
+def made(case: str, **fields: Any) -> tuple[PreTrainedModel, str, dict[str, Any], dict[str, np.ndarray]]:
+    """The model of a case with what its GGUF file holds: architecture, keys, tensors."""
+    architecture, model_type, own, keys, tensors = CASES[case]
+    shape = {"vocab_size": VOCABULARY} if model_type == "gpt2" else SHAPE
+    model = files.tiny_model(model_type, **(shape | own | fields))
+    return model, architecture, files.sizes(model, **keys), files.stored(model, architecture) | tensors

@@ -1,0 +1,164 @@
+"""Writes GGUF files of tiny random models with the `gguf` package, as llama.cpp's converters would.
+
+Names of tensors come from that package's own table, so that they are not this project's word for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+CONTROL, USER_DEFINED, NORMAL, BYTE, UNKNOWN = 3, 4, 1, 6, 2
+SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<end>"]  # ids 0 to 4: the unknown one is not 0
+PAD, EOS, BOS, UNK, EOT = range(5)
+MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "an d", "Ġ and", "e r", "1 2", "Ġ Ġ"]
+PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁a", "he"]
+PERMUTED = {"llama", "granite", "smollm3", "arcee"}
+ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron"}
+
+
+def byte_letters() -> list[str]:
+    """The 256 letters of byte-level BPE."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())
+
+
+def bpe_vocabulary(pre: str = "smollm") -> dict[str, Any]:
+    """Metadata of a byte-level tokenizer."""
+    tokens = [*SPECIAL, "<user defined>", *byte_letters(), *("".join(merge.split()) for merge in MERGES)]
+    types = [CONTROL] * 5 + [USER_DEFINED] + [NORMAL] * (len(tokens) - 6)
+    return {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types, "merges": MERGES}
+
+
+def sentencepiece_vocabulary() -> dict[str, Any]:
+    """Metadata of a tokenizer with scores and bytes."""
+    letters = ["▁", *(chr(code) for code in range(33, 127))]
+    tokens = [*SPECIAL, "  ", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES, *letters]
+    types = [CONTROL] * 3 + [UNKNOWN, CONTROL, USER_DEFINED] + [BYTE] * 256 + [NORMAL] * (len(PIECES) + len(letters))
+    scores = [-1000.0] * 262 + [-float(rank) for rank in range(len(PIECES) + len(letters))]
+    return {"model": "llama", "pre": "default", "tokens": tokens, "token_type": types, "scores": scores}
+
+
+def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel:
+    """A random model whose every weight matters."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **deepcopy(fields))  # which configs complete
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 0.3 if parameter.dim() > 1 else 0.1
+            parameter.add_(torch.randn_like(parameter) * scale)
+            if name.endswith(".bias"):
+                parameter.add_(0.1)
+    return model
+
+
+def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
+    """The model's tensors under their GGUF names, laid out as llama.cpp has them."""
+    arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == architecture)
+    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    heads = model.config.num_attention_heads
+    kv_heads = getattr(model.config, "num_key_value_heads", heads)
+    found: dict[str, np.ndarray] = {}
+    stacked: dict[str, list[np.ndarray]] = {}
+    for name, tensor in model.state_dict().items():
+        values = tensor.detach().float().numpy()
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        stem, _, suffix = name.rpartition(".")
+        if "layernorm.norms" in stem:  # StableLM's norms of each head
+            stacked.setdefault(f"{stem.rpartition('.norms')[0]}.{suffix}", []).append(values)
+            continue
+        if architecture in PERMUTED and stem.endswith(("q_proj", "k_proj")):
+            count = heads if stem.endswith("q_proj") else kv_heads
+            values = values.reshape(count, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if architecture in ONE_ADDED and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        if architecture == "gpt2" and stem.endswith(("c_attn", "c_proj", "c_fc")) and suffix == "weight":
+            values = values.T
+        if architecture == "gptneox" and stem.endswith("query_key_value"):
+            values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+        found[f"{names.get_name(stem)}.{suffix}"] = np.ascontiguousarray(values)
+    for name, pieces in stacked.items():
+        stem, _, suffix = name.rpartition(".")
+        found[f"{names.get_name(stem)}.{suffix}"] = np.stack(pieces)
+    assert not any(name.startswith("None") for name in found), found.keys()
+    return found
+
+
+def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
+    """The keys that every architecture has, below its name."""
+    config = model.config
+    keys = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None) or config.n_inner,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
+    }
+    for key, names in {
+        "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+        "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    }.items():
+        keys[key] = next((getattr(config, name) for name in names if hasattr(config, name)), None)
+    return {key: value for key, value in (keys | more).items() if value is not None}
+
+
+def special_keys(**more: Any) -> dict[str, Any]:
+    """Special tokens, below `tokenizer.ggml`; None leaves one out."""
+    keys = {
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "unknown_token_id": UNK,
+        "padding_token_id": PAD,
+        "add_bos_token": True,
+        "add_space_prefix": False,
+    }
+    return {key: value for key, value in (keys | more).items() if value is not None}
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    keys: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    vocabulary: Mapping[str, Any] | None = None,
+    specials: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
+    split: int = 0,
+    kinds: Mapping[str, Any] | None = None,
+) -> Path:
+    """Writes the file; `split` tensors go into each part of a model in parts, whose last file is returned. `kinds` are
+    the quantizations of tensors that are given as raw bytes.
+    """
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
+    words = {f"{architecture}.{key}": value for key, value in keys.items()}
+    tokens = dict(vocabulary or bpe_vocabulary()) | dict(special_keys() if specials is None else specials)
+    words |= {f"tokenizer.ggml.{key}": value for key, value in tokens.items()} | dict(others or {})
+    for key, value in words.items():
+        add_key(writer, key, value)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values, raw_dtype=None if kinds is None else kinds.get(name))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path if not split else sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf"))[-1]
+
+
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Adds a key with the type that the value has."""
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    if type(value) in kinds:
+        kinds[type(value)](key, value)
+    else:
+        writer.add_array(key, list(value))
