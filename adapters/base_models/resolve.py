@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from streamspec.adapters.base_models.gguf_file import is_gguf, parts_of
+from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
 from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import MAX_JSON, parse_object
@@ -147,7 +147,7 @@ def _from_gguf(file: Path, label: str, say: Progress) -> Base:
 
 
 def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
-    from streamspec.adapters.base_models.gguf import convert
+    from streamspec.adapters.base_models.gguf.converter import convert
 
     say(f"converting {gguf.name} to a Hugging Face folder (once, about 20 s for 135 M parameters)")
     with new_folder(target) as folder:

@@ -1,7 +1,7 @@
 """Loads a base's tokenizer for training: the very one that a bundle gets, `tokenizer.json` as it is.
 
 transformers' AutoTokenizer picks a class by the model's family, and some of these build splitting and normalizing of
-their own instead of reading the file; which ones depends on its version. Covered by test_gguf_tokenizer.py.
+their own instead of reading the file; which ones depends on its version. `gguf/test_tokenizer.py` covers this module.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def test_ctrl_c_while_downloading_leaves_nothing(tmp_path: Path, index: Path, mo
 def test_ctrl_c_while_converting_keeps_the_download_and_no_half_base(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamspec.adapters.base_models import gguf
+    from streamspec.adapters.base_models.gguf import converter
 
     file = cache / "downloads" / Path(download.MEMBER).name
     file.parent.mkdir(parents=True)
@@ -140,12 +140,12 @@ def test_ctrl_c_while_converting_keeps_the_download_and_no_half_base(
         (folder / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gguf, "convert", interrupted)
+    monkeypatch.setattr(converter, "convert", interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve_base(REFERENCE, quiet)
     assert cached_reference() is None and list((cache / "bases").iterdir()) == [] and file.exists()
 
-    monkeypatch.setattr(gguf, "convert", lambda _, folder: hf_folder(folder / "x") and _move_up(folder))
+    monkeypatch.setattr(converter, "convert", lambda _, folder: hf_folder(folder / "x") and _move_up(folder))
     made = resolve_base(REFERENCE, quiet)
     assert made.id == REFERENCE and made.path.is_dir()
     assert cached_reference() == made == resolve_base(REFERENCE, lambda line: pytest.fail(line))

@@ -13,10 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from streamspec.adapters.base_models.gguf_architectures import Config, architecture_of, config_of
-from streamspec.adapters.base_models.gguf_file import GgufFile, read_gguf
-from streamspec.adapters.base_models.gguf_tensors import Shapes, parameters_of, write_safetensors
-from streamspec.adapters.base_models.gguf_tokenizer import GgufTokenizer, tokenizer_of
+from streamspec.adapters.base_models.gguf.architectures import Config, architecture_of, config_of
+from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
+from streamspec.adapters.base_models.gguf.tensors import Shapes, parameters_of, write_safetensors
+from streamspec.adapters.base_models.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamspec.adapters.base_models.gguf_file import Keys
+from streamspec.adapters.base_models.gguf.file import Keys
 from streamspec.errors import BaseModelError
 
 DIVISORS, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.adapters.base_models.gguf_file import parts_of, read_gguf
+from streamspec.adapters.base_models.gguf.file import parts_of, read_gguf
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.errors import BaseModelError
 from tests.support import gguf_files as files

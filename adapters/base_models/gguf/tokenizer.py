@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from streamspec.adapters.base_models.gguf_file import REQUIRED, GgufFile, Keys
+from streamspec.adapters.base_models.gguf.file import REQUIRED, GgufFile, Keys
 from streamspec.errors import BaseModelError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # tokenizer.ggml.token_type

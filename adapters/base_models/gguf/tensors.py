@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamspec.adapters.base_models.gguf_architectures import Architecture
-from streamspec.adapters.base_models.gguf_file import GgufFile, StoredTensor
-from streamspec.adapters.base_models.gguf_rope import TENSORS
+from streamspec.adapters.base_models.gguf.architectures import Architecture
+from streamspec.adapters.base_models.gguf.file import GgufFile, StoredTensor
+from streamspec.adapters.base_models.gguf.rope import TENSORS
 from streamspec.errors import BaseModelError
 
 Values = NDArray[np.float32]

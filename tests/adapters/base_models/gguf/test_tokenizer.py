@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from transformers import AutoConfig, GenerationConfig
 
-from streamspec.adapters.base_models import gguf_tokenizer
-from streamspec.adapters.base_models.gguf import convert
-from streamspec.adapters.base_models.gguf_file import GgufFile
-from streamspec.adapters.base_models.gguf_tokenizer import PRE_TOKENIZERS, GgufTokenizer, tokenizer_of
+from streamspec.adapters.base_models.gguf import tokenizer as gguf_tokenizer
+from streamspec.adapters.base_models.gguf.converter import convert
+from streamspec.adapters.base_models.gguf.file import GgufFile
+from streamspec.adapters.base_models.gguf.tokenizer import PRE_TOKENIZERS, GgufTokenizer, tokenizer_of
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.errors import BaseModelError

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamspec.adapters.base_models.gguf_file import REQUIRED, GgufFile, Keys
-from streamspec.adapters.base_models.gguf_rope import TENSORS, Factors, rope_parameters
+from streamspec.adapters.base_models.gguf.file import REQUIRED, GgufFile, Keys
+from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
 from streamspec.errors import BaseModelError
 
 Config = dict[str, Any]
@@ -53,7 +53,7 @@ class Architecture:
     biases: Mapping[str, str] = field(default_factory=dict)  # config switch: the tensor whose presence says it
     permuted: bool = False  # rows of queries and keys are stored in llama.cpp's order of rotary pairs
     one_added: bool = False  # norm weights are stored with one added
-    layout: str | None = None  # of some tensors, by name in gguf_tensors.LAYOUTS
+    layout: str | None = None  # of some tensors, by name in tensors.LAYOUTS
     rotary: bool = True
     partial: bool = False  # transformers can rotate a part of each head
     harmless: tuple[str, ...] = ()  # further keys that say nothing new

@@ -1,6 +1,6 @@
 """GGUF files become the models they were made of: same weights, same positions, same config.
 
-Covers gguf.py, gguf_architectures.py, gguf_keys.py, gguf_rope.py and gguf_tensors.py. Truth is a transformers model
+Covers converter.py, architectures.py, rope.py and tensors.py. Truth is a transformers model
 built from the original config; the files are written by the `gguf` package.
 """
 
@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from streamspec.adapters.base_models import gguf, gguf_architectures
-from streamspec.adapters.base_models.gguf import convert
+from streamspec.adapters.base_models.gguf import architectures, converter
+from streamspec.adapters.base_models.gguf.converter import convert
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, Family
 from tests.support import gguf_files as files
@@ -28,8 +28,8 @@ from tests.support.gguf_cases import CASES, GEMMA3_ROPE, LENGTH, VOCABULARY, mad
 @pytest.fixture(autouse=True)
 def every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of the table is tested whether or not its family can be exported already."""
-    known = dict.fromkeys(row.model_type for row in gguf_architectures.ARCHITECTURES.values())
-    monkeypatch.setattr(gguf, "FAMILIES", known)
+    known = dict.fromkeys(row.model_type for row in architectures.ARCHITECTURES.values())
+    monkeypatch.setattr(converter, "FAMILIES", known)
 
 
 def converted(path: Path) -> PreTrainedModel:
@@ -66,7 +66,7 @@ def test_a_gguf_file_is_the_model_it_was_made_of(case: str, tmp_path: Path) -> N
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert {case[0] for case in CASES.values()} == set(gguf_architectures.ARCHITECTURES)
+    assert {case[0] for case in CASES.values()} == set(architectures.ARCHITECTURES)
 
 
 def test_divisors_that_no_published_model_has_are_carried(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_projector_is_no_language_model(tmp_path: Path) -> None:
 
 
 def test_a_family_that_cannot_be_exported_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "FAMILIES", {"opt": Family()})
+    monkeypatch.setattr(converter, "FAMILIES", {"opt": Family()})
     _, architecture, keys, tensors = made("qwen2")
     path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
     assert "family `qwen2`; expected one of opt" in refusal(tmp_path, path)

@@ -1,0 +1,1 @@
+"""GGUF files as bases: read, understood whole, written as a Hugging Face folder."""
