@@ -21,6 +21,9 @@ class Family:
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
     rotary: str | None = "rotary_emb"  # None: positions enter at the embedding only
+    rotary_layers: str | None = None  # config list: true for layers that rotate queries and keys
+    rotary_pairs: bool = False  # numbers 2i and 2i + 1 of a head turn together, instead of i and half + i
+    query_growth: str | None = None  # rope parameter: queries grow by it with the logarithm of their position
     position_table: str | None = None
     position_offset: int = 0  # of the table's first row in use
     cache_argument: str = "past_key_values"  # of a layer
@@ -39,6 +42,7 @@ class Family:
     mlp_out_norm: str | None = None
     head_norms: tuple[str, ...] = ()  # of queries and keys: of each head, or of all heads together
     head_norm_switch: str | None = None  # config switch without which these are not there
+    head_norms_last: bool = False  # after the rotary embedding
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: tuple[str, ...] = ("self_attn.o_proj",)
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -49,8 +53,13 @@ class Family:
     conv_in: tuple[str, ...] = ("conv.in_proj",)
     conv_out: tuple[str, ...] = ("conv.out_proj",)
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
+    layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # of the config's `layer_types`
     window_switch: str | None = None  # config switch without which windows are off
     local_rotary: bool = False  # where some layers have a window, the others know no positions
+    embedding_multiplier: str | None = None  # config fields: of the embedding, of what half a layer adds, of logits
+    residual_multiplier: str | None = None
+    logit_multiplier: str | None = None
+    logit_divisor: str | None = None
     only: Mapping[str, Any] = field(default_factory=dict)  # config fields of which one value is understood
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in
     # ways that the modules show.
@@ -59,11 +68,18 @@ class Family:
     @property
     def switches(self) -> set[str]:
         """Config fields by which a family's members differ."""
-        return {
-            switch
-            for switch in (self.parallel, self.shares_norm, self.head_norm_switch, self.window_switch)
-            if isinstance(switch, str)
-        }
+        named = (
+            self.parallel,
+            self.shares_norm,
+            self.head_norm_switch,
+            self.window_switch,
+            self.rotary_layers,
+            self.embedding_multiplier,
+            self.residual_multiplier,
+            self.logit_multiplier,
+            self.logit_divisor,
+        )
+        return {switch for switch in named if isinstance(switch, str)}
 
     @property
     def draft_layer_parts(self) -> dict[str, str]:
@@ -90,6 +106,13 @@ _POST_NORM = Family(
     mlp_norm=None,
     mlp_out_norm="post_feedforward_layernorm",
     head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+)
+_GLM = Family(up=("mlp.gate_up_proj",), rotary_pairs=True)
+_GRANITE = Family(
+    embedding_multiplier="embedding_multiplier",
+    residual_multiplier="residual_multiplier",
+    logit_divisor="logits_scaling",
+    ignored=frozenset({"attention_multiplier"}),
 )
 _SUMMARY = ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
 
@@ -170,6 +193,51 @@ FAMILIES = {
             }
         ),
     ),
+    "arcee": Family(up=("mlp.up_proj",), gated=False),
+    "ernie4_5": Family(rotary_pairs=True, ignored=frozenset({"use_bias"})),
+    "gemma": Family(one_added=True, only={"use_bidirectional_attention": None}),
+    "glm": _GLM,
+    "glm4": replace(_GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"),
+    "granite": _GRANITE,
+    "granitemoehybrid": replace(
+        _GRANITE,
+        up=("shared_mlp.input_linear",),
+        down=("shared_mlp.output_linear",),
+        only={"num_local_experts": 0},
+        ignored=_GRANITE.ignored
+        | {
+            "num_experts_per_tok",
+            "output_router_logits",
+            "position_embedding_type",
+            "router_aux_loss_coef",
+            "shared_intermediate_size",
+            "time_step_limit",
+            *(f"mamba_{name}" for name in ("chunk_size", "conv_bias", "d_conv", "d_head", "d_state", "expand")),
+            *(f"mamba_{name}" for name in ("n_groups", "n_heads", "proj_bias")),
+        },
+    ),
+    "helium": Family(rotary_pairs=True),
+    "hunyuan_v1_dense": Family(
+        head_norms=("self_attn.query_layernorm", "self_attn.key_layernorm"),
+        head_norms_last=True,
+        ignored=frozenset({"eod_token_id", "pretraining_tp"}),
+    ),
+    "internlm3": Family(ignored=frozenset({"bias", "qkv_bias"})),
+    "ministral": Family(),
+    "ministral3": Family(query_growth="llama_4_scaling_beta"),
+    "nemotron": Family(layernorm=True, one_added=True, up=("mlp.up_proj",), gated=False),
+    "seed_oss": Family(ignored=frozenset({"attention_out_bias", "pretraining_tp", "residual_dropout"})),
+    "smollm3": Family(
+        rotary_layers="no_rope_layers",
+        ignored=frozenset({"max_window_layers", "no_rope_layer_interval", "pretraining_tp", "use_sliding_window"}),
+    ),
+    "starcoder2": Family(
+        layernorm=True,
+        up=("mlp.c_fc",),
+        down=("mlp.c_proj",),
+        gated=False,
+        ignored=frozenset({"embedding_dropout", "residual_dropout", "use_bias"}),
+    ),
     "gemma2": replace(_GEMMA, only={"use_bidirectional_attention": None}),
     "gemma3_text": replace(
         _GEMMA,
@@ -210,3 +278,8 @@ FAMILIES = {
 def switched(config: Any, switch: bool | str | None) -> bool:
     """A fact of a family, or the value of the config switch of that name."""
     return bool(getattr(config, switch, False)) if isinstance(switch, str) else bool(switch)
+
+
+def factor(config: Any, name: str | None) -> float:
+    """The number in the config field `name`; 1 for a field that a family does not have."""
+    return 1.0 if name is None else float(getattr(config, name))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
@@ -27,6 +27,7 @@ ACTIVATIONS = {  # of Hugging Face -> of the graph
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
@@ -56,6 +57,8 @@ UNDERSTOOD = frozenset(
         "num_key_value_heads",
         "pad_token_id",
         "query_pre_attn_scalar",
+        "norm_eps",
+        "norm_epsilon",
         "rms_norm_eps",
         "rope_parameters",
         "sliding_window",
@@ -126,7 +129,8 @@ def _unknown_fields(config: PreTrainedConfig) -> tuple[list[str], list[str]]:
 
 def _other_values(config: PreTrainedConfig) -> list[str]:
     """Returns the fields that are understood with other values only."""
-    only = dict(FAMILIES[config.model_type].only)
+    family = FAMILIES[config.model_type]
+    only = dict(family.only)
     if hasattr(config, "word_embed_proj_dim"):
         only["word_embed_proj_dim"] = config.hidden_size
     faults = [
@@ -134,6 +138,8 @@ def _other_values(config: PreTrainedConfig) -> list[str]:
         for name, wanted in only.items()
         if (value := getattr(config, name, wanted)) != wanted
     ]
+    for kind in sorted(set(getattr(config, "layer_types", None) or ()) - set(family.layer_kinds)):
+        faults.append(f"layers of kind `{kind}` (only {', '.join(family.layer_kinds)} are supported)")
     if (function := activation(config)) not in ACTIVATIONS:
         faults.append(f"activation `{function}` (only {', '.join(ACTIVATIONS)} are supported)")
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
@@ -167,6 +173,8 @@ def fields_read(model_type: str) -> dict[str, list[Any]]:
     """
     config_class = CONFIG_MAPPING[model_type]
     module = config_class.__module__.replace(".configuration_", ".modeling_")
+    if find_spec(module) is None:  # a family that is another's model with a config of its own
+        module = MODEL_FOR_CAUSAL_LM_MAPPING[config_class].__module__
     waiting = [(module, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])]
     seen = set(waiting)
     fields: dict[str, list[Any]] = defaultdict(list)

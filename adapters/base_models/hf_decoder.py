@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from streamspec.adapters.base_models.config_fields import read_field
 from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
 from streamspec.errors import BaseModelError
-from streamspec.model_families import FAMILIES, switched
+from streamspec.model_families import FAMILIES, factor, switched
 
 
 class HFDecoder:
@@ -42,6 +42,11 @@ class HFDecoder:
         self.lm_head: nn.Module = model.get_output_embeddings()
         self.embedding: nn.Embedding = model.get_input_embeddings()
         self.hidden_size: int = model.config.hidden_size  # of the residual stream; OPT-350m embeds narrower
+        scalar = float(getattr(self.embedding, "scalar_embed_scale", 1.0))
+        self.embedding_scale: float = scalar * factor(model.config, family.embedding_multiplier)
+        self.residual_scale: float = factor(model.config, family.residual_multiplier)  # of what half a layer adds
+        self.logit_multiplier = factor(model.config, family.logit_multiplier)
+        self.logit_divisor = factor(model.config, family.logit_divisor)
 
     def window(self, index: int) -> int | None:
         """Sliding attention window of layer `index` in tokens, or None."""
@@ -57,7 +62,10 @@ class HFDecoder:
     def rotates(self, index: int) -> bool:
         """Whether layer `index` rotates queries and keys."""
         everywhere = not self.family.local_rotary or getattr(self.model.config, "sliding_window", None) is None
-        return self.rotary is not None and self.conv(index) is None and (everywhere or self.window(index) is not None)
+        if self.rotary is None or self.conv(index) is not None or not (everywhere or self.window(index) is not None):
+            return False
+        listed = self.family.rotary_layers
+        return listed is None or bool(getattr(self.model.config, listed)[index])
 
     @property
     def last_attention(self) -> int:
@@ -155,16 +163,18 @@ class HFDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head over finished states."""
-        return self.capped(self.lm_head(hidden))
+        return self.finish_logits(self.lm_head(hidden))
 
-    def capped(self, logits: Tensor) -> Tensor:
-        """Applies the family's soft cap, if any."""
+    def finish_logits(self, logits: Tensor) -> Tensor:
+        """Applies the family's factors and soft cap, if any, to the head's products."""
+        logits = logits if self.logit_multiplier == 1.0 else logits * self.logit_multiplier
+        logits = logits if self.logit_divisor == 1.0 else logits / self.logit_divisor
         cap = read_field(self.model.config, "final_logit_softcapping")
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def begin(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Input [B, R, H] of the first layer for tokens at `positions` [B, R]."""
-        embedded = self.embed(tokens) * getattr(self.embedding, "scalar_embed_scale", 1.0)
+        embedded = self.embed(tokens) * self.embedding_scale
         if self.positions is None:
             return embedded
         return embedded + nn.functional.embedding(positions + self.family.position_offset, self.positions.weight)

@@ -266,24 +266,24 @@ class DraftLayerModel(DraftingModel):
         a cache they attend to nothing.
         """
         x = nn.functional.linear(self.embedded(tokens, positions + 1), part.from_token, part.bias) + states
-        u = x
+        u, scale = x, self.decoder.residual_scale
         if cache is not None:
             mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, torch.finfo(x.dtype).min)
             normed = _through(self.norm_in, x)
             mixed = self.decoder.attend(self.attention, self.decoder.last_attention, normed, mask, positions, cache)
-            u = x + _through(self.norm_attention, mixed)
+            u = x + scale * _through(self.norm_attention, mixed)
         read = x if self.beside else u  # by the MLP
         norm = self.norm_in if self.beside and part.norm_mid is None else part.norm_mid
         added: Branches = part.experts(_through(norm, read))
 
         def joined(update: Tensor) -> Tensor:
-            return u + _through(part.norm_mlp, update)
+            return u + scale * _through(part.norm_mlp, update)
 
         last = added.last if self.config.contrast else added.mixture
         apart = None
         if added.apart is not None:
             lists = added.apart.unflatten(-1, (self.config.active, -1))
-            states = u[..., None, :] + _through(part.norm_mlp, lists[..., :-1])
+            states = u[..., None, :] + scale * _through(part.norm_mlp, lists[..., :-1])
             apart = torch.cat([states, lists[..., -1:]], dim=-1).flatten(-2)
         return added._replace(
             mixture=joined(added.mixture),

@@ -139,7 +139,7 @@ class TargetModel(nn.Module):
         logits = nn.functional.linear(
             hidden, self.decoder.lm_head.weight[vocabulary], None if bias is None else bias[vocabulary]
         )
-        return self.decoder.capped(logits)
+        return self.decoder.finish_logits(logits)
 
 
 class DraftingModel(TargetModel, ABC):

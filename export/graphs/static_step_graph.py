@@ -98,7 +98,12 @@ class _TableDecoder(Decoder):
         kind, name = self.spec.rotaries[number], f"rotary.{number}.{function}"
         if name not in g.store:
             angles = np.arange(self.positions, dtype=np.float32)[:, None] * kind.inv_freq
-            g.store.add(name, getattr(np, function)(angles) * np.float32(kind.scale))
+            table = getattr(np, function)(angles) * np.float32(kind.scale)
+            if kind.growth is not None:
+                beta, length = kind.growth
+                times = np.arange(self.positions)[:, None] // length
+                table = table * (1 + beta * np.log(1 + times)).astype(np.float32)
+            g.store.add(name, table)
         return g.op("Gather", name, positions, axis=0)
 
 

@@ -113,7 +113,7 @@ class Decoder:
         of each row [r, 1], '' for 1.
         """
         bias = self.head_bias(g) if chosen is None else self.head_bias(g, DRAFT_HEAD_BIAS, chosen)
-        if not bias and self.spec.logit_cap is None:
+        if not bias and self.spec.logit_cap is None and self.spec.logit_scale == 1.0:
             return self.precision.head(g, flat, rows, head, out=out)
         raw, scale = self.precision.head(g, flat, rows, head)
         return self.finish_logits(g, g.op("Mul", raw, scale) if scale else raw, bias, out), ""
@@ -126,9 +126,12 @@ class Decoder:
         return "" if bias is None else label
 
     def finish_logits(self, g: Scope, products: str, bias: str, out: str | None = None) -> str:
-        """Logits of the head's products: with its bias, if any, and under the cap, if any."""
-        cap = self.spec.logit_cap
-        logits = g.op("Add", products, bias, out=None if cap else out) if bias else products
+        """Logits of the head's products: with its bias, the multiplier and under the cap, each if any."""
+        cap, scale = self.spec.logit_cap, self.spec.logit_scale
+        last = None if cap else out
+        logits = g.op("Add", products, bias, out=last if scale == 1.0 else None) if bias else products
+        if scale != 1.0:
+            logits = g.op("Mul", logits, g.store.constant(scale, np.float32), out=last)
         return capped(g, logits, cap, out) if cap else logits
 
     # ---- rows
@@ -205,11 +208,11 @@ class Decoder:
 
     def attention_update(self, g: Scope, output: str, layer: int) -> str:
         """What attention adds to the residual stream, from its output [1, rows, H]."""
-        return self._out_norm(g, output, layer, self.spec.family.attention_out_norm)
+        return self._update(g, output, layer, self.spec.family.attention_out_norm)
 
     def mlp_update(self, g: Scope, output: str, layer: int) -> str:
         """What the MLP adds to the residual stream, from its output [1, rows, H]."""
-        return self._out_norm(g, output, layer, self.spec.family.mlp_out_norm)
+        return self._update(g, output, layer, self.spec.family.mlp_out_norm)
 
     def before_mlp(self, g: Scope, update: str, normed: str, residual: Residual, layer: int) -> tuple[str, Residual]:
         """The rows that the MLP reads, and the residual stream with attention's `update` ('' for none): in parallel
@@ -228,8 +231,11 @@ class Decoder:
         total = g.op("Add", residual.stream, residual.update) if residual.update else residual.stream
         return total, Residual(total)
 
-    def _out_norm(self, g: Scope, update: str, layer: int, name: str | None) -> str:
-        return self.norm(g, Residual(update), self.spec.weight_name(layer, name))[0] if name else update
+    def _update(self, g: Scope, output: str, layer: int, name: str | None) -> str:
+        """What a half of a layer adds: its output under the norm `name`, times the multiplier, each if any."""
+        update = self.norm(g, Residual(output), self.spec.weight_name(layer, name))[0] if name else output
+        scale = self.spec.residual_scale
+        return update if scale == 1.0 else g.op("Mul", update, g.store.constant(scale, np.float32))
 
     def unit_rms(self, g: Scope, x: str) -> str:
         """x [.., H] over its root mean square."""
@@ -256,16 +262,27 @@ class Decoder:
         sizes = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
         widths = g.ints(*(heads * spec.head_dim for heads in sizes.values()))
         q, k, v = g.ops("Split", linear(g, x, rows, layer, spec.family.qkv), widths, out=(None, None, None), axis=-1)
-        if spec.head_norms:
-            q, k = (
-                self._head_norm(g, x, sizes[kind], layer, name)
-                for kind, x, name in zip("qk", (q, k), spec.head_norms, strict=True)
-            )
-        kind = spec.rotary_of[layer if layer < spec.layers else spec.last_attention]
-        if kind is None:
-            return q, k, v
-        tables = rotary[kind]
-        return self._rotate(g, q, spec.heads, tables), self._rotate(g, k, spec.kv_heads, tables), v
+        if spec.family.head_norms_last:
+            return *self._head_norms(g, *self._turned(g, q, k, layer, rotary), layer), v
+        return *self._turned(g, *self._head_norms(g, q, k, layer), layer, rotary), v
+
+    def _head_norms(self, g: Scope, q: str, k: str, layer: int) -> tuple[str, str]:
+        """Norms of queries and keys, where the family has them."""
+        if not self.spec.head_norms:
+            return q, k
+        of_queries, of_keys = self.spec.head_norms
+        return (
+            self._head_norm(g, q, self.spec.heads, layer, of_queries),
+            self._head_norm(g, k, self.spec.kv_heads, layer, of_keys),
+        )
+
+    def _turned(self, g: Scope, q: str, k: str, layer: int, rotary: Tables) -> tuple[str, str]:
+        """Rotated queries and keys, where the layer rotates them."""
+        kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
+        if kinds is None:
+            return q, k
+        of_queries, of_keys = (rotary[kind] for kind in kinds)
+        return self._rotate(g, q, self.spec.heads, of_queries), self._rotate(g, k, self.spec.kv_heads, of_keys)
 
     def _head_norm(self, g: Scope, x: str, heads: int, layer: int, module: str) -> str:
         name, spec = self.spec.weight_name(layer, module), self.spec
@@ -301,6 +318,8 @@ class Decoder:
             if self.spec.rotated == self.spec.head_dim
             else {"num_heads": heads, "rotary_embedding_dim": self.spec.rotated}
         )
+        if self.spec.family.rotary_pairs:
+            partial["interleaved"] = 1
         return g.contrib("RotaryEmbedding", x, g.ints(0), *tables, **partial)
 
     def rotary(self, g: Scope, positions: str) -> Tables:
@@ -318,8 +337,17 @@ class Decoder:
             if kind.scale != 1.0:
                 scale = g.store.constant(kind.scale, np.float32)
                 cos, sin = g.op("Mul", cos, scale), g.op("Mul", sin, scale)
+            if kind.growth is not None:
+                scale = self._growth(g, positions, *kind.growth)
+                cos, sin = g.op("Mul", cos, scale), g.op("Mul", sin, scale)
             tables.append((cos, sin))
         return tuple(tables)
+
+    def _growth(self, g: Scope, positions: str, beta: float, length: int) -> str:
+        """1 + beta * log(1 + floor(position / length)) [rows, 1] of int64 positions [rows]"""
+        one, factor = (g.store.constant(number, np.float32) for number in (1.0, beta))
+        times = g.op("Cast", g.op("Div", g.op("Unsqueeze", positions, g.ints(1)), g.ints(length)), to=1)
+        return g.op("Add", one, g.op("Mul", g.op("Log", g.op("Add", one, times)), factor))
 
     def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
         """The update that the MLP adds to rows."""
@@ -336,6 +364,7 @@ class Decoder:
         """The MLP's activation function."""
         if self.spec.activation == "silu":
             return g.contrib("QuickGelu", x, alpha=1.0)
-        if self.spec.activation == "relu":
-            return g.op("Relu", x)
+        if self.spec.activation in ("relu", "relu2"):
+            above = g.op("Relu", x)
+            return above if self.spec.activation == "relu" else g.op("Mul", above, above)
         return g.contrib("Gelu" if self.spec.activation == "gelu" else "FastGelu", x)

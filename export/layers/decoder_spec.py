@@ -6,7 +6,7 @@ The family's description (`streamspec/model_families.py`) says only what the mod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -29,11 +29,12 @@ from streamspec.model_families import Family, switched
 @dataclass(frozen=True)
 class Rotary:
     """`inv_freq` [rotated / 2], from HF's own rotary embedding; cos and sin are multiplied by `scale` (HF's
-    attention_scaling).
+    attention_scaling), and by 1 + beta * log(1 + floor(position / length)) where there is a `growth` (beta, length).
     """
 
     inv_freq: NDArray[np.float32]
     scale: float
+    growth: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class DecoderSpec:
     vocab: int
     context_length: int
     eps: float
-    activation: str  # silu, gelu, gelu_tanh or relu
+    activation: str  # silu, gelu, gelu_tanh, relu or relu2
     parallel: bool
     mlp_norm: str | None  # None: no norm of its own
     head_norms: tuple[str, ...]
@@ -60,10 +61,12 @@ class DecoderSpec:
     windows: tuple[int | None, ...]  # per layer: how many positions back a row may look, itself included; None: all
     taps: tuple[int, ...]  # per layer: rows that a short convolution in place of attention mixes, 0: attention
     rotaries: tuple[Rotary, ...]
-    rotary_of: tuple[int | None, ...]  # per layer: which of them, if any
+    rotary_of: tuple[tuple[int, int] | None, ...]  # per layer: which of them turns queries, which keys; None: none
     embedding_scale: float
+    residual_scale: float  # of what a half of a layer adds
     attention_scale: float
     attention_cap: float | None  # scores and logits are cap * tanh(x / cap)
+    logit_scale: float
     logit_cap: float | None
     widths: Mapping[str, tuple[int, int]]  # (out, in) of a layer's linear maps
     shapes: Mapping[str, tuple[int, ...]]  # of the parameters of the last layer with attention, linear maps [out, in]
@@ -153,9 +156,6 @@ def describe(model: Any) -> DecoderSpec:
         for layer, names in ((attending[0], (*family.qkv, *family.out)), (layers[0], (*family.up, *family.down)))
         for module in names
     }
-    if any(taps):
-        convolving = layers[taps.index(max(taps))]
-        widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
     rotaries, rotary_of, length = _rotaries(decoder)
     normed = not family.head_norm_switch or switched(config, family.head_norm_switch)
     head_dim, head_norms = widths[family.out[0]][1] // heads, family.head_norms if normed else ()
@@ -181,9 +181,11 @@ def describe(model: Any) -> DecoderSpec:
         taps=taps,
         rotaries=rotaries,
         rotary_of=rotary_of,
-        embedding_scale=float(getattr(embedding, "scalar_embed_scale", 1.0)),
+        embedding_scale=decoder.embedding_scale,
+        residual_scale=decoder.residual_scale,
         attention_scale=float(attention.scaling),
         attention_cap=read_field(config, "attn_logit_softcapping"),
+        logit_scale=decoder.logit_multiplier / decoder.logit_divisor,
         logit_cap=read_field(config, "final_logit_softcapping"),
         widths=widths,
         shapes=_shapes(attending[-1]),
@@ -217,7 +219,7 @@ def _joint(norm: Any, head_dim: int) -> bool:
     return weight is not None and len(weight) > head_dim
 
 
-def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[int | None, ...], int]:
+def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | None, ...], int]:
     """The frequencies in use, which of them each layer has, and up to which length they hold."""
     rotary, config, layers = decoder.rotary, decoder.model.config, range(len(decoder.layers))
     length = int(config.max_position_embeddings)
@@ -236,11 +238,15 @@ def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[int | None,
                 float(getattr(rotary, f"{prefix}attention_scaling")),
             )
         )
-    of = tuple(
-        None if not decoder.rotates(layer) else 0 if "" in kinds else list(kinds).index(config.layer_types[layer])
-        for layer in layers
-    )
-    return tuple(rotaries), of, length
+    grown = 0
+    if decoder.family.query_growth is not None:
+        names = decoder.family.query_growth, "original_max_position_embeddings"
+        beta, original = (config.rope_parameters[name] for name in names)
+        grown = len(rotaries)
+        rotaries += [replace(kind, growth=(float(beta), int(original))) for kind in rotaries]
+    of = (0 if "" in kinds else list(kinds).index(config.layer_types[layer]) for layer in layers)
+    pairs = tuple((kind + grown, kind) if decoder.rotates(i) else None for i, kind in enumerate(of))
+    return tuple(rotaries), pairs, length
 
 
 def _eos(model: Any) -> tuple[int, ...]:
@@ -260,6 +266,12 @@ def _check(spec: DecoderSpec, scales: list[float | None]) -> None:
             f"heads of {spec.head_dim} with {spec.rotated} rotated",
             f"a multiple of {HEAD_MULTIPLE}",
             "choose another base",
+        )
+    if any(kind.growth for kind in spec.rotaries) and spec.rotated < spec.head_dim:
+        raise BaseModelError(
+            f"queries that grow, {spec.rotated} of {spec.head_dim} numbers rotated",
+            "all rotated",
+            "export another base",
         )
     if any(scale != scales[0] for scale in scales):
         raise BaseModelError("attention that is scaled otherwise in each layer", "one scale", "choose another base")

@@ -122,22 +122,40 @@ def _after_sum(norm: Lowering) -> Lowering:
 
 
 def _rotary(
-    g: StaticScope, x: str, _first: str, cos: str, sin: str, *, rotary_embedding_dim: int = 0, num_heads: int = 0
+    g: StaticScope,
+    x: str,
+    _first: str,
+    cos: str,
+    sin: str,
+    *,
+    rotary_embedding_dim: int = 0,
+    num_heads: int = 0,
+    interleaved: int = 0,
 ) -> tuple[str]:
     """x [1, n, heads * D]; cos, sin [n, rotated / 2]: the first half of the rotated numbers of each head turns with the
-    second.
+    second; `interleaved`: the even numbers turn with the odd ones.
     """
     _, rows, width = g.shape(x)
     half = g.shape(cos)[1]
     size = width // num_heads if num_heads else 2 * half
     heads = g.op("Reshape", x, g.ints(rows, width // size, size))
     rest = [size - 2 * half] if size > 2 * half else []
-    first, second, *kept = g.ops("Split", heads, g.ints(half, half, *rest), out=(None,) * (2 + len(rest)), axis=-1)
+    if interleaved:
+        turning, *kept = g.ops("Split", heads, g.ints(2 * half, *rest), out=(None,) * (1 + len(rest)), axis=-1)
+        turning = g.op("Reshape", turning, g.ints(rows, width // size, half, 2))
+        first, second = (
+            g.op("Squeeze", one, g.ints(-1)) for one in g.ops("Split", turning, g.ints(1, 1), out=(None, None), axis=-1)
+        )
+    else:
+        first, second, *kept = g.ops("Split", heads, g.ints(half, half, *rest), out=(None,) * (2 + len(rest)), axis=-1)
     cos, sin = (g.op("Reshape", table, g.ints(rows, 1, half)) for table in (cos, sin))
-    turned = (
+    turned = [
         g.op("Sub", g.op("Mul", first, cos), g.op("Mul", second, sin)),
         g.op("Add", g.op("Mul", second, cos), g.op("Mul", first, sin)),
-    )
+    ]
+    if interleaved:
+        pairs = g.op("Concat", *(g.op("Unsqueeze", one, g.ints(-1)) for one in turned), axis=-1)
+        turned = [g.op("Reshape", pairs, g.ints(rows, width // size, 2 * half))]
     return (g.op("Reshape", g.op("Concat", *turned, *kept, axis=-1), g.ints(1, rows, width)),)
 
 

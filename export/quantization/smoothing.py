@@ -39,6 +39,7 @@ TEXT = (
     "A baker sold 48 rolls in the morning and half as many in the afternoon: 48 + 48/2 = 72 rolls in all.\n"
 )
 ROWS = 160
+POWERS = {"relu": 1, "relu2": 2}  # activations that take a positive factor out, to which power
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Group:
     writer: str
     values: bool = False  # the input is a mix of values, which query heads share
     sleeping: bool = False  # the input is zero for most rows: after a ReLU
+    power: int = 1  # the input grows with this power of what the writer writes
 
 
 def groups(spec: DecoderSpec, layer: int) -> list[Group]:
@@ -63,8 +65,9 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
         groups += [Group(before, family.attention_norm), Group(family.up, spec.mlp_norm)]
     elif family.attention_norm:
         groups += [Group((*before, *family.up), family.attention_norm)]
-    if family.gated or spec.activation == "relu":
-        groups += [Group(family.down, family.up[-1], sleeping=not family.gated)]
+    if family.gated or spec.activation in POWERS:
+        power = 1 if family.gated else POWERS[spec.activation]
+        groups += [Group(family.down, family.up[-1], sleeping=not family.gated, power=power)]
     return groups
 
 
@@ -158,7 +161,7 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)
-            divisor = _per_value(scale, spec) if group.values else scale
+            divisor = _per_value(scale, spec) if group.values else scale ** np.float32(1 / group.power)
             before = (
                 spec.out_width(group.writer) - len(divisor) if group.writer in spec.widths else 0
             )  # outputs of a fused map that others read

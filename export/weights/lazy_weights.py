@@ -61,7 +61,7 @@ class Float32Decoder(HFDecoder):
             ],
             dim=-1,
         )
-        return self.capped(logits if bias is None else logits + bias.float())
+        return self.finish_logits(logits if bias is None else logits + bias.float())
 
 
 def to_float32(module: nn.Module) -> nn.Module:

@@ -29,6 +29,7 @@ from streamspec.export.quantization.static_precisions import static_precision
 from streamspec.export.validate.graph_runner import GraphRunner, StaticGraphRunner, open_session, stepper
 from streamspec.export.validate.parity import PASSAGE
 from streamspec.export.weights.load_weights import ModelSource
+from tests.support.near_families import NEAR
 
 VOCAB, HIDDEN, LAYERS = 96, 64, 4
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -70,6 +71,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "use_qkv_bias": True,
     },
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    **NEAR,
 }
 OWN_SIZES = {  # settings that a family names otherwise or does not know
     "phi": ("num_key_value_heads",),
@@ -104,6 +106,8 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         "pad_token_id": 2,
         "attn_implementation": "eager",
     }
+    if family == "helium":
+        settings["head_dim"] = HIDDEN // 4
     for name in OWN_SIZES.get(family, ()):
         del settings[name]
     model = (

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters.training.config import TrainConfig
+from tests.support.near_families import NEAR
 
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -26,6 +27,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": 5, "sliding_window_pattern": 2},
     "stablelm": {},
     "gpt_neox": {},
+    **NEAR,
 }
 
 
@@ -48,6 +50,8 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     }
     if family in ("phi", "opt", "gpt2", "gpt_neox"):
         common.pop("num_key_value_heads")
+    if family == "helium":
+        common["head_dim"] = 8
     if family == "gpt2":
         for key in (
             "hidden_size",

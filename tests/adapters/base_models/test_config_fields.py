@@ -21,6 +21,9 @@ from streamspec.model_families import FAMILIES
 from tests.support.tiny_exports import save_base, tiny_model
 from tests.support.tiny_models import options
 
+USUAL: dict[str, dict[str, Any]] = {  # of the dense models of a family that also has others
+    "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["attention"] * 2}
+}
 HARMLESS = {
     "cache_implementation": "hybrid",
     "unk_token_id": 3,
@@ -31,7 +34,7 @@ HARMLESS = {
 
 
 def config_of(family: str, **changes: Any) -> Any:
-    return CONFIG_MAPPING[family](**changes)
+    return CONFIG_MAPPING[family](**USUAL.get(family, {}) | changes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -72,6 +75,12 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "`scale_attn_by_inverse_layer_idx` = True"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping` = 50.0 (only None"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "`use_bidirectional_attention` = True"),
+        (
+            "granitemoehybrid",
+            {"layer_types": ["attention", "mamba"]},
+            "layers of kind `linear_attention` (only full_attention",
+        ),
+        ("granitemoehybrid", {"num_local_experts": 4}, "`num_local_experts` = 4 (only 0 is supported)"),
         ("mamba", {}, "model family `mamba`"),
     ],
 )

@@ -135,6 +135,12 @@ SHORT = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [4.0] *
         ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}),
         ("stablelm", {"use_parallel_residual": True, "qk_layernorm": False, "num_key_value_heads": 4}),
         ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+        ("gemma", {"num_key_value_heads": 1}),
+        ("ministral3", {"sliding_window": 6}),
+        ("hunyuan_v1_dense", {"rope_parameters": ROPE | {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}}),
+        ("nemotron", {"attention_bias": False, "mlp_bias": False, "num_key_value_heads": 4}),
+        ("granitemoehybrid", {"position_embedding_type": None}),
+        ("smollm3", {"no_rope_layers": [0, 1, 1, 1], "use_sliding_window": False}),
     ],
 )
 def test_configurations_of_the_wild_agree_with_pytorch(family: str, changes: dict[str, Any], tmp_path: Path) -> None:

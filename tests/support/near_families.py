@@ -1,0 +1,60 @@
+"""Settings of tiny models whose families differ little from others: of any size, with 4 layers and 4 heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NEAR: dict[str, dict[str, Any]] = {
+    "arcee": {"mlp_bias": True, "head_dim": 24},
+    "ernie4_5": {"head_dim": 24, "use_bias": True},
+    "gemma": {"head_dim": 24, "initializer_range": 0.1},
+    "glm": {"head_dim": 32},
+    "glm4": {"head_dim": 32},
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "granitemoehybrid": {
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+        "attention_bias": True,
+        "num_local_experts": 0,
+        "mamba_n_heads": 4,
+        "shared_intermediate_size": 96,
+        "position_embedding_type": "rope",
+        "layer_types": ["attention"] * 4,
+    },
+    "helium": {},
+    "hunyuan_v1_dense": {"head_dim": 24, "attention_bias": True},
+    "internlm3": {"head_dim": 24, "bias": True, "qkv_bias": True},
+    "ministral": {"head_dim": 24, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    "ministral3": {
+        "head_dim": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "nemotron": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
+    "seed_oss": {"head_dim": 24, "attention_out_bias": True},
+    "smollm3": {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 6},
+    "starcoder2": {"sliding_window": 6},
+}
+ALIKE = frozenset(
+    {"glm", "granitemoehybrid", "helium", "internlm3", "ministral", "seed_oss"}
+)  # the nodes of another family: their graphs are compared, the slow tests leave them out
