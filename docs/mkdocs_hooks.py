@@ -50,7 +50,7 @@ def train_options() -> str:
 
 def step_graph() -> str:
     """Render the inputs and outputs of the step graphs from the table that exporter and runtime read."""
-    from streamspec import step_graph_docs
+    from streamspec.bundle import step_graph_docs
 
     return str(step_graph_docs.markdown())
 

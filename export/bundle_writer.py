@@ -271,6 +271,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
             context_length=spec.context_length,
             bos_token_id=spec.bos_token_id,
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids),
+            caches=spec.caches,
         ),
         prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
         streams=parts.streams.info(parts.candidates) if parts.streams else None,

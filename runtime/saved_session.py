@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,23 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConversationError, DataError
 from streamspec.json_fields import Fields, parse_json
 from streamspec.prompt.prompt_format import check_messages
+from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
+from streamspec.step_graph import GraphFeatures
 
 FORMAT = 1
+TYPES = {"float32": "F32", "float16": "F16"}  # as the file names them
 MAX_MESSAGES = 100_000
 AGAIN = "save it again, or begin a new conversation"
 
 
 @dataclass(frozen=True)
 class SavedSession:
-    """`tokens` of the text so far, `rows` [layers, 2, 1, kv_heads, tokens, head_dim] of the cache, `messages` of the
-    chat.
+    """`tokens` of the text so far, `rows` of each group of layers [layers, parts, 1, heads, rows, width], as
+    `Cache.rows` gives them, `messages` of the chat.
     """
 
     tokens: list[int]
-    rows: np.ndarray
+    rows: Sequence[np.ndarray]
     messages: list[dict[str, Any]]
 
 
@@ -47,7 +50,9 @@ def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    tensors = {"tokens": np.asarray(saved.tokens, np.int64), "rows": np.ascontiguousarray(saved.rows)}
+    names = [group.name for group in _groups(manifest)]
+    tensors = {name: np.ascontiguousarray(rows) for name, rows in zip(names, saved.rows, strict=True)}
+    tensors = {"tokens": np.asarray(saved.tokens, np.int64), **tensors}
     try:
         messages = json.dumps(saved.messages, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -64,14 +69,14 @@ def write(path: Path, saved: SavedSession, manifest: Manifest) -> None:
         ) from None
 
 
-def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: int) -> SavedSession:
-    """Reads a conversation of at most `context` tokens, with rows of `dtype` for `layers`. Raises ConversationError for
-    one of another bundle, adapter or template, and for a damaged or forged file."""
+def read(path: Path, manifest: Manifest, context: int) -> SavedSession:
+    """Reads a conversation of at most `context` tokens. Raises ConversationError for one of another bundle, adapter or
+    template, and for a damaged or forged file."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise ConversationError(f"{path} is no file", "a saved conversation", "check the path")
-    model = manifest.model
+    model, groups = manifest.model, _groups(manifest)
     try:
         with safe_open(path, framework="np") as file:
             metadata, tensors = file.metadata() or {}, {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -86,10 +91,9 @@ def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: 
                 )
             shapes = {name: (part.get_dtype(), part.get_shape()) for name, part in tensors.items()}
             length = shapes["tokens"][1][0] if shapes.get("tokens", ("", []))[1] else 0
-            kind = {"float32": "F32", "float16": "F16"}[dtype.name]
-            expected = {
-                "tokens": ("I64", [length]),
-                "rows": (kind, [layers, 2, 1, model.kv_heads, length, model.head_dim]),
+            expected = {"tokens": ("I64", [length])} | {
+                group.name: (TYPES[group.cache.dtype], list(group.shape(_rows_of(group, length, shapes))))
+                for group in groups
             }
             if shapes != expected or not 0 <= length <= context:
                 raise ConversationError(f"tensors {shapes}", f"{expected}, at most {context} tokens", AGAIN)
@@ -99,11 +103,24 @@ def read(path: Path, manifest: Manifest, context: int, dtype: np.dtype, layers: 
     if _digest(arrays, metadata.get("messages", "")) != about.digest("sha256"):
         raise ConversationError(f"{path.name} has another sha256 than it says", "the same", AGAIN)
     tokens = arrays["tokens"].tolist()
-    if not np.isfinite(arrays["rows"]).all() or any(not 0 <= token < model.vocab_size for token in tokens):
+    rows = [arrays[group.name] for group in groups]
+    if not all(np.isfinite(part).all() for part in rows) or any(not 0 <= token < model.vocab_size for token in tokens):
         raise ConversationError(
             f"{path.name} holds numbers that no model makes", f"finite rows, tokens below {model.vocab_size}", AGAIN
         )
-    return SavedSession(tokens, arrays["rows"], _messages(_json(metadata, "messages"), path))
+    return SavedSession(tokens, rows, _messages(_json(metadata, "messages"), path))
+
+
+def _groups(manifest: Manifest) -> tuple[CacheGroup, ...]:
+    return cache_groups(GraphFeatures.of_manifest(manifest))
+
+
+def _rows_of(group: CacheGroup, length: int, shapes: Mapping[str, tuple[str, list[int]]]) -> int:
+    """Rows of `length` tokens that a file is to hold: of a ring as many as it has, its window at least."""
+    window, found = group.cache.window, shapes.get(group.name, ("", []))[1]
+    if window is None or len(found) != len(group.shape(0)):
+        return length
+    return min(length, max(window, found[4]))
 
 
 def _messages(value: object, path: Path) -> list[dict[str, Any]]:

@@ -231,11 +231,8 @@ class Session:
         Raises ConversationError for any other file or a damaged one; the session then stays as it was.
         """
         with self._exclusive():
-            runner = self.runner
-            state = saved.read(
-                Path(path), self.manifest, runner.context_length, runner.cache_dtype, runner.cache_layers
-            )
-            runner.restore(state.tokens, state.rows)
+            state = saved.read(Path(path), self.manifest, self.runner.context_length)
+            self.runner.restore(state.tokens, state.rows)
             self.messages = list(state.messages)
 
     def forget(self) -> None:

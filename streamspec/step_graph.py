@@ -4,7 +4,8 @@ Exporter, runtime, checks and the reference page read names, dtypes, dimensions 
 dimension symbols are bytes of a bundle: changing one changes the format.
 
 Dimensions: n rows of a call, r rows with logits (s in their outputs), m draft rows (0 or gamma), L tokens in the cache,
-S its slots, V vocabulary, C candidates of a row, H hidden size, Hkv key heads, D their width.
+S its slots (S512: those of a layer that keeps a window of 512), V vocabulary, C candidates of a row, H hidden size, Hkv
+key heads, D their width.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from streamspec.layer_cache import KEY, LAYER_KINDS, VALUE, LayerCache
 
 DYNAMIC, STATIC, COMPACTION, SAMPLING = "dynamic", "static", "compaction", "sampling"  # kinds of graphs
 KINDS = (DYNAMIC, STATIC, COMPACTION, SAMPLING)
@@ -34,7 +37,8 @@ ACCEPTED_NODE, CANDIDATES, CANDIDATE_LOGITS = "accepted_node", "candidates", "ca
 PAIR_LOGITS, ORIGINS = "pair_logits", "origins"
 # KV cache, by layer and kind
 PAST, PRESENT, NEW_ROWS = "past_key_values.{layer}.{kind}", "present.{layer}.{kind}", "new.{layer}.{kind}"
-KEY, VALUE = CACHE_KINDS = "key", "value"
+CACHE_KINDS = KEY, VALUE
+EVERY_TOKEN = "S"  # slots of a layer that keeps all tokens
 # Compaction
 ROWS, START, ROWS_ABOVE, START_ABOVE = "rows", "start", "rows_above", "start_above"
 # Inputs of a swappable graph that an adapter fills, and the parts of an adapter that a LoRA belongs to
@@ -71,6 +75,11 @@ def cache_names(template: str, layers: int) -> list[str]:
     return [template.format(layer=layer, kind=kind) for layer in range(layers) for kind in CACHE_KINDS]
 
 
+def ring_symbol(window: int) -> str:
+    """The dimension symbol of the slots of a layer that keeps a window."""
+    return f"{EVERY_TOKEN}{window}"
+
+
 def is_cache(name: str) -> bool:
     """Whether an input or output of this name is part of the KV cache."""
     return name.startswith(tuple(template.partition("{")[0] for template in (PAST, PRESENT, NEW_ROWS)))
@@ -79,9 +88,9 @@ def is_cache(name: str) -> bool:
 @dataclass(frozen=True)
 class GraphFeatures:
     """What an interface depends on. `drafter`: any; `root`: candidates depend on the token after the accepted node;
-    `exit_layer`: the first layer that pruned rows do not enter; `rows`, `slots`: of a static graph, else 0. Of a
-    swappable graph also what adapters may bring: `root_map`, `draft_vocab` and its `float_head` (else int8),
-    `head_bias`."""
+    `exit_layer`: the first layer that pruned rows do not enter; `rows`, `slots`: of a static graph, else 0; `caches`:
+    what each layer of the decoder keeps, empty: everything, in float32. Of a swappable graph also what adapters may
+    bring: `root_map`, `draft_vocab` and its `float_head` (else int8), `head_bias`."""
 
     layers: int
     kv_heads: int
@@ -102,6 +111,7 @@ class GraphFeatures:
     head_bias: bool = False
     rows: int = 0
     slots: int = 0
+    caches: tuple[LayerCache, ...] = ()
 
     @property
     def early_exit(self) -> bool:
@@ -117,11 +127,18 @@ class GraphFeatures:
         """Layers of the KV cache: the decoder's and a draft layer's own."""
         return self.layers + self.draft_layer
 
+    def cache(self, layer: int) -> LayerCache:
+        """What a layer keeps; a draft layer's own sees all tokens."""
+        if layer < len(self.caches):
+            return self.caches[layer]
+        return LayerCache(dtype=self.caches[0].dtype) if self.caches else LayerCache()
+
     @classmethod
     def of_manifest(cls, manifest: Any) -> GraphFeatures:
         """The features of a bundle's graph, from its `bundle.manifest.Manifest`."""
         model, drafter, fixed, capacity = manifest.model, manifest.streams, manifest.static, manifest.swappable
         plain = cls(model.layers, model.kv_heads, model.head_dim, model.vocab_size, model.hidden_size)
+        plain = replace(plain, caches=model.caches)
         if fixed is not None:
             plain = replace(plain, rows=fixed.rows, slots=fixed.slots)
         if capacity is not None:
@@ -149,8 +166,18 @@ class GraphFeatures:
         if not self.draft_vocab:
             known["draft_tokens"] = self.vocab
         if kind == STATIC:
-            known |= dict.fromkeys("nrs", self.rows) | {"S": self.slots, "m": self.gamma}
+            known |= dict.fromkeys("nrs", self.rows) | {EVERY_TOKEN: self.slots, "m": self.gamma}
         return known
+
+    def cache_sizes(self, layer: int, sizes: Mapping[str, int]) -> dict[str, int | str]:
+        """`sizes` for the cache of a layer: a ring's slots are `S` and its window, or their number where `S` is one."""
+        cache = self.cache(layer)
+        kind = LAYER_KINDS[cache.kind]
+        own: dict[str, int | str] = {"Hkv": sizes[kind.heads], "D": sizes[kind.width]}
+        if cache.window is not None:
+            all_slots = sizes.get(EVERY_TOKEN)
+            own[EVERY_TOKEN] = ring_symbol(cache.window) if all_slots is None else cache.slots(all_slots)
+        return {**sizes, **own}
 
 
 @dataclass(frozen=True)
@@ -178,7 +205,7 @@ class GraphTensor:
 
 
 _INT, _FLOAT, _BOOL, _INT8 = "int64", "float32", "bool", "int8"
-_CACHE = (1, "Hkv", "S", "D")
+_CACHE = (1, "Hkv", EVERY_TOKEN, "D")
 _ROWS_IN = (
     GraphTensor(INPUT_IDS, _INT, (1, "n"), "token of each row: a node of the draft tree, or a prompt chunk's token"),
     GraphTensor(POSITION_IDS, _INT, (1, "n"), "position of each row; in a tree L + depth. Static, unused rows: L"),
@@ -351,10 +378,14 @@ def _expanded(rows: Iterable[GraphTensor], kind: str, features: GraphFeatures) -
     for row in rows:
         if row.needs and not getattr(features, row.needs):
             continue
-        (cache if "{" in row.name else out).append(row.resolved(sizes))
+        if "{" in row.name:
+            cache.append(row)
+        else:
+            out.append(row.resolved(sizes))
     return out + [
-        replace(row, name=row.name.format(layer=layer, kind=part))
+        replace(row.resolved(own), name=row.name.format(layer=layer, kind=part), dtype=features.cache(layer).dtype)
         for row in cache
         for layer in range(features.cache_layers)
-        for part in CACHE_KINDS
+        for own in (features.cache_sizes(layer, sizes),)
+        for part in LAYER_KINDS[features.cache(layer).kind].parts
     ]

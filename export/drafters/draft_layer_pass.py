@@ -229,7 +229,7 @@ class DraftLayerPass(DraftPass):
             columns = g.op("Concat", *accepted.columns(g), *(at for _, _, at in own), axis=0)
             mask = window_out(g, mask, positions, g.op("Unsqueeze", columns, g.ints(0)), self.spec.window)
         spec = self.decoder.spec
-        parts = accepted.seen(g, self.present)
+        parts = accepted.seen(g, spec, self.present)
         if own:
             key, value = (
                 g.op("Concat", *side, axis=1) if len(side) > 1 else side[0] for side in list(zip(*own, strict=True))[:2]

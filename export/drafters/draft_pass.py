@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -16,10 +16,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from streamspec.bundle.manifest import BIGRAM_CANDIDATES, DRAFT_CANDIDATES, DrafterInfo
-from streamspec.export.layers.attention import RowExactAttention
+from streamspec.export.layers.attention import RowExactAttention, loaded
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
+from streamspec.export.layers.window_ring import Ring
 from streamspec.export.ops.builder import Array, Scope, declared, onnx_type
 from streamspec.export.quantization.precisions import Rows, Weight
 from streamspec.step_graph import (
@@ -84,7 +85,9 @@ class DraftSpec:
 
 def graph_features(spec: DecoderSpec, drafter: DraftSpec | None, candidates: int, **more: Any) -> GraphFeatures:
     """The features of the graph of a decoder and a drafter; `more`: fields that neither decides."""
-    plain = GraphFeatures(spec.layers, spec.kv_heads, spec.head_dim, spec.vocab, spec.hidden, **more)
+    plain = GraphFeatures(
+        spec.layers, spec.kv_heads, spec.head_dim, spec.vocab, spec.hidden, caches=spec.caches, **more
+    )
     if drafter is None:
         return plain
     return replace(
@@ -118,6 +121,7 @@ class Accepted:
     positions: str  # int64 [n]
     tree_mask: str
     visible: str  # int64 [1]: slots of the cache in use, L + n
+    rings: Mapping[int, Ring] = field(default_factory=dict)  # by window, of layers that keep no more
 
     def past_mask(self, g: Scope) -> str:
         """[1, L + n]: 0 over the past, the node's ancestors and itself."""
@@ -132,9 +136,13 @@ class Accepted:
         zero, one = g.store.constant(0, np.int64), g.store.constant(1, np.int64)
         return g.op("Range", zero, g.op("Squeeze", past), one), self.positions
 
-    def seen(self, g: Scope, present: tuple[str, ...]) -> list[tuple[str, str]]:
-        """A layer's K/V [1, Hkv, slots, D] of the columns of `past_mask`, in one part or several."""
-        key, value = (g.op("Slice", cache, g.ints(0), self.visible, g.ints(2)) for cache in present)
+    def seen(
+        self, g: Scope, spec: DecoderSpec, present: tuple[str, ...], ring: int | None = None
+    ) -> list[tuple[str, str]]:
+        """A layer's K/V [1, Hkv, slots, D] of the columns of `past_mask`, in one part or several; of a layer that keeps
+        the window `ring`, those of its slots."""
+        used = self.visible if ring is None else self.rings[ring].used
+        key, value = (loaded(g, spec, cache, used) for cache in present)
         return [(key, value)]
 
 

@@ -269,9 +269,10 @@ class StreamPass(ParallelDraftPass):
         decoder = self.decoder
         normed, residual = decoder.enter(g, residual, layer)
         q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
-        mask = masks.of(g, decoder.spec.windows[layer])
-        own = by_head(g, decoder.spec, k), by_head(g, decoder.spec, v)
-        mixed = attend(g, decoder.spec, q, [*accepted.seen(g, present), own], mask)
+        spec = decoder.spec
+        mask = masks.of(g, spec.windows[layer])
+        own = by_head(g, spec, k), by_head(g, spec, v)
+        mixed = attend(g, spec, q, [*accepted.seen(g, spec, present, spec.ring(layer)), own], mask)
         return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
 
 
@@ -292,23 +293,36 @@ class _StreamMasks:
     def of(self, g: Scope, window: int | None) -> str:
         if window not in self._made:
             with g.named(f"mask.{window or 'full'}"):
-                mask = self._full(g) if window is None else self._windowed(g, window)
+                mask = self._masked(g, window)
                 self._made[window] = g.op("Tile", mask, g.ints(self.group, 1))
         return self._made[window]
 
+    def _masked(self, g: Scope, window: int | None) -> str:
+        if window is None:
+            return self._full(g)
+        if window not in self.accepted.rings:
+            return self._windowed(g, window)
+        ring = self.accepted.rings[window]
+        mask = self._beside(g, lambda: g.op("Gather", ring.sees, self.accepted.node, axis=0), ring.used)
+        seen = g.op("Unsqueeze", g.op("Concat", ring.positions, self.positions, axis=0), g.ints(0))
+        return window_out(g, mask, self.positions, seen, window)
+
     def _full(self, g: Scope) -> str:
         """[m, visible + m]: 0 over the past, the accepted node's row of the tree, causal among streams."""
-        if self._plain:
-            return self._plain
-        store, accepted = g.store, self.accepted
+        if not self._plain:
+            self._plain = self._beside(g, lambda: self.accepted.past_mask(g), self.accepted.visible)
+        return self._plain
+
+    def _beside(self, g: Scope, past: Callable[[], str], slots: str) -> str:
+        """[m, slots + m]: the accepted node's view `past` [1, slots] for every stream, causal among them."""
+        store = g.store
         masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
-        shape = g.op("Concat", self.rows.count, accepted.visible, axis=0)
+        shape = g.op("Concat", self.rows.count, slots, axis=0)
         later = g.op(
             "Less", g.op("Unsqueeze", self.stream_ids, g.ints(1)), g.op("Unsqueeze", self.stream_ids, g.ints(0))
         )
         own = g.op("Where", later, masked, zero)
-        self._plain = g.op("Concat", g.op("Expand", accepted.past_mask(g), shape), own, axis=1)
-        return self._plain
+        return g.op("Concat", g.op("Expand", past(), shape), own, axis=1)
 
     def _windowed(self, g: Scope, window: int) -> str:
         columns = g.op("Concat", *self.accepted.columns(g), self.positions, axis=0)

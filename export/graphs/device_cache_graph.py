@@ -31,9 +31,17 @@ def compact_graph(features: GraphFeatures) -> onnx.ModelProto:
     for layer in range(features.cache_layers):
         above = features.exit_layer is not None and layer >= features.exit_layer
         rows, start = (ROWS_ABOVE, START_ABOVE) if above else (ROWS, START)
+        ring = features.cache(layer).window is not None
         for kind in CACHE_KINDS:
             cache = past(layer, kind)
-            moved = g.op("Gather", cache, rows, axis=2)
-            g.op("TensorScatter", cache, moved, start, out=present(layer, kind), axis=2)
+            slots = _in_circle(g, rows, cache) if ring else rows
+            moved, mode = g.op("Gather", cache, slots, axis=2), {"mode": "circular"} if ring else {}
+            g.op("TensorScatter", cache, moved, start, out=present(layer, kind), axis=2, **mode)
     taken, given = inputs(COMPACTION, features), outputs(COMPACTION, features)
     return finish(g, declared(taken), declared(given), "streamspec")
+
+
+def _in_circle(g: Scope, rows: str, cache: str) -> str:
+    """int64 [k]: the slots of `rows` in a ring, their remainder by its slots."""
+    size = g.op("Shape", cache, start=2, end=3)
+    return g.op("Sub", rows, g.op("Mul", g.op("Div", rows, size), size))

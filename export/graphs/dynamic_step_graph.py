@@ -27,6 +27,7 @@ from streamspec.export.layers.decoder import Decoder, Residual, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.sampling import TokenSampler
+from streamspec.export.layers.window_ring import Ring, ring_after
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.quantization.precisions import Precision, Rows
 from streamspec.step_graph import (
@@ -36,6 +37,7 @@ from streamspec.step_graph import (
     FORCED_NODE,
     FORCED_ROOT,
     INPUT_IDS,
+    KEY,
     LOGIT_ROWS,
     LOGIT_SCALE,
     NEXT_IDS,
@@ -47,6 +49,7 @@ from streamspec.step_graph import (
     TREE_MASK,
     inputs,
     outputs,
+    past,
 )
 
 
@@ -87,6 +90,7 @@ class _Batch:
     kept: str = ""  # int64 [n]: numbers of these rows among all, '' for all of them
     slots: str = ""
     biases: dict[int | None, str] = field(default_factory=dict)
+    rings: dict[int, Ring] = field(default_factory=dict)  # by window
 
 
 class _Layers(LayerStack):
@@ -129,13 +133,15 @@ class _Layers(LayerStack):
     def attention(self, layer: int, state: LayerRows) -> str:
         batch, decoder = self.batch, self.decoder
         q, *sides = decoder.queries_keys_values(self.g, state.normed, batch.rows, layer, state.rotary, decoder.linear)
-        bias = self._bias(self.spec.windows[layer])
+        window, ring = self.spec.windows[layer], self.spec.ring(layer)
+        bias = self._bias(window) if ring is None else self._ring_bias(layer, ring)
+        used = "" if ring is None else batch.rings[ring].used
         with self.g.named("attention"):
             key, value = (
                 batch.attention.append(side, layer, kind) for side, kind in zip(sides, CACHE_KINDS, strict=True)
             )
             self.presents.append((key, value))
-            return batch.attention.mix(q, key, value, bias)
+            return batch.attention.mix(q, key, value, bias, used)
 
     def leaving(self, layer: int, state: LayerRows) -> None:
         if layer != self.spec.layers - 1:
@@ -184,6 +190,17 @@ class _Layers(LayerStack):
                 full = g.op("Squeeze", self._bias(None), g.ints(0, 1))
                 mask = window_out(g, full, batch.positions, seen, window)
             batch.biases[window] = g.op("Unsqueeze", mask, g.ints(0, 1))
+        return batch.biases[window]
+
+    def _ring_bias(self, layer: int, window: int) -> str:
+        """[1, 1, n, used], over the slots of a layer that keeps no more than its window needs."""
+        batch, g = self.batch, self.g
+        if window not in batch.biases:
+            with g.named(f"bias.{window}"):
+                slots = g.op("Shape", past(layer, KEY), start=2, end=3)
+                batch.rings[window] = ring = ring_after(g, slots, batch.visible, batch.positions, batch.tree_mask)
+                mask = window_out(g, ring.sees, batch.positions, g.op("Unsqueeze", ring.positions, g.ints(0)), window)
+                batch.biases[window] = g.op("Unsqueeze", mask, g.ints(0, 1))
         return batch.biases[window]
 
 
@@ -285,4 +302,5 @@ class _Builder:
                 positions=batch.positions,
                 tree_mask=batch.tree_mask,
                 visible=batch.visible,
+                rings=batch.rings,
             )

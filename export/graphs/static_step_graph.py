@@ -22,13 +22,15 @@ from streamspec.export.drafters.registry import DRAFTERS, row_of
 from streamspec.export.drafters.streams import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
-from streamspec.export.layers.attention import attend, by_head
+from streamspec.export.layers.attention import attend, by_head, loaded, stored
 from streamspec.export.layers.decoder import Decoder, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.window_ring import Ring, ring_beside
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.static_scope import StaticScope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.quantization.static_precisions import StaticPrecision
+from streamspec.layer_cache import DTYPES, LayerCache
 from streamspec.step_graph import (
     CACHE_KINDS,
     CHOICES,
@@ -107,7 +109,7 @@ class _TableDecoder(Decoder):
         return g.op("Gather", name, positions, axis=0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _AcceptedApart(Accepted):
     """Accepted over the past and the call's rows in two parts. `past_bias` [1, S]: 0 over slots in use."""
 
@@ -116,7 +118,9 @@ class _AcceptedApart(Accepted):
     def past_mask(self, g: Scope) -> str:
         return g.op("Concat", self.past_bias, g.op("Gather", self.tree_mask, self.node, axis=0), axis=1)
 
-    def seen(self, g: Scope, present: tuple[str, ...]) -> list[tuple[str, str]]:
+    def seen(
+        self, g: Scope, spec: DecoderSpec, present: tuple[str, ...], ring: int | None = None
+    ) -> list[tuple[str, str]]:
         past_key, past_value, key, value = present
         return [(past_key, past_value), (key, value)]
 
@@ -133,6 +137,7 @@ class _StaticLayers(LayerStack):
         self.tokens, self.positions = (g.op("Squeeze", name, g.ints(0)) for name in (INPUT_IDS, POSITION_IDS))
         self.past_bias = self._past_bias()
         self._biases: dict[int | None, str] = {}
+        self.rings: dict[int, Ring] = {}  # by window
 
     def rows(self) -> Rows:
         return Rows(self.g.ints(self.count))
@@ -140,14 +145,19 @@ class _StaticLayers(LayerStack):
     def attention(self, layer: int, state: LayerRows) -> str:
         g, spec, decoder = self.g, self.spec, self.decoder
         q, *sides = decoder.queries_keys_values(g, state.normed, self.rows(), layer, state.rotary, decoder.linear)
-        bias = self._bias(spec.windows[layer])
+        bias = self._bias(spec.windows[layer], spec.ring(layer) is not None)
         with g.named("attention"):
-            key, value = (
-                by_head(g, spec, rows, out=new_rows(layer, kind)) for kind, rows in zip(CACHE_KINDS, sides, strict=True)
-            )
-            before = past(layer, CACHE_KINDS[0]), past(layer, CACHE_KINDS[1])
+            key, value = (self._new_rows(rows, layer, kind) for kind, rows in zip(CACHE_KINDS, sides, strict=True))
+            before = loaded(g, spec, past(layer, CACHE_KINDS[0])), loaded(g, spec, past(layer, CACHE_KINDS[1]))
             self.presents.append((*before, key, value))
             return attend(g, spec, q, [before, (key, value)], bias)
+
+    def _new_rows(self, rows: str, layer: int, kind: str) -> str:
+        """Gives K or V rows [1, n, Hkv*D] out; returns them as the cache will hold them."""
+        g, spec, name = self.g, self.spec, new_rows(layer, kind)
+        if spec.cache_dtype == DTYPES[0]:
+            return by_head(g, spec, rows, out=name)
+        return loaded(g, spec, stored(g, spec, by_head(g, spec, rows), out=name))
 
     def _past_bias(self) -> str:
         """[1, S]: 0 over the first `past_length` slots."""
@@ -156,11 +166,18 @@ class _StaticLayers(LayerStack):
             used = g.op("Less", self._slots(), PAST_LENGTH)
             return g.op("Unsqueeze", g.op("Where", used, g.number(0), g.number(MASKED)), g.ints(0))
 
-    def _bias(self, window: int | None) -> str:
-        """[group * n, S + n], as `attend` takes it."""
+    def _bias(self, window: int | None, in_ring: bool) -> str:
+        """[group * n, S + n], as `attend` takes it; `S` may be a ring's slots."""
         if window not in self._biases:
             g = self.g
             with g.named(f"bias.{window or 'full'}"):
+                if window is not None and in_ring:
+                    slots = LayerCache(window=window).slots(self.slots)
+                    ring = self.rings[window] = ring_beside(g, slots, self.count, self.positions, TREE_MASK)
+                    seen = g.op("Unsqueeze", ring.positions, g.ints(0))
+                    mask = window_out(g, ring.sees, self.positions, seen, window)
+                    self._biases[window] = g.op("Tile", mask, g.ints(self.spec.group, 1))
+                    return self._biases[window]
                 mask = g.op("Concat", g.op("Expand", self.past_bias, g.ints(self.count, self.slots)), TREE_MASK, axis=1)
                 if window is not None:
                     seen = g.op("Unsqueeze", g.op("Concat", self._slots(), self.positions, axis=0), g.ints(0))
@@ -229,4 +246,5 @@ class _StaticBuilder:
                 tree_mask=TREE_MASK,
                 visible=g.ints(self.parts.slots + self.parts.rows),
                 past_bias=layers.past_bias,
+                rings=layers.rings,
             )

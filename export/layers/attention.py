@@ -11,7 +11,8 @@ and then, the next layers carry it on, and two of five long answers differ from 
 
 Both products add in blocks of slots (the runtime keeps trees off their borders, see
 `streamspec.runtime.decoding.verify`). New rows go into the cache in place (TensorScatter, past and present bound to one
-buffer).
+buffer), into a ring's slots in a circle; a cache in float16 rounds them before anything reads them, the call's own rows
+too, so that a row is the same number for its siblings as for later calls.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from onnx import TensorProto
 
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
+from streamspec.layer_cache import DTYPES
 from streamspec.step_graph import PAST_LENGTH, past, present
 
 ONES_WIDTH = 16  # narrower products take another kernel, whose order of summation depends on the length
@@ -38,20 +41,21 @@ class RowExactAttention:
 
     def __init__(self, g: Scope, spec: DecoderSpec, visible: str) -> None:
         self.g, self.spec, self.visible = g, spec, visible
-        self._ones = ""
+        self._ones: dict[str, str] = {}
         self._tiled: dict[str, str] = {}
 
     def append(self, rows: str, layer: int, kind: str) -> str:
         """Writes K or V rows [1, n, Hkv*D] after the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
-        g = self.g
-        new = by_head(g, self.spec, rows)
-        return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2)
+        g, mode = self.g, {} if self.spec.ring(layer) is None else {"mode": "circular"}
+        new = stored(g, self.spec, by_head(g, self.spec, rows))
+        return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2, **mode)
 
-    def mix(self, q: str, key: str, value: str, bias: str) -> str:
-        """[1, n, Hq*D] of rotated q [1, n, Hq*D] over caches, under an additive bias [1, 1, n, visible]."""
-        g, spec = self.g, self.spec
+    def mix(self, q: str, key: str, value: str, bias: str, used: str = "") -> str:
+        """[1, n, Hq*D] of rotated q [1, n, Hq*D] over caches, under an additive bias [1, 1, n, used].
+        `used`: int64 [1], slots of a ring; those of other caches are `visible`."""
+        g, spec, used = self.g, self.spec, used or self.visible
         kv, group, width = spec.kv_heads, spec.group, spec.head_dim
-        keys, values = (g.op("Slice", cache, g.ints(0), self.visible, g.ints(2)) for cache in (key, value))
+        keys, values = (loaded(g, spec, cache, used) for cache in (key, value))
         # Query heads that share a key head become further rows of it: [1, Hkv, group * n, D].
         split = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
         rows = self._at_least_two(g.op("Reshape", split, g.ints(1, kv, -1, width)))
@@ -59,17 +63,17 @@ class RowExactAttention:
         products = capped(g, products, spec.attention_cap) if spec.attention_cap else products
         scores = g.op("Add", products, self._per_query_head(bias))
         weights = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.ints(-1), keepdims=1)))
-        total = g.op("Slice", g.op("MatMul", weights, self._block_of_ones()), g.ints(0), g.ints(1), g.ints(3))
+        total = g.op("Slice", g.op("MatMul", weights, self._block_of_ones(used)), g.ints(0), g.ints(1), g.ints(3))
         mixed = self._without_spare(g.op("Div", g.op("MatMul", weights, values), total))
         merged = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
         return g.op("Reshape", merged, g.ints(1, -1, kv * group * width))
 
-    def _block_of_ones(self) -> str:
-        if not self._ones:
+    def _block_of_ones(self, slots: str) -> str:
+        if slots not in self._ones:
             g = self.g
-            shape = g.op("Concat", self.visible, g.ints(ONES_WIDTH), axis=0)
-            self._ones = g.op("Expand", g.store.constant(1, np.float32), shape)
-        return self._ones
+            shape = g.op("Concat", slots, g.ints(ONES_WIDTH), axis=0)
+            self._ones[slots] = g.op("Expand", g.store.constant(1, np.float32), shape)
+        return self._ones[slots]
 
     def _per_query_head(self, bias: str) -> str:
         """The bias for the rows of `mix`, made once per distinct bias."""
@@ -89,6 +93,21 @@ class RowExactAttention:
     def _without_spare(self, rows: str) -> str:
         g = self.g
         return rows if self.spec.group > 1 else g.op("Slice", rows, g.ints(0), g.ints(-1), g.ints(2))
+
+
+def stored(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> str:
+    """K or V rows as the cache stores them; in float16, what it cannot hold becomes its largest number."""
+    if spec.cache_dtype == DTYPES[0]:
+        return rows
+    most = float(np.finfo(np.float16).max)
+    limits = (g.store.constant(limit, np.float32) for limit in (-most, most))
+    return g.op("Cast", g.op("Clip", rows, *limits), out=out, to=TensorProto.FLOAT16)
+
+
+def loaded(g: Scope, spec: DecoderSpec, cache: str, slots: str = "") -> str:
+    """The first `slots` (int64 [1]; all) of a cache, as attention computes with them."""
+    rows = g.op("Slice", cache, g.ints(0), slots, g.ints(2)) if slots else cache
+    return rows if spec.cache_dtype == DTYPES[0] else g.op("Cast", rows, to=TensorProto.FLOAT)
 
 
 def attend(g: Scope, spec: DecoderSpec, q: str, parts: Sequence[tuple[str, str]], mask: str) -> str:

@@ -23,6 +23,7 @@ from streamspec.adapters.base_models.config_fields import (
 )
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.errors import BaseModelError
+from streamspec.layer_cache import DTYPES, LayerCache, layer_caches
 from streamspec.model_families import Family, switched
 
 
@@ -72,6 +73,17 @@ class DecoderSpec:
     shapes: Mapping[str, tuple[int, ...]]  # of the parameters of the last layer with attention, linear maps [out, in]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    cache_dtype: str = DTYPES[0]  # of stored keys and values
+
+    @property
+    def caches(self) -> tuple[LayerCache, ...]:
+        """What each layer keeps of the tokens before; empty: everything, in float32."""
+        return layer_caches(self.windows, self.context_length, self.cache_dtype)
+
+    def ring(self, layer: int) -> int | None:
+        """The window of a layer that keeps no more than that needs; None for one that keeps everything, as a draft
+        layer does."""
+        return self.caches[layer].window if layer < len(self.caches) else None
 
     @property
     def group(self) -> int:

@@ -14,6 +14,7 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
 from streamspec.step_graph import (
     CHOICES,
+    EVERY_TOKEN,
     FORCED_NODE,
     FORCED_ROOT,
     INPUT_IDS,
@@ -59,16 +60,28 @@ def open_session(model: Path, threads: int = 0, static: bool = False, **entries:
 
 class GraphRunner:
     """A step graph with its cache, in place. `length` is the number of tokens the cache holds; `adapter`: further
-    inputs of a swappable graph.
+    inputs of a swappable graph. `cache` [layers, 2, 1, Hkv, capacity, D].
     """
 
-    def __init__(self, session: Any, capacity: int, adapter: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self, session: Any, capacity: int, adapter: Mapping[str, Array] | None = None, ring: int | None = None
+    ) -> None:
+        """`ring`: slots of the layers that keep a window, by default `capacity`, which is never too few. With fewer a
+        call may have as many rows as they are beyond the window."""
         self.session, self.length, self.adapter = session, 0, adapter or {}
         inputs = session.get_inputs() + session.get_overridable_initializers()
         self.names = {value.name for value in inputs}
         self.layers = sum(map(is_cache, self.names)) // 2
-        shape = next(value.shape for value in inputs if value.name == past(0, KEY))
-        self.cache = np.zeros((self.layers, 2, 1, shape[1], capacity, shape[3]), np.float32)
+        caches = {value.name: value for value in inputs if is_cache(value.name)}
+        first = caches[past(0, KEY)]
+        dtype = np.float16 if first.type == "tensor(float16)" else np.float32
+        self.cache = np.zeros((self.layers, 2, 1, first.shape[1], capacity, first.shape[3]), dtype)
+        self.buffers = [
+            buffer if ring is None or caches[name].shape[2] == EVERY_TOKEN else buffer[:, :, :ring].copy()
+            for name, buffer in zip(
+                cache_names(PAST, self.layers), (buffer for pair in self.cache for buffer in pair), strict=True
+            )
+        ]
         self.outputs = [value.name for value in session.get_outputs() if not is_cache(value.name)]
 
     def step(
@@ -118,9 +131,8 @@ class GraphRunner:
                 # bind_cpu_input knows no overridable initializers
                 held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))
                 binding.bind_ortvalue_input(name, held[-1])
-        buffers = [buffer for pair in self.cache for buffer in pair]
         for before, after, buffer in zip(
-            cache_names(PAST, self.layers), cache_names(PRESENT, self.layers), buffers, strict=True
+            cache_names(PAST, self.layers), cache_names(PRESENT, self.layers), self.buffers, strict=True
         ):
             held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
             binding.bind_ortvalue_input(before, held[-1])
@@ -154,7 +166,11 @@ class StaticGraphRunner:
         self.rows = self.shapes[INPUT_IDS][1]
         self.outputs = [value.name for value in session.get_outputs()]
         self.layers = sum(map(is_cache, self.shapes)) // 2
-        self.cache = np.zeros((self.layers, 2, *self.shapes[past(0, KEY)]), np.float32)
+        types = {value.name: value.type for value in session.get_inputs()}
+        self.buffers = [
+            np.zeros(self.shapes[name], np.float16 if types[name] == "tensor(float16)" else np.float32)
+            for name in cache_names(PAST, self.layers)
+        ]
 
     def step(
         self,
@@ -180,12 +196,10 @@ class StaticGraphRunner:
             FORCED_NODE: np.array([forced_node]),
             FORCED_ROOT: np.array([forced_root]),
         }
-        buffers = [buffer for pair in self.cache for buffer in pair]
-        feed |= dict(zip(cache_names(PAST, self.layers), buffers, strict=True))
+        feed |= dict(zip(cache_names(PAST, self.layers), self.buffers, strict=True))
         out = dict(zip(self.outputs, self.session.run(None, {name: feed[name] for name in self.shapes}), strict=True))
-        fit = min(n, self.cache.shape[4] - self.length)
-        for name, buffer in zip(cache_names(NEW_ROWS, self.layers), buffers, strict=True):
-            buffer[:, :, self.length : self.length + fit] = out.pop(name)[:, :, :fit]
+        for name, buffer in zip(cache_names(NEW_ROWS, self.layers), self.buffers, strict=True):
+            buffer[:, :, (self.length + np.arange(n)) % buffer.shape[2]] = out.pop(name)[:, :, :n]
         logits = out.pop(RAW_LOGITS)[:n]
         return out | {CHOICES: out[CHOICES][:n], "logits": logits}
 
@@ -213,6 +227,8 @@ class StaticGraphRunner:
 
     def skip(self, count: int) -> None:
         """Leaves `count` rows out: their keys and values are zeros."""
+        for buffer in self.buffers:
+            buffer[:, :, np.unique((self.length + np.arange(count)) % buffer.shape[2])] = 0
         self.length += count
 
 

@@ -122,14 +122,6 @@ class ModelRunner(Protocol):
     def waited_seconds(self) -> float:
         """Time in the scheduler's queue so far."""
 
-    @property
-    def cache_layers(self) -> int:
-        """Layers that keep keys and values."""
-
-    @property
-    def cache_dtype(self) -> np.dtype:
-        """float32 or float16."""
-
     def fork(self, context: int | None = None) -> Self:
         """Makes a runner with an empty cache over the same model, of the same context length unless told."""
 
@@ -142,7 +134,7 @@ class ModelRunner(Protocol):
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         """Begins a generation that chooses tokens by `sampling` and, where `logits`, returns logits with every call.
         Keeps the cached tokens that `prompt` begins with, all but its last token at most, forgets the rest, and returns
-        how many it kept."""
+        how many it kept: none where layers no longer hold what the next tokens would see."""
 
     def prefill(
         self,
@@ -175,10 +167,10 @@ class ModelRunner(Protocol):
         """Returns logits float32 [len(ids) - start, vocabulary] after each of `ids[start:]`, from an empty cache;
         commits `ids`."""
 
-    def snapshot(self) -> tuple[list[int], np.ndarray]:
-        """Copies the tokens in the cache and their rows [layers, 2, 1, kv_heads, tokens, head_dim]."""
+    def snapshot(self) -> tuple[list[int], list[np.ndarray]]:
+        """Copies the tokens in the cache and their rows (`Cache.rows`)."""
 
-    def restore(self, tokens: Sequence[int], rows: np.ndarray) -> None:
+    def restore(self, tokens: Sequence[int], rows: Sequence[np.ndarray]) -> None:
         """Replaces the cache by a snapshot."""
 
     def cancel(self) -> None:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streamspec.draft_tree import DraftTree, chain
+from streamspec.layer_cache import SUM_BLOCK
 from streamspec.runtime.decoding.draft_tree_search import Draft
 from streamspec.runtime.decoding.sampling_params import Logprob
-
-SUM_BLOCK = 128  # slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple
 
 
 def off_borders(draft: Draft, length: int) -> Draft:

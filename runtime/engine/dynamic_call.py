@@ -117,7 +117,7 @@ class DynamicCall:
 
     def _reserve(self, rows: int) -> None:
         """Makes room in the cache for `rows` rows and the drafter's, and binds the cache where it moved."""
-        if self._cache.reserve(rows + self._drafter.gamma):
+        if self._cache.reserve(rows, self._drafter.gamma):
             self._scoring = None  # it would keep the old one alive
         self._binding.follow(self._cache)
 

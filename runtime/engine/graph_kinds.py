@@ -15,11 +15,12 @@ from streamspec.runtime.engine.static_call import StaticCall
 from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, STATIC, flavour, named
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
+from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 
 
 def host_cache(model: LoadedModel, rows: int) -> Cache:
     """A cache of at most `rows` rows in the machine's memory."""
-    return KeyValueCache(*_shape(model), rows, model.cache_dtype)
+    return KeyValueCache(model_groups(model), rows)
 
 
 def device_cache(model: LoadedModel, rows: int) -> Cache:
@@ -29,7 +30,7 @@ def device_cache(model: LoadedModel, rows: int) -> Cache:
         return host_cache(model, rows)
     compactor = model.open_compactor()
     try:
-        return DeviceCache(model.ort, compactor, provider.memory, *_shape(model), rows)
+        return DeviceCache(model.ort, compactor, provider.memory, model_groups(model), rows)
     except Exception as error:  # no memory, or a graph that moves something else
         raise ProviderError(
             f"provider {provider.name} cannot hold the cache: {error}",
@@ -41,7 +42,7 @@ def device_cache(model: LoadedModel, rows: int) -> Cache:
 def static_cache(model: LoadedModel, rows: int) -> Cache:
     """A cache of as many rows as the graph's shape has, all of them at once."""
     slots = model.manifest.model.context_length
-    return KeyValueCache(*_shape(model), slots, model.cache_dtype, first=slots)
+    return KeyValueCache(model_groups(model), slots, first=slots)
 
 
 class GraphKind(NamedTuple):
@@ -63,12 +64,6 @@ def graph_kind(model: LoadedModel) -> GraphKind:
     return GRAPH_KINDS[flavour(model.manifest)]
 
 
-def cached_layers(model: LoadedModel) -> int:
-    """Layers that keep keys and values: the decoder's, and a draft layer's own."""
-    return sg.GraphFeatures.of_manifest(model.manifest).cache_layers
-
-
-def _shape(model: LoadedModel) -> tuple[int, int, int]:
-    """Layers, key heads, width of a head."""
-    shape = model.manifest.model
-    return cached_layers(model), shape.kv_heads, shape.head_dim
+def model_groups(model: LoadedModel) -> tuple[CacheGroup, ...]:
+    """What the layers keep of the tokens before: the decoder's, and a draft layer's own."""
+    return cache_groups(sg.GraphFeatures.of_manifest(model.manifest))

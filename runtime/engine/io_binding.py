@@ -44,8 +44,8 @@ class IoBinding:
         """Binds the cache as past, and as present in graphs that write it, where it is not bound yet."""
         if self._cache is cache.data and (self._in_place or cache.on_device):
             return
-        for i, pair in enumerate(cache.views()):
-            for kind, view in zip(sg.CACHE_KINDS, pair, strict=True):
+        for i, parts in enumerate(cache.views()):
+            for kind, view in zip(sg.CACHE_KINDS, parts, strict=True):
                 value = self._value(view) if isinstance(view, np.ndarray) else view
                 self.io.bind_ortvalue_input(sg.past(i, kind), value)
                 if sg.present(i, kind) in self._types:

@@ -7,6 +7,7 @@ runner. Safe to use from several threads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -85,7 +86,7 @@ class LoadedModel:
         """Opens the graph, checks its interface, and opens the sampler of a static bundle."""
         self.session = self._open(self.path, profile)
         self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
-        self.cache_dtype = self._check_interface()
+        self._check_interface()
         self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}
         self.sampler: Any = None if self.rows is None else self._open_sampler()
 
@@ -182,8 +183,8 @@ class LoadedModel:
             options.add_session_config_entry(key, value)
         return options
 
-    def _check_interface(self) -> np.dtype:
-        """Checks the graph's names and shapes against the manifest; returns the cache's dtype."""
+    def _check_interface(self) -> None:
+        """Checks the graph's names and shapes against the manifest."""
         kind = sg.DYNAMIC if self.rows is None else sg.STATIC
         features = sg.GraphFeatures.of_manifest(self.manifest)
         expected = {row.name: row for row in sg.inputs(kind, features)}
@@ -204,29 +205,34 @@ class LoadedModel:
                 else f"a graph that wants {', '.join(unknown[:3])}"
             )
             raise BundleError(problem, "the inputs and outputs of a step graph", "export the bundle again")
-        model, name = self.manifest.model, sg.past(0, sg.KEY)
-        cache = inputs[name]
-        sizes = zip(cache.shape, (1, model.kv_heads, None, model.head_dim), strict=False)
-        if len(cache.shape) != 4 or any(
-            isinstance(size, int) and known is not None and size != known for size, known in sizes
-        ):
-            raise BundleError(
-                f"a cache of shape {cache.shape}",
-                f"{model.kv_heads} heads of {model.head_dim}",
-                "export the bundle again",
-            )
-        if cache.type not in ("tensor(float)", "tensor(float16)"):
-            raise BundleError(f"a cache of type {cache.type}", "float or float16", "export the bundle again")
-        for fixed in (sg.INPUT_IDS, name) if self.rows is not None else ():
-            if list(inputs[fixed].shape) != list(expected[fixed].dims):
+        for name in filter(sg.is_cache, expected):
+            found, row = inputs[name], expected[name]
+            if not _fits(found.shape, row.dims):
                 raise BundleError(
-                    f"{fixed} of shape {inputs[fixed].shape}",
-                    f"{list(expected[fixed].dims)} as the manifest says",
+                    f"{name} of shape {found.shape}",
+                    f"{list(row.dims)} as the manifest says",
                     "export the bundle again",
                 )
-        return np.dtype(TYPES[cache.type])
+            if TYPES[found.type] != np.dtype(row.dtype):
+                raise BundleError(
+                    f"{name} of type {found.type}", f"{row.dtype} as the manifest says", "export the bundle again"
+                )
+        if self.rows is not None and list(inputs[sg.INPUT_IDS].shape) != list(expected[sg.INPUT_IDS].dims):
+            raise BundleError(
+                f"{sg.INPUT_IDS} of shape {inputs[sg.INPUT_IDS].shape}",
+                f"{list(expected[sg.INPUT_IDS].dims)} as the manifest says",
+                "export the bundle again",
+            )
 
     def _adapter_inputs(self) -> dict[str, Any]:
         """By name, the inputs of a swappable graph that belong to adapters."""
         own = {row.name for row in sg.INTERFACES[sg.DYNAMIC][0]}
         return {value.name: value for value in self.session.get_overridable_initializers() if value.name not in own}
+
+
+def _fits(found: Sequence[int | str | None], expected: Sequence[int | str]) -> bool:
+    """Whether a cache's shape is the one expected; slots that are not a ring's may have any name."""
+    return len(found) == len(expected) and all(
+        size == wanted or (wanted == sg.EVERY_TOKEN and isinstance(size, str))
+        for size, wanted in zip(found, expected, strict=True)
+    )

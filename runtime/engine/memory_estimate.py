@@ -12,7 +12,10 @@ from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo
 from streamspec.errors import ConfigError, ResourceError
+from streamspec.layer_cache import DTYPES
 from streamspec.runtime.hardware import cpu
+from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
+from streamspec.step_graph import GraphFeatures
 
 MB = 1_000_000
 CHUNK = 512  # prompt rows per call: more buys little speed and costs rows x rows of mask
@@ -80,13 +83,14 @@ def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None
     wider = STATIC_INT8 if manifest.static and manifest.precision == "int8" else 1
     adapter = 0 if isinstance(bundle, Manifest) or manifest.swappable is None else largest_adapter(Path(bundle))
     rows = manifest.static.rows if manifest.static else prompt_rows(model, context)
-    layers = model.layers + bool(manifest.streams and manifest.streams.levels)
+    groups = cache_groups(GraphFeatures.of_manifest(manifest))
     tokenizer = manifest.files[TOKENIZER].bytes if TOKENIZER in manifest.files else 0
-    floats = ALIVE * rows * heads(model) * context + STATES * CHUNK * model.hidden_size + LOGIT_ROWS * model.vocab_size
+    floats = ALIVE * rows * heads(model) * widest(model, context) + STATES * CHUNK * model.hidden_size
+    floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
     return MemoryEstimate(
         weights=STORED[manifest.precision] * wider * model.vocab_size * model.hidden_size + adapter,
         packed=int(PACKED[manifest.precision] * wider * data),
-        cache=sessions * layers * 2 * model.kv_heads * model.head_dim * context * 4,
+        cache=sessions * sum(group.bytes(group.cache.slots(context)) for group in groups),
         work=LIBRARY + TOKENIZER_TIMES * tokenizer + 4 * floats,
     )
 
@@ -96,9 +100,21 @@ def heads(model: ModelInfo) -> int:
     return max(model.kv_heads, model.hidden_size // model.head_dim)
 
 
+def widest(model: ModelInfo, context: int) -> int:
+    """Most slots of `context` tokens that a layer attends over."""
+    return max((cache.slots(context) for cache in model.caches), default=context)
+
+
 def prompt_rows(model: ModelInfo, context: int) -> int:
     """The number of rows of a prompt to read in one call that reaches `context` tokens."""
-    return max(FEWEST, min(CHUNK, SCORES // (4 * heads(model) * context)))
+    return max(FEWEST, min(CHUNK, SCORES // (4 * heads(model) * widest(model, context))))
+
+
+def _converted(group: CacheGroup, context: int) -> int:
+    """Numbers of a layer's rows that attention converts to float32."""
+    if group.cache.dtype == DTYPES[0]:
+        return 0
+    return group.parts * group.heads * group.width * group.cache.slots(context)
 
 
 def largest_adapter(folder: Path) -> int:

@@ -19,7 +19,7 @@ from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, GraphCall, SamplingState
-from streamspec.runtime.engine.graph_kinds import cached_layers, graph_kind
+from streamspec.runtime.engine.graph_kinds import graph_kind
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
 from streamspec.runtime.kv_cache.host_cache import Cache
@@ -106,18 +106,10 @@ class OrtRunner:
         """Tokens in the cache."""
         return self.cache.length
 
-    @property
-    def cache_layers(self) -> int:
-        return cached_layers(self.model)
-
-    @property
-    def cache_dtype(self) -> np.dtype:
-        return self.model.cache_dtype
-
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         same = shared_prefix(self.tokens, prompt[:-1])
         # What a draft layer keeps of a token depends on the token after it.
-        self.rewind(max(0, same - bool(self._drafter.levels)))
+        self.rewind(self.cache.reachable(max(0, same - bool(self._drafter.levels))))
         self._choose_by(sampling, logits)
         return self.length
 
@@ -128,10 +120,9 @@ class OrtRunner:
         self._choose_by(sampling)
 
     def rewind(self, length: int) -> None:
-        """Forgets all tokens after the first `length`."""
-        if not 0 <= length <= self.cache.length:
-            raise ValueError(f"rewind to {length} of {self.cache.length} tokens")
-        self.cache.length = length
+        """Forgets all tokens after the first `length`. Raises ValueError where a layer no longer holds what the next
+        tokens would see (`Cache.reachable`)."""
+        self.cache.rewind(length)
         del self.tokens[length:]
 
     def release(self) -> None:
@@ -139,13 +130,13 @@ class OrtRunner:
         self.rewind(0)
         self.reload()
 
-    def snapshot(self) -> tuple[list[int], np.ndarray]:
+    def snapshot(self) -> tuple[list[int], list[np.ndarray]]:
         return list(self.tokens), self.cache.rows()
 
-    def restore(self, tokens: Sequence[int], rows: np.ndarray) -> None:
+    def restore(self, tokens: Sequence[int], rows: Sequence[np.ndarray]) -> None:
         self.rewind(0)
-        self.cache.reserve(len(tokens))
-        self.cache.fill(rows)
+        self.cache.reserve(0, len(tokens))
+        self.cache.fill(rows, len(tokens))
         self.tokens = list(tokens)
         self._call.follow_cache()
 
@@ -235,7 +226,8 @@ class OrtRunner:
     def _prompt_rows(self) -> int:
         """Rows of a prompt that the next call reads."""
         most = prompt_rows(self.model.manifest.model, self.length + CHUNK)
-        return self._call.max_rows or min(most, SHARED_CHUNK if self.model.scheduler.shared else CHUNK)
+        most = min(most, SHARED_CHUNK if self.model.scheduler.shared else CHUNK)
+        return self._call.max_rows or min(most, self.cache.most_rows or most)
 
 
 def causal_mask(n: int) -> np.ndarray:

@@ -42,10 +42,9 @@ class StaticCall:
         self._executor, self._cache, self._choice, self._drafter = executor, cache, choice, drafter
         self._vocab = model.manifest.model.vocab_size
         binding = self._binding = IoBinding(model.ort, model.session, cache, adapter, model.in_place)
-        kept = cache.data
-        self._new = np.zeros((*kept.shape[:4], self.max_rows, kept.shape[5]), kept.dtype)  # K/V of the last call's rows
-        for layer, pair in enumerate(views(self._new)):
-            for kind, rows in zip(sg.CACHE_KINDS, pair, strict=True):
+        self._new = [np.zeros(group.shape(self.max_rows), group.dtype) for group in cache.groups]  # of the last call
+        for layer, parts in enumerate(views(cache.groups, self._new)):
+            for kind, rows in zip(sg.CACHE_KINDS, parts, strict=True):
                 binding.output(sg.new_rows(layer, kind), rows)
         self._raw = binding.output(sg.RAW_LOGITS, np.zeros((self.max_rows, self._vocab), np.float32))
         self._greedy = binding.output(sg.CHOICES, (self.max_rows,))

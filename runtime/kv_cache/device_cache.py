@@ -15,37 +15,41 @@ from streamspec import step_graph as sg
 from streamspec.errors import BundleError
 from streamspec.runtime.kv_cache.compaction import compaction
 from streamspec.runtime.kv_cache.host_cache import FIRST_CAPACITY, enough
+from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
 
-Pair = tuple[Any, Any]
 
-
-class DeviceCache:
-    """See `streamspec.runtime.kv_cache.host_cache.Cache`. `data`: key and value of each layer, OrtValues [1, kv_heads,
-    capacity, head_dim] float32 on `device`.
+class DeviceCache(SequenceRows):
+    """See `streamspec.runtime.kv_cache.host_cache.Cache`. `data`: the parts of each layer, OrtValues [1, heads, slots,
+    width] on `device`.
 
     `compactor`: a session of the compaction graph. `limit` bounds the capacity; growing makes a new list.
     """
 
     on_device = True
 
-    def __init__(
-        self, ort: Any, compactor: Any, device: str, layers: int, kv_heads: int, head_dim: int, limit: int
-    ) -> None:
-        self._value, self._device = ort.OrtValue.ortvalue_from_numpy, device
-        self._compactor, self._limit = compactor, limit
+    def __init__(self, ort: Any, compactor: Any, device: str, groups: Sequence[CacheGroup], limit: int) -> None:
+        super().__init__(groups, limit)
+        self._value, self._device, self._compactor = ort.OrtValue.ortvalue_from_numpy, device, compactor
         self._pruned = any(value.name == sg.ROWS_ABOVE for value in compactor.get_inputs())
-        self.length, self.capacity = 0, min(FIRST_CAPACITY, limit)
-        empty = np.zeros((1, kv_heads, self.capacity, head_dim), np.float32)
-        self.data: list[Pair] = [(self._on_device(empty), self._on_device(empty)) for _ in range(layers)]
+        self._group_of = [group for _, group in sorted((layer, group) for group in groups for layer in group.layers)]
+        self.capacity = min(FIRST_CAPACITY, limit)
+        self.data: list[Sequence[Any]] = []
+        for group in self._group_of:
+            empty = np.zeros(group.shape(self._slots(group))[2:], group.dtype)
+            self.data.append([self._on_device(empty) for _ in range(group.parts)])
         self._binding = self._bind()
 
-    def reserve(self, rows: int) -> bool:
+    def reserve(self, rows: int, spare: int = 0) -> bool:
         """See `Cache`; true if `data` is a new list."""
-        capacity = enough(self.capacity, self.length + rows, self._limit)
+        self.write(rows)
+        capacity = enough(self.capacity, self.length + rows + spare, self.limit)
         if capacity == self.capacity:
             return False
         self.capacity = capacity
-        self.data = [(self._grown(key), self._grown(value)) for key, value in self.data]
+        self.data = [
+            parts if group.cache.window is not None else [self._grown(part) for part in parts]
+            for group, parts in zip(self._group_of, self.data, strict=True)
+        ]
         self._binding = self._bind()
         return True
 
@@ -71,24 +75,36 @@ class DeviceCache:
                 ) from error
         self.length += len(path)
 
-    def rows(self) -> np.ndarray:
-        return np.stack([np.stack([value.numpy()[:, :, : self.length] for value in pair]) for pair in self.data])
+    def rows(self) -> list[np.ndarray]:
+        out = []
+        for group in self.groups:
+            data = np.stack([np.stack([part.numpy() for part in self.data[layer]]) for layer in group.layers])
+            out.append(data[..., self.kept(group, data.shape[4]) % data.shape[4], :])
+        return out
 
-    def fill(self, rows: np.ndarray) -> None:
-        self.length = rows.shape[4]
-        self.data = [(self._filled(key), self._filled(value)) for key, value in rows]
+    def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
+        self.restart(length, rows)
+        self.data = list(self.data)
+        for group, given in zip(self.groups, rows, strict=True):
+            for layer, parts in zip(group.layers, given, strict=True):
+                self.data[layer] = [self._filled(part, self._slots(group)) for part in parts]
         self._binding = self._bind()
 
-    def views(self) -> list[Pair]:
+    def views(self) -> list[Sequence[Any]]:
         return self.data
 
-    def _grown(self, old: Any) -> Any:
-        return self._filled(old.numpy()[:, :, : self.length])
+    def _slots(self, group: CacheGroup) -> int:
+        return self.capacity if group.cache.window is None else group.cache.slots(self.limit)
 
-    def _filled(self, rows: np.ndarray) -> Any:
-        """`rows` [1, kv_heads, length, head_dim] with room after them, on the device."""
-        room = np.zeros((*rows.shape[:2], self.capacity, rows.shape[3]), np.float32)
-        room[:, :, : rows.shape[2]] = rows
+    def _grown(self, old: Any) -> Any:
+        return self._filled(old.numpy()[:, :, : self.length], self.capacity)
+
+    def _filled(self, rows: np.ndarray, slots: int) -> Any:
+        """The last of `rows` [1, heads, count, width], those before the committed `length`, in their slots on the
+        device."""
+        count = min(rows.shape[2], slots)
+        room = np.zeros((*rows.shape[:2], slots, rows.shape[3]), rows.dtype)
+        room[:, :, np.arange(self.length - count, self.length) % slots] = rows[:, :, rows.shape[2] - count :]
         return self._on_device(room)
 
     def _on_device(self, array: np.ndarray) -> Any:
@@ -97,8 +113,8 @@ class DeviceCache:
 
     def _bind(self) -> Any:
         binding = self._compactor.io_binding()
-        for layer, pair in enumerate(self.data):
-            for kind, value in zip(sg.CACHE_KINDS, pair, strict=True):
+        for layer, parts in enumerate(self.data):
+            for kind, value in zip(sg.CACHE_KINDS, parts, strict=True):
                 binding.bind_ortvalue_input(sg.past(layer, kind), value)
                 binding.bind_ortvalue_output(sg.present(layer, kind), value)
         return binding

@@ -1,4 +1,5 @@
-"""The KV cache in the machine's memory: one array for all layers, grown on demand, compacted in place after each step.
+"""The KV cache in the machine's memory: an array for all layers that keep the same, grown on demand, compacted in place
+after each step. A ring, of layers that keep a window, has all its slots at once.
 
 Where the system allows it, address space for the whole limit is taken at once and memory as rows are written: nothing
 is copied, nothing taken for rows that never come. `device_cache` is the same in a device's memory.
@@ -15,6 +16,7 @@ import numpy as np
 
 from streamspec.errors import ResourceError
 from streamspec.runtime.kv_cache.compaction import compaction
+from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
 
 FIRST_CAPACITY = 1024  # where memory is taken at once
 RESERVED = 1 << 30  # bytes of address space to begin with: some systems refuse more than they could ever fill
@@ -22,18 +24,27 @@ LAZY = hasattr(mmap, "MAP_ANONYMOUS")  # no Windows, which counts what is reserv
 
 
 class Cache(Protocol):
-    """The keys and values of one sequence; rows `[0, length)` are committed. `on_device`: outside of the machine's
-    memory."""
+    """The keys and values of one sequence; the first `length` rows are committed. `on_device`: outside of the machine's
+    memory. See `streamspec.runtime.kv_cache.layout.SequenceRows` for what rings hold."""
 
     on_device: bool
     length: int
+    groups: tuple[CacheGroup, ...]
     data: Any  # replaced whenever it moves
 
     @property
     def capacity(self) -> int: ...
 
-    def reserve(self, rows: int) -> bool:
-        """Makes room for `rows` rows after the committed ones; true if `data` moved."""
+    @property
+    def most_rows(self) -> int | None: ...
+
+    def reachable(self, length: int) -> int: ...
+
+    def rewind(self, length: int) -> None: ...
+
+    def reserve(self, rows: int, spare: int = 0) -> bool:
+        """Makes room for `rows` rows after the committed ones, which the next call writes, and `spare` more; true if
+        `data` moved."""
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         """Commits the rows of an accepted path (nodes of the last call, root first) and drops its other rows.
@@ -41,98 +52,112 @@ class Cache(Protocol):
         `above`: the first layer that saw fewer rows, and the path among those.
         """
 
-    def rows(self) -> np.ndarray:
-        """A copy of the committed rows [layers, 2, 1, kv_heads, length, head_dim]."""
+    def rows(self) -> list[np.ndarray]:
+        """Copies of the committed rows that each of `groups` holds [layers, parts, 1, heads, rows, width]: all, or of a
+        ring the last ones."""
 
-    def fill(self, rows: np.ndarray) -> None:
-        """Commits what `rows` returned, in place of everything. There must be room (`reserve`)."""
+    def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
+        """Commits what `rows` returned for a sequence of `length` rows, in place of everything. There must be room
+        (`reserve`)."""
 
-    def views(self) -> Sequence[tuple[Any, Any]]:
-        """Per layer: key and value [1, kv_heads, capacity, head_dim]."""
+    def views(self) -> list[Sequence[Any]]:
+        """Per layer: its parts [1, heads, slots, width], such as key and value."""
 
 
-class KeyValueCache:
-    """A cache in the machine's memory: `data` [layers, 2, 1, kv_heads, capacity, head_dim].
+class KeyValueCache(SequenceRows):
+    """A cache in the machine's memory: `data` has an array for each group.
 
-    `limit` bounds the capacity. Growing makes a new array: views of the old one must be replaced.
+    `limit` bounds the capacity. Growing makes a new list: views of the old one must be replaced.
     """
 
     on_device = False
 
-    def __init__(
-        self, layers: int, kv_heads: int, head_dim: int, limit: int, dtype: np.dtype, first: int | None = None
-    ) -> None:
+    def __init__(self, groups: Sequence[CacheGroup], limit: int, first: int | None = None) -> None:
         """`first`: capacity to begin with."""
-        self._limit = limit
-        self._shape = (layers, 2, 1, kv_heads, head_dim)
-        self._dtype = dtype
-        self.length = 0
-        slot = int(np.prod(self._shape)) * np.dtype(dtype).itemsize
+        super().__init__(groups, limit)
+        slot = sum(group.bytes(1) for group in groups)
         begin = max(FIRST_CAPACITY, RESERVED // slot) if LAZY else FIRST_CAPACITY
-        self.data = self._zeros(min(begin if first is None else first, limit))
+        self.capacity = min(begin if first is None else first, limit)
+        self.data = [_zeros(group, self._slots(group)) for group in self.groups]
 
-    @property
-    def capacity(self) -> int:
-        return int(self.data.shape[4])
-
-    def reserve(self, rows: int) -> bool:
-        """See `Cache`; true if `data` is a new array."""
-        capacity = enough(self.capacity, self.length + rows, self._limit)
+    def reserve(self, rows: int, spare: int = 0) -> bool:
+        """See `Cache`; true if `data` is a new list."""
+        self.write(rows)
+        capacity = enough(self.capacity, self.length + rows + spare, self.limit)
         if capacity == self.capacity:
             return False
-        grown = self._zeros(capacity)
-        grown[..., : self.length, :] = self.data[..., : self.length, :]
-        self.data = grown
+        self.capacity, old = capacity, self.data
+        self.data = []
+        for group, rows_before in zip(self.groups, old, strict=True):
+            slots = self._slots(group)
+            if slots == rows_before.shape[4]:
+                self.data.append(rows_before)
+                continue
+            grown = _zeros(group, slots)
+            grown[..., : self.length, :] = rows_before[..., : self.length, :]
+            self.data.append(grown)
         return True
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         """See `Cache`: moves the accepted rows next to the committed ones."""
-        layer, upper = above or (len(self.data), ())
-        for data, nodes in ((self.data[:layer], path), (self.data[layer:], upper)):
-            moves = compaction(nodes, self.length)
-            if moves is not None:
-                sources, targets = moves
-                data[..., targets, :] = data[..., sources, :]  # the right side is copied first
+        first, upper = above or (sum(len(group.layers) for group in self.groups), ())
+        for group, data in zip(self.groups, self.data, strict=True):
+            below = sum(layer < first for layer in group.layers)
+            for part, nodes in ((data[:below], path), (data[below:], upper)):
+                moves = compaction(nodes, self.length)
+                if moves is not None:
+                    sources, targets = (rows % data.shape[4] for rows in moves)
+                    part[..., targets, :] = part[..., sources, :]  # the right side is copied first
         self.length += len(path)
 
-    def append(self, rows: np.ndarray, path: Sequence[int]) -> None:
+    def append(self, rows: Sequence[np.ndarray], path: Sequence[int]) -> None:
         """Commits the rows of an accepted path out of `rows`, which lie outside the cache: as `data`, with those of the
         last call for slots.
         """
-        end = self.length + len(path)
-        self.data[..., self.length : end, :] = rows[..., list(path), :]
-        self.length = end
+        self.write(len(path))
+        slots = self.length + np.arange(len(path))
+        for data, new in zip(self.data, rows, strict=True):
+            data[..., slots % data.shape[4], :] = new[..., list(path), :]
+        self.length += len(path)
 
-    def rows(self) -> np.ndarray:
-        return self.data[..., : self.length, :].copy()
+    def rows(self) -> list[np.ndarray]:
+        return [
+            data[..., self.kept(group, data.shape[4]) % data.shape[4], :]
+            for group, data in zip(self.groups, self.data, strict=True)
+        ]
 
-    def fill(self, rows: np.ndarray) -> None:
-        self.length = rows.shape[4]
-        self.data[..., : self.length, :] = rows
+    def fill(self, rows: Sequence[np.ndarray], length: int) -> None:
+        self.restart(length, rows)
+        for data, given in zip(self.data, rows, strict=True):
+            count = min(given.shape[4], data.shape[4])
+            data[..., np.arange(length - count, length) % data.shape[4], :] = given[..., given.shape[4] - count :, :]
 
-    def views(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Per layer: key and value [1, kv_heads, capacity, head_dim], contiguous views of `data`."""
-        return views(self.data)
+    def views(self) -> list[Sequence[np.ndarray]]:
+        """Per layer: its parts, contiguous views of `data`."""
+        return views(self.groups, self.data)
 
-    def _zeros(self, capacity: int) -> np.ndarray:
-        """Zeros: uninitialised rows could hold NaN, which masking does not undo."""
-        layers, two, one, heads, dim = self._shape
-        shape = (layers, two, one, heads, capacity, dim)
-        if not LAZY:
-            return np.zeros(shape, dtype=self._dtype)
-        # numpy would ask for huge pages, and the first row of every head would take 2 MB.
-        size = int(np.prod(shape)) * np.dtype(self._dtype).itemsize
-        try:
-            room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise ResourceError(
-                f"no room for {capacity} tokens of context: {error.strerror}",
-                f"{size / 1e6:,.0f} MB",
-                "give a smaller context",
-            ) from None
-        if sys.platform == "linux":
-            room.madvise(mmap.MADV_NOHUGEPAGE)
-        return np.frombuffer(room, self._dtype).reshape(shape)
+    def _slots(self, group: CacheGroup) -> int:
+        return self.capacity if group.cache.window is None else group.cache.slots(self.limit)
+
+
+def _zeros(group: CacheGroup, slots: int) -> np.ndarray:
+    """Zeros: uninitialised rows could hold NaN, which masking does not undo."""
+    shape = group.shape(slots)
+    if not LAZY:
+        return np.zeros(shape, dtype=group.dtype)
+    # numpy would ask for huge pages, and the first row of every head would take 2 MB.
+    size = group.bytes(slots)
+    try:
+        room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ResourceError(
+            f"no room for {slots} tokens of context: {error.strerror}",
+            f"{size / 1e6:,.0f} MB",
+            "give a smaller context",
+        ) from None
+    if sys.platform == "linux":
+        room.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(room, group.dtype).reshape(shape)
 
 
 def enough(capacity: int, needed: int, limit: int) -> int:
@@ -144,6 +169,11 @@ def enough(capacity: int, needed: int, limit: int) -> int:
     return min(max(2 * capacity, needed), limit)
 
 
-def views(data: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Per layer: key and value, contiguous views of an array [layers, 2, ..]."""
-    return [(layer[0], layer[1]) for layer in data]
+def views(groups: Sequence[CacheGroup], data: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:
+    """Per layer: its parts, contiguous views of arrays [layers, parts, ..] of each group."""
+    by_layer = {
+        layer: tuple(parts)
+        for group, rows in zip(groups, data, strict=True)
+        for layer, parts in zip(group.layers, rows, strict=True)
+    }
+    return [by_layer[layer] for layer in sorted(by_layer)]

@@ -11,9 +11,11 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from streamspec.bundle.cache_section import read_caches
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
+from streamspec.layer_cache import LayerCache
 from streamspec.prompt.prompt_format import KINDS, PromptFormat
 
 FORMAT_VERSION = 4  # 2: the graph samples; 3: its logits come with their scale beside them; 4: tokens can be masked
@@ -57,7 +59,7 @@ class BaseInfo:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Sizes of the target model."""
+    """Sizes of the target model. `caches`: what each layer keeps of the tokens before; empty: everything."""
 
     layers: int
     kv_heads: int
@@ -67,6 +69,7 @@ class ModelInfo:
     context_length: int
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
+    caches: tuple[LayerCache, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,10 @@ class Manifest:
 
     def to_json(self) -> str:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
-        return json.dumps(asdict(self), indent=1, allow_nan=False, ensure_ascii=False)
+        content = asdict(self)
+        if not self.model.caches:  # as before there was anything else
+            del content["model"]["caches"]
+        return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Manifest:
@@ -293,9 +299,9 @@ def _swappable(raw: Fields, model: ModelInfo) -> SwappableCapacity:
 
 
 def _model(raw: Fields) -> ModelInfo:
-    vocab = raw.integer("vocab_size", 1, MAX_VOCAB)
+    vocab, layers = raw.integer("vocab_size", 1, MAX_VOCAB), raw.integer("layers", 1, MAX_LAYERS)
     return ModelInfo(
-        layers=raw.integer("layers", 1, MAX_LAYERS),
+        layers=layers,
         kv_heads=raw.integer("kv_heads", 1, 1024),
         head_dim=raw.integer("head_dim", 1, 4096),
         vocab_size=vocab,
@@ -303,6 +309,7 @@ def _model(raw: Fields) -> ModelInfo:
         context_length=raw.integer("context_length", 2, MAX_CONTEXT),
         eos_token_ids=raw.integers("eos_token_ids", 0, vocab - 1, 64),
         bos_token_id=raw.integer("bos_token_id", 0, vocab - 1) if raw.optional("bos_token_id") else None,
+        caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
     )
 
 

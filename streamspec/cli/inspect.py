@@ -20,6 +20,7 @@ from streamspec.bundle.adapter_folder import (
 from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.errors import StreamspecError, one_line
+from streamspec.layer_cache import in_words
 
 Rows = list[tuple[str, str]]
 
@@ -86,6 +87,8 @@ def _bundle(path: Path) -> Rows:
     if manifest.swappable is not None:
         rows.append(("adapters", f"to be swapped in; room for {manifest.swappable}"))
         rows += [("adapter: " + name, _swappable(path, name, manifest)) for name in swappable.names(path)]
+    if model.caches:
+        rows.append(("K/V cache", in_words(model.caches)))
     rows.append(("weights", _megabytes(manifest.weights_bytes)))
     rows += [
         (f"memory, {context:,} tokens of context", f"about {estimate_memory(path, context=context)}")

@@ -26,13 +26,15 @@ LAYERS, CONTEXT = 2, 16
 @pytest.fixture
 def talk(tmp_path: Path) -> Path:
     rows = np.arange(LAYERS * 2 * 3 * 8, dtype=np.float32).reshape(LAYERS, 2, 1, 1, 3, 8)
-    saved.write(tmp_path / "talk", saved.SavedSession([1, 2, 3], rows, [{"role": "user", "content": "hi"}]), manifest())
+    saved.write(
+        tmp_path / "talk", saved.SavedSession([1, 2, 3], [rows], [{"role": "user", "content": "hi"}]), manifest()
+    )
     return tmp_path / "talk"
 
 
 def refused(file: Path, about: Any = None, match: str | None = None) -> None:
     with pytest.raises(ConversationError, match=match) as caught:
-        saved.read(file, about or manifest(), CONTEXT, np.dtype(np.float32), LAYERS)
+        saved.read(file, about or manifest(), CONTEXT)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 2000
 
 
@@ -48,7 +50,7 @@ def forge(file: Path, change: Callable[[dict[str, np.ndarray], dict[str, str]], 
 
 
 def test_the_conversation_as_it_was_is_taken(talk: Path) -> None:
-    assert saved.read(talk, manifest(), CONTEXT, np.dtype(np.float32), LAYERS).tokens == [1, 2, 3]
+    assert saved.read(talk, manifest(), CONTEXT).tokens == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

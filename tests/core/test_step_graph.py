@@ -8,8 +8,8 @@ import pytest
 
 from streamspec import step_graph
 from streamspec.bundle.manifest import DrafterInfo, StaticInfo, SwappableCapacity
+from streamspec.bundle.step_graph_docs import markdown
 from streamspec.step_graph import COMPACTION, DYNAMIC, SAMPLING, STATIC, GraphFeatures, adapter_inputs, inputs, outputs
-from streamspec.step_graph_docs import markdown
 from tests.support.manifests import manifest
 
 SAMPLING_NAMES = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "uniforms", "seen", "free", "allowed"]

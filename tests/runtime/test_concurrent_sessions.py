@@ -354,13 +354,13 @@ def test_rows_and_tokens_that_no_model_makes_are_refused(bundles: Bundles, tmp_p
 
     session = open_session(bundles("chat"))
     session.chat("hi", max_new_tokens=3)
-    tokens, rows = session.runner.snapshot()
+    tokens, (rows,) = session.runner.snapshot()
     for bad_tokens, bad_rows in (
         (tokens, np.where(rows == rows.max(), np.nan, rows)),
         ([64] * len(tokens), rows),
         ([-1] * len(tokens), rows),
     ):
-        saved.write(tmp_path / "talk", saved.SavedSession(bad_tokens, bad_rows, []), session.manifest)
+        saved.write(tmp_path / "talk", saved.SavedSession(bad_tokens, [bad_rows], []), session.manifest)
         with pytest.raises(ConversationError, match="no model makes"):
             session.restore(tmp_path / "talk")
     session.messages = [{"role": "user", "content": {1, 2}}]

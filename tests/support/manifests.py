@@ -6,6 +6,8 @@ from typing import Any
 
 from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest, ModelInfo, ProbeInfo
 from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
+from streamspec.step_graph import GraphFeatures
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -34,3 +36,8 @@ FILES: dict[str, Any] = {
     "tokenizer.json": "{}",
     "README.md": "card",
 }
+
+
+def plain_groups(layers: int, kv_heads: int, head_dim: int) -> tuple[CacheGroup, ...]:
+    """Of a cache whose layers all keep everything."""
+    return cache_groups(GraphFeatures(layers, kv_heads, head_dim, 0))

@@ -67,7 +67,7 @@ class ToyRunner:
     probabilities.
     """
 
-    threads, cache_layers, cache_dtype = 1, 1, np.dtype(np.float32)
+    threads = 1
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class ToyRunner:
     def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
         raise NotImplementedError
 
-    def snapshot(self) -> tuple[list[int], np.ndarray]:
-        return list(self.tokens), np.zeros((1, 2, 1, 1, self.length, 1), np.float32)
+    def snapshot(self) -> tuple[list[int], list[np.ndarray]]:
+        return list(self.tokens), [np.zeros((1, 2, 1, 1, self.length, 1), np.float32)]
 
-    def restore(self, tokens: Sequence[int], rows: np.ndarray) -> None:
+    def restore(self, tokens: Sequence[int], rows: Sequence[np.ndarray]) -> None:
         self.tokens = list(tokens)
 
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:

@@ -15,7 +15,7 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.layers.attention import RowExactAttention
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.validate.graph_runner import open_session
-from streamspec.runtime.decoding.verify import SUM_BLOCK
+from streamspec.layer_cache import SUM_BLOCK
 
 SLOTS = 700
 
@@ -29,7 +29,14 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     store = WeightStore(tmp_path / "w")
     g = Scope(store)
     spec = SimpleNamespace(
-        heads=heads, kv_heads=kv, group=heads // kv, head_dim=width, attention_scale=width**-0.5, attention_cap=cap
+        heads=heads,
+        kv_heads=kv,
+        group=heads // kv,
+        head_dim=width,
+        attention_scale=width**-0.5,
+        attention_cap=cap,
+        cache_dtype="float32",
+        ring=lambda layer: None,
     )
     visible = g.op("Add", "past_length", g.op("Shape", "q", start=1, end=2))
     layer = RowExactAttention(g, spec, visible)  # type: ignore[arg-type]

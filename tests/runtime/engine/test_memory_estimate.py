@@ -23,7 +23,7 @@ from streamspec.runtime.hardware import cpu
 from streamspec.runtime.kv_cache import host_cache as kv
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from streamspec.runtime.memory import estimate
-from tests.support.manifests import manifest
+from tests.support.manifests import manifest, plain_groups
 
 Bundles = Callable[[str], Path]
 WEIGHTS = 10**9
@@ -167,11 +167,11 @@ def resident() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of memory")
 def test_a_cache_takes_memory_for_what_it_holds_and_gives_it_back() -> None:
     before = resident()
-    cache = KeyValueCache(10, 4, 64, limit=20_000, dtype=np.dtype(np.float32))  # 410 MB, were it full
+    cache = KeyValueCache(plain_groups(10, 4, 64), limit=20_000)  # 410 MB, were it full
     assert cache.capacity == 20_000 and resident() - before < 5e6
     rows = np.ones((10, 2, 1, 4, 1000, 64), np.float32)
     begun = resident()
-    cache.fill(rows)
+    cache.fill([rows], 1000)
     assert 0.9 * rows.nbytes < resident() - begun < 1.3 * rows.nbytes
     full = resident()
     del cache
@@ -179,7 +179,7 @@ def test_a_cache_takes_memory_for_what_it_holds_and_gives_it_back() -> None:
 
 
 def test_a_cache_never_outgrows_its_limit() -> None:
-    cache = KeyValueCache(1, 1, 8, limit=100, dtype=np.dtype(np.float32))
+    cache = KeyValueCache(plain_groups(1, 1, 8), limit=100)
     cache.reserve(100)
     assert cache.capacity == 100
     with pytest.raises(ValueError, match="limit 100"):
@@ -192,7 +192,7 @@ def test_no_room_for_a_cache_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(kv.mmap, "mmap", full)
     with pytest.raises(ResourceError, match="100 tokens of context: Cannot allocate memory"):
-        KeyValueCache(1, 1, 8, limit=100, dtype=np.dtype(np.float32))
+        KeyValueCache(plain_groups(1, 1, 8), limit=100)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of memory")
@@ -205,10 +205,10 @@ session = load({str(bundles("fp32"))!r}, threads=1, tree="plain", cache_dir={str
 resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 session.generate(list(range(3, 60)), max_new_tokens=40)
 for end in (session.forget, session.close):
-    session.runner.cache.data[:] = 1  # as if it were full
+    session.runner.cache.data[0][:] = 1  # as if it were full
     full = resident()
     end()
-    assert full - resident() > 0.8 * session.runner.cache.data.nbytes, (full, resident())
+    assert full - resident() > 0.8 * session.runner.cache.data[0].nbytes, (full, resident())
 print(len(session.generate("hello", max_new_tokens=3).token_ids))
 """
     assert (

@@ -131,10 +131,10 @@ def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> N
     engine = engine_of(session)
     ids = session.generate("hello", max_new_tokens=16).token_ids
     length = engine.length
-    compacted = engine.cache.data[..., :length, :].copy()
+    compacted = engine.cache.data[0][..., :length, :].copy()
     everything = session.encode("hello") + ids
     session.score(everything[:length])
-    assert np.abs(compacted - engine.cache.data[..., :length, :]).max() < 1e-4
+    assert np.abs(compacted - engine.cache.data[0][..., :length, :]).max() < 1e-4
 
 
 def test_small_chunks_and_a_growing_cache_change_nothing(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_a_cache_that_grew_is_not_kept_twice(bundles: Bundles, monkeypatch: pyte
     monkeypatch.setattr(kv, "RESERVED", 0)
     engine: Any = open_session(bundles("fp32")).runner
     engine.score([5, 6, 7])
-    old = weakref.ref(engine.cache.data)
+    old = weakref.ref(engine.cache.data[0])
     engine.prefill(list(range(3, 40)), draft=False)
     assert engine.cache.capacity > 16 and old() is None
 

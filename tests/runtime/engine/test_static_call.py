@@ -95,9 +95,9 @@ def test_the_cache_after_accepted_drafts_is_the_plain_one(bundles: Bundles) -> N
     prompt = session.encode("hello")
     answer = session.generate(prompt, max_new_tokens=40)
     length = engine.length
-    appended = engine.cache.data[..., :length, :].copy()
+    appended = engine.cache.data[0][..., :length, :].copy()
     session.score((prompt + answer.token_ids)[:length])
-    assert answer.stats.steps and np.abs(appended - engine.cache.data[..., :length, :]).max() < 1e-4
+    assert answer.stats.steps and np.abs(appended - engine.cache.data[0][..., :length, :]).max() < 1e-4
 
 
 def test_only_the_accepted_path_enters_the_cache(bundles: Bundles) -> None:
@@ -106,9 +106,9 @@ def test_only_the_accepted_path_enters_the_cache(bundles: Bundles) -> None:
     engine.prefill([5, 6, 7], draft=False)
     engine.verify(np.array([9, 10, 11, 12]), DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
     engine.commit((0, 2, 3))
-    appended = engine.cache.data[..., :6, :].copy()
+    appended = engine.cache.data[0][..., :6, :].copy()
     engine.score([5, 6, 7, 9, 11, 12])
-    assert engine.length == 6 and np.abs(appended - engine.cache.data[..., :6, :]).max() < 1e-4
+    assert engine.length == 6 and np.abs(appended - engine.cache.data[0][..., :6, :]).max() < 1e-4
 
 
 def test_score_gives_what_plain_decoding_chose(bundles: Bundles) -> None:

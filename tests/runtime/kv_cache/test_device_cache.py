@@ -21,6 +21,7 @@ from streamspec.runtime.hardware.providers import CPU
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from tests.runtime.engine.test_ort_runner import PROMPTS
+from tests.support.manifests import plain_groups
 
 Bundles = Callable[[str], Path]
 HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
@@ -63,8 +64,8 @@ def caches(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> tuple[DeviceCac
     folder = bundles("device full")
     model = read_manifest(folder).model
     mover = onnxruntime.InferenceSession(str(folder / "compact.onnx"), providers=[CPU.ort])
-    shape = model.layers, model.kv_heads, model.head_dim, 4096
-    return DeviceCache(onnxruntime, mover, "cpu", *shape), KeyValueCache(*shape, np.dtype(np.float32))
+    groups = plain_groups(model.layers, model.kv_heads, model.head_dim)
+    return DeviceCache(onnxruntime, mover, "cpu", groups, 4096), KeyValueCache(groups, 4096)
 
 
 def test_rows_lie_where_they_lie_in_the_machines_memory(caches: tuple[DeviceCache, KeyValueCache]) -> None:
@@ -112,7 +113,7 @@ def test_what_is_written_after_binding_is_bound_again_where_binding_copies(
         ids = np.random.default_rng(rows).integers(0, 60, (1, rows))
         made.input("input_ids", ids)
         np.testing.assert_array_equal(copies.seen["input_ids"], ids)
-    caches[1].data[:] = 7
+    caches[1].data[0][:] = 7
     made.follow(caches[1])
     assert copies.seen["past_key_values.0.key"].min() == 7
 

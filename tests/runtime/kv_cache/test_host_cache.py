@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from streamspec.draft_tree import cartesian
 from streamspec.runtime.kv_cache.compaction import compaction
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
+from tests.support.manifests import plain_groups
 
 
 def test_the_first_slots_need_no_copy() -> None:
@@ -23,25 +24,25 @@ def test_the_cache_keeps_exactly_the_accepted_rows(data: st.DataObject) -> None:
     tree = cartesian(2, 3)
     path = tree.path(data.draw(st.integers(0, len(tree) - 1)))
     length = data.draw(st.integers(0, 5))
-    cache = KeyValueCache(2, 1, 8, limit=64, dtype=np.dtype(np.float32))
+    cache = KeyValueCache(plain_groups(2, 1, 8), limit=64)
     cache.length = length
-    cache.data[:] = np.arange(cache.capacity)[:, None]
+    cache.data[0][:] = np.arange(cache.capacity)[:, None]
     cache.compact(path)
     assert cache.length == length + len(path)
     expected = [*range(length), *(length + node for node in path)]
-    for layer in cache.data.reshape(-1, cache.capacity, 8):
+    for layer in cache.data[0].reshape(-1, cache.capacity, 8):
         assert layer[: cache.length, 0].tolist() == expected
 
 
 def test_the_cache_grows_and_keeps_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.FIRST_CAPACITY", 4)
     monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 0)
-    cache = KeyValueCache(1, 2, 8, limit=20, dtype=np.dtype(np.float32))
+    cache = KeyValueCache(plain_groups(1, 2, 8), limit=20)
     assert cache.capacity == 4 and not cache.reserve(4)
-    cache.data[..., :3, :] = 7
+    cache.data[0][..., :3, :] = 7
     cache.length = 3
     assert cache.reserve(3) and cache.capacity == 8
-    assert (cache.data[..., :3, :] == 7).all() and (cache.data[..., 3:, :] == 0).all()
+    assert (cache.data[0][..., :3, :] == 7).all() and (cache.data[0][..., 3:, :] == 0).all()
     assert all(view.flags.c_contiguous and view.base is not None for pair in cache.views() for view in pair)
     assert cache.reserve(17) and cache.capacity == 20
     with pytest.raises(ValueError, match="limit"):

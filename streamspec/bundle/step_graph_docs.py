@@ -1,4 +1,6 @@
-"""Writes the reference page's tables of the graph interface, for docs/mkdocs_hooks.py, from `step_graph`."""
+"""Writes the reference page's tables of the graph interface, for docs/mkdocs_hooks.py, from `step_graph`. Covered by
+tests/core/test_step_graph.py.
+"""
 
 from __future__ import annotations
 

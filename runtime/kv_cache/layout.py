@@ -1,0 +1,114 @@
+"""Groups the layers of a cache whose rows have one shape, and counts which tokens the rings among them still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamspec.layer_cache import LAYER_KINDS, LayerCache
+from streamspec.step_graph import GraphFeatures
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that share an array [layers, parts, 1, heads, slots, width]: `shape` without slots."""
+
+    layers: tuple[int, ...]
+    cache: LayerCache
+    heads: int
+    width: int
+
+    @property
+    def name(self) -> str:
+        """Of its rows in a saved conversation."""
+        kind = "rows" if self.cache == LayerCache(dtype=self.cache.dtype) else f"rows.{self.cache.kind}"
+        return kind if self.cache.window is None else f"{kind}.{self.cache.window}"
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.cache.dtype)
+
+    @property
+    def parts(self) -> int:
+        return len(LAYER_KINDS[self.cache.kind].parts)
+
+    def shape(self, slots: int) -> tuple[int, int, int, int, int, int]:
+        """Of the array."""
+        return len(self.layers), self.parts, 1, self.heads, slots, self.width
+
+    def bytes(self, slots: int) -> int:
+        """Of the array."""
+        return int(np.prod(self.shape(slots))) * self.dtype.itemsize
+
+
+def cache_groups(features: GraphFeatures) -> tuple[CacheGroup, ...]:
+    """The layers of a graph's cache in groups, each by its first layer."""
+    grouped: dict[LayerCache, list[int]] = {}
+    for layer in range(features.cache_layers):
+        grouped.setdefault(features.cache(layer), []).append(layer)
+    sizes = {"Hkv": features.kv_heads, "D": features.head_dim, "H": features.hidden}
+    return tuple(
+        CacheGroup(tuple(layers), cache, *(sizes[size] for size in LAYER_KINDS[cache.kind][1:]))
+        for cache, layers in grouped.items()
+    )
+
+
+class SequenceRows:
+    """How many rows of a sequence are committed, `length`, and which of them the rings of `groups` still hold.
+
+    Rows that were written and never committed count as well: they have overwritten what lay in their slots.
+    """
+
+    def __init__(self, groups: Sequence[CacheGroup], limit: int) -> None:
+        """`limit`: most rows."""
+        self.groups, self.limit, self.length = tuple(groups), limit, 0
+        self._written = 0  # the row after the last one ever written
+        self._first = 0  # the first row that the rings were filled with
+        self._rings = [
+            (window, group.cache.slots(limit))
+            for group in groups
+            if (window := group.cache.window) is not None and group.cache.slots(limit) < limit
+        ]
+
+    @property
+    def most_rows(self) -> int | None:
+        """Most rows of a call: what a ring has beyond its window; None for any number."""
+        return min((slots - window for window, slots in self._rings), default=None)
+
+    def holds(self, length: int) -> bool:
+        """Whether all layers hold what rows after the first `length` see."""
+        return all(self._oldest(slots) <= max(0, length + 1 - window) for window, slots in self._rings)
+
+    def reachable(self, length: int) -> int:
+        """The most tokens, up to the first `length`, that the sequence can go back to: these or none."""
+        return length if self.holds(length) else 0
+
+    def rewind(self, length: int) -> None:
+        """Forgets all rows after the first `length`. Raises ValueError where they cannot be gone back to."""
+        if not 0 <= length <= self.length or not (length == 0 or self.holds(length)):
+            raise ValueError(f"rewind to {length} of {self.length} tokens")
+        self.length = length
+        if not length:
+            self._written = self._first = 0
+
+    def write(self, rows: int) -> None:
+        """The next call writes `rows` rows after the committed ones. Raises ValueError for more than `most_rows`."""
+        if self.most_rows is not None and rows > self.most_rows:
+            raise ValueError(f"a call of {rows} rows, limit {self.most_rows}")  # the caller's arithmetic is wrong
+        self._written = max(self._written, self.length + rows)
+
+    def restart(self, length: int, rows: Sequence[np.ndarray]) -> None:
+        """The groups are filled with the last of `length` rows: `rows` [.., rows, width] of each."""
+        self.length = self._written = length
+        counts = [given.shape[4] for group, given in zip(self.groups, rows, strict=True) if group.cache.window]
+        self._first = length - min(counts, default=length)
+
+    def kept(self, group: CacheGroup, slots: int) -> np.ndarray:
+        """Numbers of the committed rows, ascending, that a group of `slots` slots holds."""
+        return np.arange(0 if group.cache.window is None else self._oldest(slots), self.length)
+
+    def _oldest(self, slots: int) -> int:
+        """The oldest row in a ring."""
+        return max(self._first, self._written - slots)

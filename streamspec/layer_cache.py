@@ -1,0 +1,65 @@
+"""Describes what each layer keeps of the tokens before: which rows, for how many tokens, in which type.
+
+The one table of the KV cache: exporter, runtime, memory estimate and saved conversations read it. A layer whose rows
+see only a window keeps the rows of that window and some more, in a ring: token t lies in slot t modulo the slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+KEY, VALUE = "key", "value"
+DTYPES = ("float32", "float16")
+# Slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple. A ring has whole
+# blocks, so that a token's slot lies in the same block whoever wrote it.
+SUM_BLOCK = 128
+LEAST_SLACK = 256  # slots of a ring beyond its window: the most rows of a call, and tokens that can be taken back
+
+
+class CacheKind(NamedTuple):
+    """`parts`: what is kept of a token, each [heads, width]; these are dimension symbols of `streamspec.step_graph`."""
+
+    parts: tuple[str, ...]
+    heads: str
+    width: str
+
+
+ATTENTION = "attention"
+LAYER_KINDS = {ATTENTION: CacheKind((KEY, VALUE), "Hkv", "D")}
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's share of the cache. `window`: how many tokens back its rows see, themselves included, where it keeps
+    no more than that needs; None: all tokens are kept. `kind`: of `LAYER_KINDS`; `dtype`: of `DTYPES`."""
+
+    kind: str = ATTENTION
+    window: int | None = None
+    dtype: str = DTYPES[0]
+
+    def slots(self, limit: int) -> int:
+        """Slots where the sequence has at most `limit` rows."""
+        return limit if self.window is None else min(limit, window_slots(self.window))
+
+
+def window_slots(window: int) -> int:
+    """Slots of the ring of a layer whose rows see `window` tokens."""
+    return -(-(window + max(window // 4, LEAST_SLACK)) // SUM_BLOCK) * SUM_BLOCK
+
+
+def layer_caches(windows: Sequence[int | None], context: int, dtype: str = DTYPES[0]) -> tuple[LayerCache, ...]:
+    """What layers keep whose rows see `windows` tokens (None: all) of a `context`: a ring where that takes fewer slots.
+    Empty where all layers keep everything in the first of `DTYPES`, as in bundles that do not say."""
+    rings = [window if window is not None and window_slots(window) < context else None for window in windows]
+    caches = tuple(LayerCache(window=ring, dtype=dtype) for ring in rings)
+    return () if set(caches) == {LayerCache()} else caches
+
+
+def in_words(caches: Sequence[LayerCache]) -> str:
+    """What layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
+    counts = Counter(cache.window for cache in caches)
+    kept = (f"{n} layers {'everything' if window is None else f'a window of {window}'}" for window, n in counts.items())
+    return ", ".join([*kept, caches[0].dtype])

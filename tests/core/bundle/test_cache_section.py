@@ -1,0 +1,63 @@
+"""What a manifest says of the KV cache, and that manifests which say nothing are as they were."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamspec.bundle.manifest import FileInfo, Manifest
+from streamspec.errors import BundleError
+from streamspec.layer_cache import LayerCache
+from streamspec.step_graph import COMPACTION, DYNAMIC, STATIC, GraphFeatures, inputs, outputs
+from tests.support.manifests import FILES, manifest
+
+CACHES = (LayerCache(window=8, dtype="float16"), LayerCache(dtype="float16"))
+
+
+def complete(caches: tuple[LayerCache, ...]) -> Manifest:
+    model = replace(manifest().model, caches=caches)
+    return replace(manifest(model=model), files={name: FileInfo("0" * 64, 1) for name in FILES})
+
+
+def test_a_manifest_keeps_what_layers_keep() -> None:
+    assert Manifest.from_json(complete(CACHES).to_json()) == complete(CACHES)
+
+
+def test_layers_that_keep_everything_are_not_mentioned() -> None:
+    """Saved conversations are keyed by the manifest's text."""
+    text = complete(()).to_json()
+    assert "caches" not in text and Manifest.from_json(text).model.caches == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda c: c.pop(), "caches is '1 layers'"),
+        (lambda c: c.append(c[0]), "caches"),
+        (lambda c: c[0].update(window=0), r"caches\[0\].window"),
+        (lambda c: c[0].update(window="8"), r"caches\[0\].window"),
+        (lambda c: c[0].update(kind="other"), r"caches\[0\].kind"),
+        (lambda c: c[1].update(dtype="bfloat16"), r"caches\[1\].dtype"),
+        (lambda c: c[1].update(dtype="float32"), "all of one dtype"),
+        (lambda c: c.__setitem__(0, 5), r"caches\[0\]"),
+    ],
+)
+def test_caches_that_make_no_sense_are_refused(change: Any, field: str) -> None:
+    content = json.loads(complete(CACHES).to_json())
+    change(content["model"]["caches"])
+    with pytest.raises(BundleError, match=field):
+        Manifest.from_json(json.dumps(content))
+
+
+def test_the_interface_follows_what_layers_keep() -> None:
+    features = GraphFeatures(2, 1, 8, 257, caches=CACHES, draft_layer=True)
+    for kind in (DYNAMIC, COMPACTION):
+        caches = [row for row in inputs(kind, features) if row.name.startswith("past_key_values.")]
+        assert [row.dims[2] for row in caches] == ["S8", "S8", "S", "S", "S", "S"]
+        assert {row.dtype for row in caches} == {"float16"} == {row.dtype for row in outputs(kind, features)[-6:]}
+    fixed = GraphFeatures(2, 1, 8, 257, caches=CACHES, rows=4, slots=1000)
+    assert [row.dims[2] for row in inputs(STATIC, fixed)[-4:]] == [384, 384, 1000, 1000]
+    assert [(row.dims[2], row.dtype) for row in outputs(STATIC, fixed)[-4:]] == [(4, "float16")] * 4

@@ -1,0 +1,145 @@
+"""Groups of layers, and what rings hold: everything is compared with slots that remember what was written to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamspec.layer_cache import LayerCache, window_slots
+from streamspec.runtime.kv_cache.host_cache import KeyValueCache
+from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
+from streamspec.step_graph import GraphFeatures
+
+WINDOW = 5
+SLOTS = window_slots(WINDOW)  # 384
+MIXED = (LayerCache(window=WINDOW), LayerCache(), LayerCache(window=WINDOW))
+
+
+def mixed(limit: int = 2000) -> KeyValueCache:
+    return KeyValueCache(cache_groups(GraphFeatures(3, 1, 4, 0, caches=MIXED, draft_layer=True)), limit)
+
+
+def test_layers_that_keep_the_same_share_an_array() -> None:
+    rings, plain = mixed().groups
+    assert rings.layers == (0, 2) and plain.layers == (1, 3)  # the draft layer sees all tokens
+    assert (rings.name, plain.name) == ("rows.attention.5", "rows")
+    assert rings.shape(7) == (2, 2, 1, 1, 7, 4) and rings.bytes(7) == 2 * 2 * 7 * 4 * 4
+    half = CacheGroup((0,), LayerCache(dtype="float16"), 1, 4)
+    assert half.name == "rows" and half.bytes(7) == 2 * 7 * 4 * 2
+
+
+def test_a_ring_takes_no_more_than_its_slots() -> None:
+    cache = mixed()
+    assert [data.shape[4] for data in cache.data] == [SLOTS, 2000]
+    assert [view[0].shape[2] for view in cache.views()] == [SLOTS, 2000, SLOTS, 2000]
+    assert cache.most_rows == SLOTS - WINDOW
+    assert [data.shape[4] for data in mixed(100).data] == [100, 100] and mixed(100).most_rows is None
+
+
+def test_more_rows_than_a_ring_has_beyond_its_window_are_a_mistake() -> None:
+    cache = mixed()
+    cache.reserve(SLOTS - WINDOW)
+    with pytest.raises(ValueError, match="limit 379"):
+        cache.reserve(SLOTS - WINDOW + 1)
+
+
+def write(cache: KeyValueCache, numbers: np.ndarray) -> None:
+    """Writes rows that hold `numbers` after the committed ones, as a graph does."""
+    for data in cache.data:
+        data[..., (cache.length + np.arange(len(numbers))) % data.shape[4], :] = numbers[:, None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_what_can_be_gone_back_to_is_there(data: st.DataObject) -> None:
+    cache, text = mixed(), list[float]()
+    numbers = iter(np.arange(1, 1e6))
+    for _ in range(data.draw(st.integers(1, 12))):
+        rows = data.draw(st.integers(1, SLOTS - WINDOW))
+        cache.reserve(rows)
+        wrote = np.array([next(numbers) for _ in range(rows)])
+        write(cache, wrote)
+        path = sorted({0, *data.draw(st.sets(st.integers(0, rows - 1), max_size=rows))})
+        if cache.length + len(path) > 1600:
+            break
+        if data.draw(st.booleans()):  # else the call was cancelled
+            cache.compact(path)
+            text += wrote[path].tolist()
+        back = data.draw(st.integers(0, len(text)))
+        reached = cache.reachable(back)
+        assert reached in (0, back)
+        if back >= len(text) - 1 or (back and cache._written <= SLOTS):
+            assert reached == back
+        if data.draw(st.booleans()):
+            cache.rewind(reached)
+            del text[reached:]
+        assert cache.length == len(text)
+        seen = np.arange(max(0, len(text) - WINDOW + 1), len(text))
+        for layer, view in enumerate(cache.views()):
+            tokens = seen if layer in (0, 2) else np.arange(len(text))
+            for part in view:
+                assert part[0, 0, tokens % part.shape[2], 0].tolist() == [text[token] for token in tokens]
+
+
+def test_a_sequence_cannot_go_back_behind_what_rings_hold() -> None:
+    cache = mixed()
+    for _ in range(10):
+        cache.reserve(100)
+        write(cache, np.arange(100))
+        cache.compact(range(100))
+    oldest = 1000 - SLOTS + WINDOW - 1
+    assert cache.reachable(oldest) == oldest and cache.reachable(oldest - 1) == 0 == cache.reachable(0)
+    with pytest.raises(ValueError, match="rewind to"):
+        cache.rewind(oldest - 1)
+    cache.reserve(3)  # three rows that are never committed overwrite three that were
+    assert cache.reachable(oldest) == 0 and cache.reachable(oldest + 3) == oldest + 3
+    cache.rewind(0)
+    cache.reserve(3)
+    assert cache.reachable(0) == 0 and cache.most_rows == SLOTS - WINDOW
+
+
+@pytest.mark.parametrize("limits", [(2000, 2000), (2000, 1100), (330, 2000)])
+def test_rows_fill_another_cache(limits: tuple[int, int]) -> None:
+    first, second = mixed(limits[0]), mixed(limits[1])
+    for start in range(0, 300 if limits[0] == 330 else 1000, 100):
+        first.reserve(100)
+        write(first, np.arange(start, start + 100))
+        first.compact(range(100))
+    rows = first.rows()
+    assert [part.shape[4] for part in rows] == [min(first.length, SLOTS), first.length]
+    second.reserve(0, first.length)
+    second.fill(rows, first.length)
+    assert second.length == first.length
+    for a, b in zip(second.rows(), rows, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert second.reachable(first.length - 1) == first.length - 1
+    for back in range(first.length):
+        assert second.reachable(back) == first.reachable(back)
+
+
+def test_rows_are_committed_from_outside_of_the_cache() -> None:
+    cache = mixed()
+    for start in range(0, 1000, 10):
+        rows = [np.zeros(group.shape(10), np.float32) for group in cache.groups]
+        for part in rows:
+            part[..., :, :] = np.arange(start, start + 10)[:, None]
+        cache.append(rows, range(10))
+    assert [part[0, 0, 0, 0, :, 0].tolist() for part in cache.rows()] == [
+        list(range(1000 - SLOTS, 1000)),
+        list(range(1000)),
+    ]
+
+
+def test_a_cache_with_rings_grows_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 0)
+    cache = mixed()
+    assert [data.shape[4] for data in cache.data] == [SLOTS, 1024]
+    ring = cache.data[0]
+    for start in range(0, 1000, 100):
+        cache.reserve(100)
+        write(cache, np.arange(start, start + 100))
+        cache.compact(range(100))
+    assert cache.reserve(100) and [data.shape[4] for data in cache.data] == [SLOTS, 2000]
+    assert cache.data[0] is ring and cache.rows()[1][0, 0, 0, 0, :, 0].tolist() == list(range(1000))
