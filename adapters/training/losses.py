@@ -6,6 +6,7 @@ Batches come from `data.Collator`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,16 +32,43 @@ def in_chunks(losses: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> 
     return torch.cat([checkpoint(losses, *chunk, use_reentrant=False) for chunk in chunks])
 
 
+class _HeadLosses(torch.autograd.Function):
+    """Cross-entropy [n] of a frozen head, whose gradient is computed in the forward pass while the logits exist: each
+    row's loss depends on its own state alone, so the backward pass only scales.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, head: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, size: int) -> Tensor:
+        losses, gradients = [], []
+        for states, known in zip(hidden.split(size), labels.split(size), strict=True):
+            with torch.enable_grad():
+                row = states.detach().requires_grad_()
+                loss = cross_entropy(head(row).float(), known, reduction="none")
+                gradients += torch.autograd.grad(loss.sum(), row)
+            losses.append(loss.detach())
+        ctx.save_for_backward(torch.cat(gradients))
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[None, Tensor, None, None]:
+        (gradients,) = ctx.saved_tensors
+        return None, gradients * upstream[0][:, None].to(gradients.dtype), None, None
+
+
 def head_losses(model: TargetModel, hidden: Tensor, labels: Tensor, vocabulary: Tensor | None = None) -> Tensor:
     """Cross-entropy [n] of the LM head's logits of finished states [n, E], over all tokens or those of `vocabulary`
     [D]; `labels` int64 [n] count among them.
     """
-    return in_chunks(
-        lambda states, known: cross_entropy(model.head(states, vocabulary).float(), known, reduction="none"),
-        model.vocabulary_size(vocabulary),
-        hidden,
-        labels,
-    )
+    size = max(1, MOST_LOGITS // model.vocabulary_size(vocabulary))
+    frozen = not any(parameter.requires_grad for parameter in model.decoder.lm_head.parameters())
+    if len(hidden) > size and frozen and hidden.requires_grad and torch.is_grad_enabled():
+        losses: Tensor = _HeadLosses.apply(lambda states: model.head(states, vocabulary), hidden, labels, size)
+        return losses
+
+    def score(states: Tensor, known: Tensor) -> Tensor:
+        return cross_entropy(model.head(states, vocabulary).float(), known, reduction="none")
+
+    return in_chunks(score, model.vocabulary_size(vocabulary), hidden, labels)
 
 
 def next_token_loss(model: TargetModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:

@@ -70,6 +70,14 @@ def test_losses_in_chunks_are_the_losses_and_hold_few_logits(
     assert max(sizes) <= losses.MOST_LOGITS
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_head_is_chunked_whether_it_learns_or_not(
+    drafter: StreamingModel, frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter.decoder.lm_head.weight.requires_grad_(not frozen)
+    test_losses_in_chunks_are_the_losses_and_hold_few_logits(drafter, None, monkeypatch)
+
+
 def test_ranks_in_chunks_are_the_ranks(drafter: StreamingModel, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         TokenRow(ids[mask.bool()].tolist(), [False] * 3 + [True] * (int(mask.sum()) - 3))
