@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
 from streamspec.adapters.drafters.drafting_model import DraftingModel
@@ -35,27 +37,45 @@ def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
 
 
 def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:
-    """The base in training dtype, all weights frozen. Eager attention: on CPU its backward pass is faster than SDPA's
-    (docs/lab/decisions).
+    """The base in training dtype, its layers' linear maps in `base_bits` where that is set, all weights frozen. Eager
+    attention: on CPU its backward pass is faster than SDPA's (docs/lab/decisions).
     """
     model = AutoModelForCausalLM.from_pretrained(
-        run.base.path, dtype=dtype, attn_implementation="eager", use_safetensors=True
+        run.base.path, dtype=dtype, attn_implementation="eager", use_safetensors=True, **_quantization(run, dtype)
     )
     if run.device.type == "cuda" and model._supports_sdpa:
         model.set_attn_implementation("sdpa")
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # repacks weights for products that have no gradient
+            module.support_avx512bf16_for_cpu = False
     return model.to(run.device).requires_grad_(False)
 
 
+def _quantization(run: Run, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a base in 8 bits (LLM.int8(), arXiv 2208.07339) or 4 (NF4, QLoRA, arXiv
+    2305.14314).
+    """
+    bits = run.config.base_bits
+    if bits is None:
+        return {}
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a cast in every product
+    four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+    kind = {4: {"load_in_4bit": True} | four, 8: {"load_in_8bit": True}}[bits]
+    return {"quantization_config": BitsAndBytesConfig(**kind), "device_map": {"": run.device}}
+
+
 def load_target(run: Run, task: Path | None) -> PreTrainedModel:
-    """The frozen target: the base with the task LoRA merged in fp32, then cast."""
-    model = load_base(run, torch.float32)
+    """The frozen target: the base with the task LoRA merged in fp32, then cast; into the rounded weights of a base in
+    few bits, which are rounded again.
+    """
+    model = load_base(run, run.dtype if run.config.base_bits else torch.float32)
     if task is not None:
         try:
             check_task_lora(task)
             model = PeftModel.from_pretrained(model, task).merge_and_unload()
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None
-    return model.to(run.dtype).requires_grad_(False)
+    return (model if run.config.base_bits else model.to(run.dtype)).requires_grad_(False)
 
 
 def drafter_class(config: TrainConfig) -> type[DraftingModel]:

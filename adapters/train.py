@@ -29,12 +29,15 @@ from streamspec.adapters.training.acceptance_eval import validation_loss
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Formatter
 from streamspec.adapters.training.device import spare_allocator
+from streamspec.adapters.training.option_checks import flag
 from streamspec.adapters.training.run_state import RunState
 from streamspec.adapters.training.self_distillation import CompletionFile
 from streamspec.adapters.training_run import RUN_STATE, WORK, Run, answers_made_by, preview, say, task_lora
 from streamspec.data import Example, read_examples
 from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
+
+PACKAGES = {"tensorboard": "tensorboard", "base_bits": "bitsandbytes"}  # that an option needs
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -62,8 +65,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
 def prepare(config: TrainConfig) -> Run:
     """Reads everything a run needs and checks all that can be checked before the first gradient."""
     check_out(config)
-    if config.tensorboard and find_spec("tensorboard") is None:
-        raise ConfigError("--tensorboard without the package tensorboard", "the package", "pip install tensorboard")
+    for name, package in PACKAGES.items():
+        if getattr(config, name) and find_spec(package) is None:
+            raise ConfigError(f"{flag(name)} without the package {package}", "the package", f"pip install {package}")
     if config.threads:
         torch.set_num_threads(config.threads)
     set_seed(config.seed)

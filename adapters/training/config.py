@@ -26,6 +26,7 @@ from streamspec.prompt.prompt_format import KINDS
 
 LABELS = ("hard", "kl", "tv", "topk")
 CLOCKS = ("wall", "cpu")
+BASE_BITS = (8, 4)
 MAX_TRAINED_GAMMA = 8
 
 
@@ -137,6 +138,9 @@ class RunOptions:
     save_steps: int = option(50, "steps between checkpoints", minimum=1)
     resume: bool = option(False, "continue the unfinished run in --out")
     tensorboard: bool = option(False, "write TensorBoard logs into the adapter folder")
+    base_bits: int | None = option(
+        None, "hold the frozen base in 8 or 4 bits while training (bitsandbytes); default: 16 or 32", choices=BASE_BITS
+    )
 
 
 @dataclass

@@ -55,7 +55,7 @@ def check_rules(name: str, value: Any, rules: Mapping[str, Any]) -> None:
         return
     choices = rules.get("choices")
     if choices is not None:
-        require(value in choices, name, value, " or ".join(choices))
+        require(value in choices, name, value, " or ".join(map(str, choices)))
         return
     for rule, broken in BOUNDS.items():
         if rule in rules and broken(value, rules[rule]):

@@ -1,0 +1,65 @@
+"""The frozen base of a run in few bits (bitsandbytes)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from streamspec.adapters import train as train_module
+from streamspec.adapters.models import load_target
+from streamspec.adapters.train import prepare, train
+from streamspec.errors import ConfigError
+from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As the shared one, in the width of a block: bitsandbytes scales blocks of 64 weights."""
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model("llama", hidden_size=64, intermediate_size=128, initializer_range=0.05).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_few_bits_need_their_package(base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_module, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="--base-bits without the package bitsandbytes"):
+        prepare(options(base, data, tmp_path / "out", method="lora", base_bits=4))
+    with pytest.raises(ConfigError, match="base_bits = 3; expected 8 or 4"):
+        options(base, data, tmp_path / "out", base_bits=3)
+
+
+def outputs_and_gradient(model: PreTrainedModel, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a frozen target, in eval mode: after a pass without gradients, as drafters call it."""
+    with torch.no_grad():
+        model(inputs_embeds=inputs)
+    given = inputs.clone().requires_grad_()
+    logits = model.eval()(inputs_embeds=given).logits.float()
+    logits.square().sum().backward()
+    return logits.detach(), given.grad.float()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_base_in_few_bits_is_small_and_near_the_base(base: Path, data: Path, tmp_path: Path, bits: int) -> None:
+    pytest.importorskip("bitsandbytes")
+    config = {"method": "streaming", "target_adapter": "base"}
+    whole = load_target(prepare(options(base, data, tmp_path / "whole", **config)), None)
+    few = load_target(prepare(options(base, data, tmp_path / "few", base_bits=bits, **config)), None)
+    count = sum(m.weight.numel() for m in whole.base_model.layers.modules() if isinstance(m, nn.Linear))
+    size = sum(m.weight.nbytes for m in few.base_model.layers.modules() if isinstance(m, nn.Linear))
+    assert size == count * bits // 8
+    inputs = torch.randn(1, 6, 64, generator=torch.Generator().manual_seed(0)).to(few.dtype)
+    found, expected = (outputs_and_gradient(model, inputs) for model in (few, whole))
+    for one, other in zip(found, expected, strict=True):
+        assert 0.001 < (one - other).norm() / other.norm() < {8: 0.25, 4: 0.8}[bits]
+
+
+def test_streams_learn_over_a_task_lora_and_a_base_in_few_bits(base: Path, data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    summary = train(options(base, data, tmp_path / "out", method="streaming", recipe="staged", base_bits=4))
+    assert 1 <= summary["tau"] <= 3
+    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
