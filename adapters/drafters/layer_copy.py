@@ -10,6 +10,7 @@ import copy
 from dataclasses import dataclass
 
 import torch
+from peft.utils.integrations import dequantize_module_weight
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
@@ -49,7 +50,7 @@ class LayerCopy:
 def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     """Copies the last layer with attention of a target whose LoRA, if any, is merged."""
     family, config = decoder.family, decoder.model.config
-    layer = copy.deepcopy(decoder.layers[decoder.last_attention]).float().requires_grad_(True)
+    layer = whole_weights(copy.deepcopy(decoder.layers[decoder.last_attention])).float().requires_grad_(True)
     _plain_maps(layer)
     shared = switched(config, family.shares_norm)
     named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
@@ -86,3 +87,14 @@ def _plain_maps(module: nn.Module) -> None:
             setattr(module, name, plain)
         else:
             _plain_maps(child)
+
+
+def whole_weights(layer: nn.Module) -> nn.Module:
+    """Replaces the linear maps of a layer in 8 or 4 bits by plain ones of the same values; returns the layer."""
+    for name, module in list(layer.named_modules()):
+        if isinstance(module, nn.Linear) and not module.weight.is_floating_point():
+            plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+            plain.weight = nn.Parameter(dequantize_module_weight(module).float())
+            plain.bias = module.bias
+            layer.set_submodule(name, plain)
+    return layer

@@ -58,8 +58,11 @@ def test_a_base_in_few_bits_is_small_and_near_the_base(base: Path, data: Path, t
         assert 0.001 < (one - other).norm() / other.norm() < {8: 0.25, 4: 0.8}[bits]
 
 
-def test_streams_learn_over_a_task_lora_and_a_base_in_few_bits(base: Path, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["streaming", "jakiro", "medusa"])
+def test_drafters_learn_over_a_task_lora_and_a_base_in_few_bits(
+    base: Path, data: Path, tmp_path: Path, method: str
+) -> None:
     pytest.importorskip("bitsandbytes")
-    summary = train(options(base, data, tmp_path / "out", method="streaming", recipe="staged", base_bits=4))
+    summary = train(options(base, data, tmp_path / "out", method=method, recipe="staged", base_bits=4))
     assert 1 <= summary["tau"] <= 3
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
