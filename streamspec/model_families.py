@@ -114,6 +114,15 @@ _GRANITE = Family(
     logit_divisor="logits_scaling",
     ignored=frozenset({"attention_multiplier"}),
 )
+_COHERE = Family(
+    layernorm=True,
+    parallel=True,
+    shares_norm=True,
+    rotary_pairs=True,
+    head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+    head_norm_switch="use_qk_norm",
+    logit_multiplier="logit_scale",
+)
 _SUMMARY = ("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
 
 FAMILIES = {
@@ -248,6 +257,8 @@ FAMILIES = {
     "olmo2": _POST_NORM,
     "olmo3": _POST_NORM,
     "exaone4": replace(_POST_NORM, local_rotary=True, ignored=frozenset({"sliding_window_pattern"})),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, head_norms=(), head_norm_switch=None, local_rotary=True),
     "stablelm": Family(
         layernorm=True,
         parallel="use_parallel_residual",

@@ -298,16 +298,16 @@ class Decoder:
             )
         elif self.source.bias(f"{name}.bias") is not None:
             normed = g.op("LayerNormalization", split, *self._norm_weights(g, name), axis=-1, epsilon=spec.eps)
-        else:  # StableLM: weights of its own for every head
+        else:  # weights of its own for every head: Cohere's a table, StableLM's a module each
             ones = (
                 "head_norm.ones"
                 if "head_norm.ones" in g.store
                 else g.store.add("head_norm.ones", np.ones(spec.head_dim, np.float32))
             )
             if name not in g.store:
-                g.store.add(
-                    name, np.stack([self.source.weight(f"{name}.norms.{head}.weight") for head in range(heads)])
-                )
+                table, parts = f"{name}.weight", [f"{name}.norms.{head}.weight" for head in range(heads)]
+                each = self.source.bias(table)
+                g.store.add(name, np.stack([self.source.weight(part) for part in parts]) if each is None else each)
             normed = g.op("Mul", g.op("LayerNormalization", split, ones, axis=-1, epsilon=spec.eps), name)
         return normed if spec.joint_head_norms else g.op("Reshape", normed, g.ints(0, 0, heads * spec.head_dim))
 

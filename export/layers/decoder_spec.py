@@ -228,7 +228,7 @@ def _widths(module: Any) -> tuple[int, int]:
 def _joint(norm: Any, head_dim: int) -> bool:
     """Whether a norm of queries is over all heads together."""
     weight = getattr(norm, "weight", None)
-    return weight is not None and len(weight) > head_dim
+    return weight is not None and weight.ndim == 1 and len(weight) > head_dim
 
 
 def _rotaries(decoder: HFDecoder) -> tuple[tuple[Rotary, ...], tuple[tuple[int, int] | None, ...], int]:

@@ -101,7 +101,10 @@ ORDINARY = {  # also ordinary words, keys of JSON, or options: not looked for
     *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "uniforms", "seen", "free", "allowed"),
     *("parents", "choices", "candidates", "origins", "priors", "rows", "start"),
 }
-ALLOWED = {("streamspec/bundle/manifest.py", "input_ids")}  # a key of the manifest's probe
+ALLOWED = {  # a key of the manifest's probe, and a field of a config
+    ("streamspec/bundle/manifest.py", "input_ids"),
+    ("streamspec/model_families.py", "logit_scale"),
+}
 
 
 def names_of_the_table() -> set[str]:

@@ -6,6 +6,8 @@ from typing import Any
 
 NEAR: dict[str, dict[str, Any]] = {
     "arcee": {"mlp_bias": True, "head_dim": 24},
+    "cohere": {"use_qk_norm": True, "logit_scale": 1.5, "attention_bias": True},
+    "cohere2": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2, "logit_scale": 1.5},
     "ernie4_5": {"head_dim": 24, "use_bias": True},
     "gemma": {"head_dim": 24, "initializer_range": 0.1},
     "glm": {"head_dim": 32},
@@ -56,5 +58,5 @@ NEAR: dict[str, dict[str, Any]] = {
     "starcoder2": {"sliding_window": 6},
 }
 ALIKE = frozenset(
-    {"glm", "granitemoehybrid", "helium", "internlm3", "ministral", "seed_oss"}
+    {"cohere2", "glm", "granitemoehybrid", "helium", "internlm3", "ministral", "olmo3", "seed_oss"}
 )  # the nodes of another family: their graphs are compared, the slow tests leave them out
