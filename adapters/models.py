@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 
 from streamspec.adapters.adapter_writer import read_tensors
 from streamspec.adapters.drafters.drafting_model import DraftingModel
+from streamspec.adapters.task_lora import merged
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import TokenRow, draft_vocabulary
 from streamspec.adapters.training_run import Run
@@ -72,7 +73,7 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     if task is not None:
         try:
             check_task_lora(task)
-            model = PeftModel.from_pretrained(model, task).merge_and_unload()
+            model = merged(PeftModel.from_pretrained(model, task))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None
     return (model if run.config.base_bits else model.to(run.dtype)).requires_grad_(False)

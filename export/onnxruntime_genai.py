@@ -142,11 +142,12 @@ def export_genai(
     precision: str = "int8",
     force: bool = False,
     progress: Progress | None = None,
+    allow_base_mismatch: bool = False,
 ) -> dict[str, Any]:
     """Exports base and task LoRA, without the drafter, as the folder `out` for onnxruntime-genai.
 
-    Returns the differences from PyTorch. `precision`, `progress` and errors as for `export_bundle`; `force` replaces an
-    older folder of this kind, and no other.
+    Returns the differences from PyTorch. `precision`, `progress`, `allow_base_mismatch` and errors as for
+    `export_bundle`; `force` replaces an older folder of this kind, and no other.
     """
     say, kind, target = progress or to_stderr, precision_named(precision), Path(os.path.realpath(out))
     if (
@@ -159,12 +160,12 @@ def export_genai(
             f"a new folder, or with --force one that holds {CONFIG}",
             "choose another --out",
         )
-    resolved, described = resolve_pair(base, adapter, say)
+    resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     with new_folder(target) as folder:
         say("loading the base")
         model = load_model(resolved, described, whole=False)
         spec = describe(model)
-        tokenizer = copy_tokenizer(resolved, folder)
+        tokenizer = copy_tokenizer(resolved, folder, described and described.path)
         if (settings := resolved.path / SETTINGS).is_file():
             shutil.copyfile(settings, folder / SETTINGS)
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
@@ -184,7 +185,7 @@ def export_genai(
             )
             report[name] = found = measured.compare(losses)
             say(cost(precision, found, MEASURED[name], spec.vocab))
-        write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids))
+        write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids, described and described.path))
         return report
 
 
