@@ -28,6 +28,8 @@ def load_tokenizer(base: Base, adapter: Path | None = None) -> Any:
         raise BaseModelError(
             f"{base.path}: {error}", "a base with its tokenizer", "add the tokenizer's files"
         ) from None
+    if tokenizer.chat_template is None and (written := chat_template(base.path)) is not None:
+        tokenizer.chat_template = written.decode()
     if adapter is not None:
         template, end = chat_template(adapter), special_token(adapter, "eos_token")
         tokenizer.chat_template = tokenizer.chat_template if template is None else template.decode()

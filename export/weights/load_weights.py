@@ -11,10 +11,10 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.base_models.weight_files import stored_dtype
 from streamspec.adapters.task_lora import is_embedding, merged
 from streamspec.bundle.adapter_folder import (
@@ -85,12 +85,7 @@ class ModelSource:
 def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its
     files' dtype with the LoRA beside it, to be read through `lazy_weights.Float32Decoder`."""
-    model = AutoModelForCausalLM.from_pretrained(
-        base.path,
-        dtype=torch.float32 if whole else stored_dtype(base.path),
-        attn_implementation="eager",
-        use_safetensors=True,
-    )
+    model: Any = load_causal_lm(base.path, dtype=torch.float32 if whole else stored_dtype(base.path))
     if adapter is not None and adapter.has_task_lora:
         from peft import PeftModel
 

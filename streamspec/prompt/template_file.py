@@ -11,6 +11,7 @@ from streamspec.errors import BaseModelError
 from streamspec.json_fields import parse_object
 
 TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+PROCESSOR_TEMPLATE = "chat_template.json"  # of multimodal models, beside their processor
 
 
 def chat_template(folder: Path) -> bytes | None:
@@ -22,6 +23,7 @@ def chat_template(folder: Path) -> bytes | None:
         written = next(
             (one.get("template") for one in written if isinstance(one, dict) and one.get("name") == "default"), None
         )
+    written = written or _settings(folder / PROCESSOR_TEMPLATE).get("chat_template")
     return written.encode() if isinstance(written, str) else None
 
 
@@ -34,5 +36,8 @@ def special_token(folder: Path, name: str) -> str | None:
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Returns the settings beside the tokenizer in `folder`; empty where there are none. Raises BaseModelError."""
-    file = folder / SETTINGS
+    return _settings(folder / SETTINGS)
+
+
+def _settings(file: Path) -> dict[str, Any]:
     return parse_object(file.read_bytes(), str(file), BaseModelError, "fetch it again") if file.is_file() else {}
