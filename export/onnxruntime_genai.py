@@ -20,7 +20,7 @@ from onnx import TensorProto
 
 from streamspec.atomic import new_folder
 from streamspec.bundle.precision_cost import MEASURED, cost
-from streamspec.errors import BundleError
+from streamspec.errors import BaseModelError, BundleError
 from streamspec.export.bundle_writer import DATA, Progress, resolve_pair, to_stderr, weights
 from streamspec.export.layers.decoder import Decoder, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
@@ -34,6 +34,7 @@ from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_rows, expect, passage
 from streamspec.export.validate.perplexity import losses_of, measure_all
 from streamspec.export.weights.load_weights import load_model
+from streamspec.model_families import FAMILIES
 from streamspec.step_graph import (
     CACHE_KINDS,
     INPUT_IDS,
@@ -142,12 +143,11 @@ def export_genai(
     precision: str = "int8",
     force: bool = False,
     progress: Progress | None = None,
-    allow_base_mismatch: bool = False,
 ) -> dict[str, Any]:
     """Exports base and task LoRA, without the drafter, as the folder `out` for onnxruntime-genai.
 
-    Returns the differences from PyTorch. `precision`, `progress`, `allow_base_mismatch` and errors as for
-    `export_bundle`; `force` replaces an older folder of this kind, and no other.
+    Returns the differences from PyTorch. `precision`, `progress` and errors as for `export_bundle`; `force` replaces an
+    older folder of this kind, and no other.
     """
     say, kind, target = progress or to_stderr, precision_named(precision), Path(os.path.realpath(out))
     if (
@@ -160,12 +160,18 @@ def export_genai(
             f"a new folder, or with --force one that holds {CONFIG}",
             "choose another --out",
         )
-    resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
+    resolved, described = resolve_pair(base, adapter, say)
+    if not FAMILIES[resolved.model_type].all_attention:
+        raise BaseModelError(
+            f"`{resolved.model_type}`, a model with short convolutions, for onnxruntime-genai",
+            "a model with attention in every layer",
+            "export it as a bundle, without --plain-genai",
+        )
     with new_folder(target) as folder:
         say("loading the base")
         model = load_model(resolved, described, whole=False)
         spec = describe(model)
-        tokenizer = copy_tokenizer(resolved, folder, described and described.path)
+        tokenizer = copy_tokenizer(resolved, folder)
         if (settings := resolved.path / SETTINGS).is_file():
             shutil.copyfile(settings, folder / SETTINGS)
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
@@ -185,7 +191,7 @@ def export_genai(
             )
             report[name] = found = measured.compare(losses)
             say(cost(precision, found, MEASURED[name], spec.vocab))
-        write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids, described and described.path))
+        write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids))
         return report
 
 

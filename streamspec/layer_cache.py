@@ -27,8 +27,11 @@ class CacheKind(NamedTuple):
     width: str
 
 
-ATTENTION = "attention"
-LAYER_KINDS = {ATTENTION: CacheKind((KEY, VALUE), "Hkv", "D")}
+ATTENTION, CONV = "attention", "conv"
+LAYER_KINDS = {
+    ATTENTION: CacheKind((KEY, VALUE), "Hkv", "D"),
+    CONV: CacheKind((KEY,), "one", "H"),  # inputs of a short convolution
+}
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,17 @@ def window_slots(window: int) -> int:
     return -(-(window + max(window // 4, LEAST_SLACK)) // SUM_BLOCK) * SUM_BLOCK
 
 
-def layer_caches(windows: Sequence[int | None], context: int, dtype: str = DTYPES[0]) -> tuple[LayerCache, ...]:
+def layer_caches(
+    windows: Sequence[int | None], context: int, dtype: str = DTYPES[0], taps: Sequence[int] = ()
+) -> tuple[LayerCache, ...]:
     """What layers keep whose rows see `windows` tokens (None: all) of a `context`: a ring where that takes fewer slots.
-    Empty where all layers keep everything in the first of `DTYPES`, as in bundles that do not say."""
-    rings = [window if window is not None and window_slots(window) < context else None for window in windows]
-    caches = tuple(LayerCache(window=ring, dtype=dtype) for ring in rings)
+    `taps`: of each layer, rows that a short convolution sees in place of attention, 0 for attention. Empty where all
+    layers keep everything in the first of `DTYPES`, as in bundles that do not say."""
+    taps = taps or [0] * len(windows)
+    seen = [count or window for window, count in zip(windows, taps, strict=True)]
+    rings = [window if window is not None and window_slots(window) < context else None for window in seen]
+    kinds = [CONV if count else ATTENTION for count in taps]
+    caches = tuple(LayerCache(kind, ring, dtype) for kind, ring in zip(kinds, rings, strict=True))
     return () if set(caches) == {LayerCache()} else caches
 
 

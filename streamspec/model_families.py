@@ -93,6 +93,11 @@ class Family:
         }
         return {name: module for name, module in parts.items() if module}
 
+    @property
+    def all_attention(self) -> bool:
+        """True where every layer has attention, as other runtimes take for granted."""
+        return self.conv is None
+
 
 _GEMMA = Family(
     one_added=True,
@@ -259,6 +264,28 @@ FAMILIES = {
     "exaone4": replace(_POST_NORM, local_rotary=True, ignored=frozenset({"sliding_window_pattern"})),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, head_norms=(), head_norm_switch=None, local_rotary=True),
+    "lfm2": Family(
+        final_norm="embedding_norm",
+        attention_norm="operator_norm",
+        mlp_norm="ffn_norm",
+        head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
+        out=("self_attn.out_proj",),
+        up=("feed_forward.w1", "feed_forward.w3"),
+        down=("feed_forward.w2",),
+        conv="conv",
+        layer_kinds=("full_attention", "conv"),
+        only={"conv_bias": False},
+        ignored=frozenset(
+            {
+                "block_auto_adjust_ff_dim",
+                "block_ffn_dim_multiplier",
+                "block_multiple_of",
+                "conv_L_cache",
+                "full_attn_idxs",
+                "norm_eps",
+            }
+        ),
+    ),
     "stablelm": Family(
         layernorm=True,
         parallel="use_parallel_residual",
@@ -283,18 +310,6 @@ FAMILIES = {
         interleaved=True,
         ignored=frozenset({"classifier_dropout", "hidden_dropout", "is_decoder", "rotary_pct", "rotary_emb_base"}),
     ),
-}
-
-
-# Multimodal checkpoints whose text part is a model of a family above: the module that holds it. Attention over text
-# must be causal (PaliGemma's is not).
-TEXT_PARTS = {
-    "gemma3": "language_model",
-    "idefics3": "text_model",
-    "internvl": "language_model",
-    "llava": "language_model",
-    "mistral3": "language_model",
-    "smolvlm": "text_model",
 }
 
 

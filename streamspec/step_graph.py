@@ -75,6 +75,11 @@ def cache_names(template: str, layers: int) -> list[str]:
     return [template.format(layer=layer, kind=kind) for layer in range(layers) for kind in CACHE_KINDS]
 
 
+def renamed(name: str, template: str, other: str) -> str:
+    """The name from the template `other` of the layer and kind that `name` has in `template`."""
+    return name.replace(template.partition("{")[0], other.partition("{")[0], 1)
+
+
 def ring_symbol(window: int) -> str:
     """The dimension symbol of the slots of a layer that keeps a window."""
     return f"{EVERY_TOKEN}{window}"
@@ -163,6 +168,7 @@ class GraphFeatures:
     def sizes(self, kind: str) -> dict[str, int]:
         """The dimension symbols that are numbers in a graph of this kind; all others stay symbols."""
         known = {"V": self.vocab, "H": self.hidden, "Hkv": self.kv_heads, "D": self.head_dim, "C": self.candidates}
+        known["one"] = 1
         if not self.draft_vocab:
             known["draft_tokens"] = self.vocab
         if kind == STATIC:

@@ -74,7 +74,8 @@ class HFDecoder:
 
     def conv(self, index: int) -> Any:
         """The short convolution that layer `index` has in place of attention, or None."""
-        return getattr(self.layer(index), self.family.conv, None) if self.family.conv else None
+        name = self.family.conv
+        return getattr(self.layer(index), name) if name and hasattr(self.layers[index], name) else None
 
     def new_cache(self) -> DynamicCache:
         """An empty cache for the model's own passes."""

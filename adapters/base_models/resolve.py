@@ -185,10 +185,7 @@ def _checked(base: Base, say: Progress) -> Base:
 def _check_config(folder: Path, say: Progress) -> None:
     """Raises BaseModelError for a config that is not computed correctly, and tells which fields are left alone."""
     from streamspec.adapters.base_models.config_fields import check_config, read_config
-    from streamspec.adapters.base_models.text_part import left_out
 
-    if modules := left_out(folder, _read_json(folder / "config.json").get("model_type", "")):
-        say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     if left := check_config(read_config(folder)):
         say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
 
@@ -219,12 +216,10 @@ def _from_hub(name: str, say: Progress) -> Base:
 
 
 def _model_type(folder: Path) -> str:
-    from streamspec.model_families import FAMILIES, TEXT_PARTS
+    from streamspec.model_families import FAMILIES
 
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if model_type in TEXT_PARTS:
-        return _text_type(folder)
     if model_type is None:
         raise BaseModelError(
             f"{folder / 'config.json'} names no model_type",
@@ -238,13 +233,6 @@ def _model_type(folder: Path) -> str:
             "choose a base of one of these families",
         )
     return str(model_type)
-
-
-def _text_type(folder: Path) -> str:
-    """The family of a multimodal checkpoint's text part, as transformers reads the config."""
-    from streamspec.adapters.base_models.config_fields import read_config
-
-    return str(read_config(folder).model_type)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from streamspec.export.layers.attention import RowExactAttention, loaded
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
+from streamspec.export.layers.short_conv import Read, RowsBefore
 from streamspec.export.layers.window_ring import Ring
 from streamspec.export.ops.builder import Array, Scope, declared, onnx_type
 from streamspec.export.quantization.precisions import Rows, Weight
@@ -122,6 +123,8 @@ class Accepted:
     tree_mask: str
     visible: str  # int64 [1]: slots of the cache in use, L + n
     rings: Mapping[int, Ring] = field(default_factory=dict)  # by window, of layers that keep no more
+    before: RowsBefore | None = None  # where there are convolutions
+    inputs_of: Callable[[tuple[str, ...]], Read] | None = None
 
     def past_mask(self, g: Scope) -> str:
         """[1, L + n]: 0 over the past, the node's ancestors and itself."""
@@ -144,6 +147,11 @@ class Accepted:
         used = self.visible if ring is None else self.rings[ring].used
         key, value = (loaded(g, spec, cache, used) for cache in present)
         return [(key, value)]
+
+    def last_inputs(self, g: Scope, present: tuple[str, ...], count: int) -> str:
+        """Inputs [1, count, H] of a convolution: of the node and the rows before it, oldest first."""
+        assert self.before is not None and self.inputs_of is not None
+        return self.inputs_of(present)(g, self.before.of(g, self.node, count))
 
 
 def most_candidates(spec: DraftSpec | None, vocab: int) -> int:

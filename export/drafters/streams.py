@@ -22,6 +22,7 @@ from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import ChangedSource, Decoder, Linear, Residual, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
+from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
@@ -268,8 +269,13 @@ class StreamPass(ParallelDraftPass):
     ) -> Residual:
         decoder = self.decoder
         normed, residual = decoder.enter(g, residual, layer)
-        q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
         spec = decoder.spec
+        if taps := spec.taps[layer]:
+            gate, inputs = gated_inputs(decoder, g, normed, rows, layer, self.linear)
+            main = accepted.last_inputs(g, present, taps - 1)
+            mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
+            return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
+        q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
         mask = masks.of(g, spec.windows[layer])
         own = by_head(g, spec, k), by_head(g, spec, v)
         mixed = attend(g, spec, q, [*accepted.seen(g, spec, present, spec.ring(layer)), own], mask)

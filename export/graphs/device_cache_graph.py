@@ -9,8 +9,8 @@ from __future__ import annotations
 import onnx
 
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
+from streamspec.layer_cache import LAYER_KINDS
 from streamspec.step_graph import (
-    CACHE_KINDS,
     COMPACTION,
     ROWS,
     ROWS_ABOVE,
@@ -32,7 +32,7 @@ def compact_graph(features: GraphFeatures) -> onnx.ModelProto:
         above = features.exit_layer is not None and layer >= features.exit_layer
         rows, start = (ROWS_ABOVE, START_ABOVE) if above else (ROWS, START)
         ring = features.cache(layer).window is not None
-        for kind in CACHE_KINDS:
+        for kind in LAYER_KINDS[features.cache(layer).kind].parts:
             cache = past(layer, kind)
             slots = _in_circle(g, rows, cache) if ring else rows
             moved, mode = g.op("Gather", cache, slots, axis=2), {"mode": "circular"} if ring else {}

@@ -27,6 +27,7 @@ from streamspec.export.layers.decoder import Decoder, Residual, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.sampling import TokenSampler
+from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
 from streamspec.export.layers.window_ring import Ring, ring_after
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.quantization.precisions import Precision, Rows
@@ -91,6 +92,7 @@ class _Batch:
     slots: str = ""
     biases: dict[int | None, str] = field(default_factory=dict)
     rings: dict[int, Ring] = field(default_factory=dict)  # by window
+    before: RowsBefore | None = None  # where there are convolutions
 
 
 class _Layers(LayerStack):
@@ -142,6 +144,20 @@ class _Layers(LayerStack):
             )
             self.presents.append((key, value))
             return batch.attention.mix(q, key, value, bias, used)
+
+    def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
+        return (self.batch.attention.keep(self.g.op("Unsqueeze", inputs, self.g.ints(1)), layer, KEY),)
+
+    def inputs_of(self, present: tuple[str, ...]) -> Read:
+        return from_cache(self.spec, *present)
+
+    def rows_before(self) -> RowsBefore:
+        batch, g = self.batch, self.g
+        if batch.before is None:
+            zero, one = g.store.constant(0, np.int64), g.store.constant(1, np.int64)
+            rows = g.op("Range", zero, g.op("Squeeze", batch.rows.count), one)
+            batch.before = RowsBefore(g, batch.tree_mask, rows, max(self.spec.taps))
+        return batch.before
 
     def leaving(self, layer: int, state: LayerRows) -> None:
         if layer != self.spec.layers - 1:
@@ -303,4 +319,6 @@ class _Builder:
                 tree_mask=batch.tree_mask,
                 visible=batch.visible,
                 rings=batch.rings,
+                before=batch.before,
+                inputs_of=self.layers.inputs_of,
             )

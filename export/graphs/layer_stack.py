@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.layers.decoder import Decoder, Residual, Tables
+from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.step_graph import INPUT_IDS
@@ -47,7 +48,7 @@ class LayerStack(ABC):
                 self.entering(layer, state)
                 if layer in self.tapped:
                     self.entries[layer] = state.residual.stream
-                state.mixed = self.attention(layer, state)
+                state.mixed = self.convolution(layer, state) if self.spec.taps[layer] else self.attention(layer, state)
                 self.leaving(layer, state)
                 state.residual = decoder.leave(
                     g, state.mixed, state.normed, state.residual, self.rows(), layer, decoder.linear
@@ -62,6 +63,27 @@ class LayerStack(ABC):
     @abstractmethod
     def attention(self, layer: int, state: LayerRows) -> str:
         """[1, rows, Hq*D] over the cache and the call's rows; adds the layer to `presents`."""
+
+    def convolution(self, layer: int, state: LayerRows) -> str:
+        """[1, rows, H]: a short convolution in place of attention; adds the layer to `presents`."""
+        g, decoder = self.g, self.decoder
+        gate, own = gated_inputs(decoder, g, state.normed, self.rows(), layer, decoder.linear)
+        with g.named("conv"):
+            self.presents.append(self.keep_inputs(layer, own))
+            read = self.inputs_of(self.presents[-1])
+            return g.op("Mul", gate, mixed_rows(decoder, g, own, self.rows_before(), read, layer))
+
+    @abstractmethod
+    def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
+        """Gives a convolution's inputs [1, n, H] to the cache; returns where they and those before them are."""
+
+    @abstractmethod
+    def inputs_of(self, present: tuple[str, ...]) -> Read:
+        """Reads what `keep_inputs` has kept."""
+
+    @abstractmethod
+    def rows_before(self) -> RowsBefore:
+        """The rows before each row that goes on."""
 
     def entering(self, layer: int, state: LayerRows) -> None:  # noqa: B027
         """Called before attention; may leave rows out."""

@@ -10,7 +10,9 @@ outputs, of which the caller keeps those of accepted rows. The choice is greedy;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -25,6 +27,7 @@ from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head, loaded, stored
 from streamspec.export.layers.decoder import Decoder, Source, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.short_conv import Read, RowsBefore, beside_cache
 from streamspec.export.layers.window_ring import Ring, ring_beside
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.static_scope import StaticScope
@@ -37,6 +40,7 @@ from streamspec.step_graph import (
     FORCED_NODE,
     FORCED_ROOT,
     INPUT_IDS,
+    KEY,
     PARENTS,
     PAST_LENGTH,
     POSITION_IDS,
@@ -138,6 +142,7 @@ class _StaticLayers(LayerStack):
         self.past_bias = self._past_bias()
         self._biases: dict[int | None, str] = {}
         self.rings: dict[int, Ring] = {}  # by window
+        self.before: RowsBefore | None = None
 
     def rows(self) -> Rows:
         return Rows(self.g.ints(self.count))
@@ -147,17 +152,33 @@ class _StaticLayers(LayerStack):
         q, *sides = decoder.queries_keys_values(g, state.normed, self.rows(), layer, state.rotary, decoder.linear)
         bias = self._bias(spec.windows[layer], spec.ring(layer) is not None)
         with g.named("attention"):
-            key, value = (self._new_rows(rows, layer, kind) for kind, rows in zip(CACHE_KINDS, sides, strict=True))
+            key, value = (
+                self._given(partial(by_head, g, spec, rows), layer, kind)
+                for kind, rows in zip(CACHE_KINDS, sides, strict=True)
+            )
             before = loaded(g, spec, past(layer, CACHE_KINDS[0])), loaded(g, spec, past(layer, CACHE_KINDS[1]))
             self.presents.append((*before, key, value))
             return attend(g, spec, q, [before, (key, value)], bias)
 
-    def _new_rows(self, rows: str, layer: int, kind: str) -> str:
-        """Gives K or V rows [1, n, Hkv*D] out; returns them as the cache will hold them."""
+    def _given(self, shaped: Callable[[str | None], str], layer: int, kind: str) -> str:
+        """Gives rows out that are `shaped` [1, heads, n, width]; returns them as the cache will hold them."""
         g, spec, name = self.g, self.spec, new_rows(layer, kind)
         if spec.cache_dtype == DTYPES[0]:
-            return by_head(g, spec, rows, out=name)
-        return loaded(g, spec, stored(g, spec, by_head(g, spec, rows), out=name))
+            return shaped(name)
+        return loaded(g, spec, stored(g, spec, shaped(None), out=name))
+
+    def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
+        g, spec = self.g, self.spec
+        new = self._given(lambda out: g.op("Unsqueeze", inputs, g.ints(1), out=out), layer, KEY)
+        return loaded(g, spec, past(layer, KEY)), new
+
+    def inputs_of(self, present: tuple[str, ...]) -> Read:
+        return beside_cache(*present)
+
+    def rows_before(self) -> RowsBefore:
+        if self.before is None:
+            self.before = RowsBefore(self.g, TREE_MASK, self.numbers, max(self.spec.taps))
+        return self.before
 
     def _past_bias(self) -> str:
         """[1, S]: 0 over the first `past_length` slots."""
@@ -247,4 +268,6 @@ class _StaticBuilder:
                 visible=g.ints(self.parts.slots + self.parts.rows),
                 past_bias=layers.past_bias,
                 rings=layers.rings,
+                before=layers.before,
+                inputs_of=layers.inputs_of,
             )

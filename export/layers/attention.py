@@ -46,8 +46,12 @@ class RowExactAttention:
 
     def append(self, rows: str, layer: int, kind: str) -> str:
         """Writes K or V rows [1, n, Hkv*D] after the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
+        return self.keep(by_head(self.g, self.spec, rows), layer, kind)
+
+    def keep(self, rows: str, layer: int, kind: str) -> str:
+        """The same of rows as the cache holds them, [1, heads, n, width]."""
         g, mode = self.g, {} if self.spec.ring(layer) is None else {"mode": "circular"}
-        new = stored(g, self.spec, by_head(g, self.spec, rows))
+        new = stored(g, self.spec, rows)
         return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2, **mode)
 
     def mix(self, q: str, key: str, value: str, bias: str, used: str = "") -> str:

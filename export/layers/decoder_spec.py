@@ -78,7 +78,7 @@ class DecoderSpec:
     @property
     def caches(self) -> tuple[LayerCache, ...]:
         """What each layer keeps of the tokens before; empty: everything, in float32."""
-        return layer_caches(self.windows, self.context_length, self.cache_dtype)
+        return layer_caches(self.windows, self.context_length, self.cache_dtype, self.taps)
 
     def ring(self, layer: int) -> int | None:
         """The window of a layer that keeps no more than that needs; None for one that keeps everything, as a draft
@@ -168,6 +168,9 @@ def describe(model: Any) -> DecoderSpec:
         for layer, names in ((attending[0], (*family.qkv, *family.out)), (layers[0], (*family.up, *family.down)))
         for module in names
     }
+    if any(taps):
+        convolving = layers[taps.index(max(taps))]
+        widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
     rotaries, rotary_of, length = _rotaries(decoder)
     normed = not family.head_norm_switch or switched(config, family.head_norm_switch)
     head_dim, head_norms = widths[family.out[0]][1] // heads, family.head_norms if normed else ()

@@ -34,10 +34,10 @@ from streamspec.step_graph import (
     RAW_LOGITS,
     STREAM_IDS,
     TREE_MASK,
-    cache_names,
     is_cache,
     new_rows,
     past,
+    renamed,
 )
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -60,7 +60,7 @@ def open_session(model: Path, threads: int = 0, static: bool = False, **entries:
 
 class GraphRunner:
     """A step graph with its cache, in place. `length` is the number of tokens the cache holds; `adapter`: further
-    inputs of a swappable graph. `cache` [layers, 2, 1, Hkv, capacity, D].
+    inputs of a swappable graph. `cache` [layers, 2, 1, Hkv, capacity, D] where all layers keep the same.
     """
 
     def __init__(
@@ -71,17 +71,19 @@ class GraphRunner:
         self.session, self.length, self.adapter = session, 0, adapter or {}
         inputs = session.get_inputs() + session.get_overridable_initializers()
         self.names = {value.name for value in inputs}
-        self.layers = sum(map(is_cache, self.names)) // 2
         caches = {value.name: value for value in inputs if is_cache(value.name)}
         first = caches[past(0, KEY)]
         dtype = np.float16 if first.type == "tensor(float16)" else np.float32
-        self.cache = np.zeros((self.layers, 2, 1, first.shape[1], capacity, first.shape[3]), dtype)
-        self.buffers = [
-            buffer if ring is None or caches[name].shape[2] == EVERY_TOKEN else buffer[:, :, :ring].copy()
-            for name, buffer in zip(
-                cache_names(PAST, self.layers), (buffer for pair in self.cache for buffer in pair), strict=True
-            )
-        ]
+        shapes = {name: (1, value.shape[1], capacity, value.shape[3]) for name, value in caches.items()}
+        whole = np.zeros((len(caches), *shapes[first.name]), dtype)
+        self.cache = whole.reshape(len(caches) // 2, 2, *whole.shape[1:]) if len(set(shapes.values())) == 1 else None
+        self.buffers = {
+            name: np.zeros(shape, dtype) if self.cache is None else whole[number]
+            for number, (name, shape) in enumerate(shapes.items())
+        }
+        for name, value in caches.items():
+            if ring is not None and value.shape[2] != EVERY_TOKEN:
+                self.buffers[name] = self.buffers[name][:, :, :ring].copy()
         self.outputs = [value.name for value in session.get_outputs() if not is_cache(value.name)]
 
     def step(
@@ -131,12 +133,10 @@ class GraphRunner:
                 # bind_cpu_input knows no overridable initializers
                 held.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)))
                 binding.bind_ortvalue_input(name, held[-1])
-        for before, after, buffer in zip(
-            cache_names(PAST, self.layers), cache_names(PRESENT, self.layers), self.buffers, strict=True
-        ):
+        for name, buffer in self.buffers.items():
             held.append(ort.OrtValue.ortvalue_from_numpy(buffer))
-            binding.bind_ortvalue_input(before, held[-1])
-            binding.bind_ortvalue_output(after, held[-1])
+            binding.bind_ortvalue_input(name, held[-1])
+            binding.bind_ortvalue_output(renamed(name, PAST, PRESENT), held[-1])
         for name in self.outputs:
             binding.bind_output(name)
         self.session.run_with_iobinding(binding)
@@ -165,12 +165,12 @@ class StaticGraphRunner:
         self.shapes = {value.name: value.shape for value in session.get_inputs()}
         self.rows = self.shapes[INPUT_IDS][1]
         self.outputs = [value.name for value in session.get_outputs()]
-        self.layers = sum(map(is_cache, self.shapes)) // 2
         types = {value.name: value.type for value in session.get_inputs()}
-        self.buffers = [
-            np.zeros(self.shapes[name], np.float16 if types[name] == "tensor(float16)" else np.float32)
-            for name in cache_names(PAST, self.layers)
-        ]
+        self.buffers = {
+            name: np.zeros(shape, np.float16 if types[name] == "tensor(float16)" else np.float32)
+            for name, shape in self.shapes.items()
+            if is_cache(name)
+        }
 
     def step(
         self,
@@ -196,10 +196,11 @@ class StaticGraphRunner:
             FORCED_NODE: np.array([forced_node]),
             FORCED_ROOT: np.array([forced_root]),
         }
-        feed |= dict(zip(cache_names(PAST, self.layers), self.buffers, strict=True))
+        feed |= self.buffers
         out = dict(zip(self.outputs, self.session.run(None, {name: feed[name] for name in self.shapes}), strict=True))
-        for name, buffer in zip(cache_names(NEW_ROWS, self.layers), self.buffers, strict=True):
-            buffer[:, :, (self.length + np.arange(n)) % buffer.shape[2]] = out.pop(name)[:, :, :n]
+        for name, buffer in self.buffers.items():
+            slots, new = (self.length + np.arange(n)) % buffer.shape[2], out.pop(renamed(name, PAST, NEW_ROWS))
+            buffer[:, :, slots] = new[:, :, :n]
         logits = out.pop(RAW_LOGITS)[:n]
         return out | {CHOICES: out[CHOICES][:n], "logits": logits}
 
@@ -227,7 +228,7 @@ class StaticGraphRunner:
 
     def skip(self, count: int) -> None:
         """Leaves `count` rows out: their keys and values are zeros."""
-        for buffer in self.buffers:
+        for buffer in self.buffers.values():
             buffer[:, :, np.unique((self.length + np.arange(count)) % buffer.shape[2])] = 0
         self.length += count
 

@@ -44,7 +44,7 @@ class StaticCall:
         binding = self._binding = IoBinding(model.ort, model.session, cache, adapter, model.in_place)
         self._new = [np.zeros(group.shape(self.max_rows), group.dtype) for group in cache.groups]  # of the last call
         for layer, parts in enumerate(views(cache.groups, self._new)):
-            for kind, rows in zip(sg.CACHE_KINDS, parts, strict=True):
+            for kind, rows in zip(sg.CACHE_KINDS, parts, strict=False):
                 binding.output(sg.new_rows(layer, kind), rows)
         self._raw = binding.output(sg.RAW_LOGITS, np.zeros((self.max_rows, self._vocab), np.float32))
         self._greedy = binding.output(sg.CHOICES, (self.max_rows,))

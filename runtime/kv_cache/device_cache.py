@@ -114,7 +114,7 @@ class DeviceCache(SequenceRows):
     def _bind(self) -> Any:
         binding = self._compactor.io_binding()
         for layer, parts in enumerate(self.data):
-            for kind, value in zip(sg.CACHE_KINDS, parts, strict=True):
+            for kind, value in zip(sg.CACHE_KINDS, parts, strict=False):
                 binding.bind_ortvalue_input(sg.past(layer, kind), value)
                 binding.bind_ortvalue_output(sg.present(layer, kind), value)
         return binding

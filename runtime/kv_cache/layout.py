@@ -48,7 +48,7 @@ def cache_groups(features: GraphFeatures) -> tuple[CacheGroup, ...]:
     grouped: dict[LayerCache, list[int]] = {}
     for layer in range(features.cache_layers):
         grouped.setdefault(features.cache(layer), []).append(layer)
-    sizes = {"Hkv": features.kv_heads, "D": features.head_dim, "H": features.hidden}
+    sizes = {"Hkv": features.kv_heads, "D": features.head_dim, "one": 1, "H": features.hidden}
     return tuple(
         CacheGroup(tuple(layers), cache, *(sizes[size] for size in LAYER_KINDS[cache.kind][1:]))
         for cache, layers in grouped.items()

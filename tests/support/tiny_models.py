@@ -25,6 +25,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo3": {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "exaone4": {"sliding_window": 5, "sliding_window_pattern": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "stablelm": {},
     "gpt_neox": {},
     **NEAR,

@@ -22,7 +22,7 @@ PROMPTS = [[5, 9, 33], [8], [40, 41, 42, 43, 44, 45], [7, 7], [12, 60], [33, 5, 
 MADE_BY = {"target": "tiny"}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "opt", "gpt2", "phi"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "opt", "gpt2", "phi", "lfm2"])
 def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, seed=3)
     eos = 17

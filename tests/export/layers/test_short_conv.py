@@ -1,0 +1,84 @@
+"""Bundles with short convolutions beyond what their rings hold: long answers, going back, saved conversations.
+
+tests/export/graphs compares their graphs with PyTorch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from streamspec import load
+from streamspec.errors import BaseModelError
+from streamspec.export import Target, export_bundle, export_genai
+from streamspec.layer_cache import CONV, window_slots
+from streamspec.runtime import Session
+from tests.support.tiny_models import tiny_model, tiny_tokenizer
+
+CONTEXT, PROMPT, NEW = 1024, 300, 330
+TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("convolving")
+    tiny_model("lfm2", max_position_embeddings=CONTEXT, initializer_range=0.3).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "int8"
+    manifest = export_bundle(base, None, folder, "int8", progress=lambda line: None)
+    assert [cache.window for cache in manifest.model.caches if cache.kind == CONV] == [3, 3]
+    assert window_slots(3) < PROMPT + NEW
+    return folder
+
+
+def opened(bundle: Path, tmp_path: Path) -> Session:
+    return load(bundle, threads=1, cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_long_answers_are_those_of_hugging_face(static: bool, base: Path, tmp_path: Path) -> None:
+    target = Target(static=static, context=CONTEXT if static else None)
+    export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, target=target)
+    session = opened(tmp_path / "bundle", tmp_path)
+    answer = session.generate(TEXT, max_new_tokens=NEW, speculate=True)
+    ids = session.encode(TEXT)
+    logits = tiny_model("lfm2", max_position_embeddings=CONTEXT, initializer_range=0.3)(
+        torch.tensor([ids + answer.token_ids])
+    ).logits[0]
+    assert len(answer.token_ids) == NEW and answer.stats.step_tokens > answer.stats.steps
+    assert answer.token_ids == logits[len(ids) - 1 : -1].argmax(1).tolist()
+
+
+@pytest.mark.parametrize("back", [3, 200, 500])
+def test_an_answer_after_going_back_is_that_of_a_new_session(back: int, bundle: Path, tmp_path: Path) -> None:
+    used, new = opened(bundle, tmp_path), opened(bundle, tmp_path)
+    used.generate(TEXT, max_new_tokens=NEW, speculate=True)
+    kept = used.cached_tokens[: len(used.cached_tokens) - back]
+    prompt = [*kept, 5, 9, 7]
+    ours, theirs = (session.generate(prompt, max_new_tokens=40, speculate=True) for session in (used, new))
+    assert ours.token_ids == theirs.token_ids == used.generate(prompt, max_new_tokens=40, speculate=False).token_ids
+
+
+def test_a_saved_conversation_goes_on(bundle: Path, tmp_path: Path) -> None:
+    used, other = opened(bundle, tmp_path), opened(bundle, tmp_path)
+    used.generate(TEXT, max_new_tokens=NEW)
+    used.save(tmp_path / "conversation")
+    other.restore(tmp_path / "conversation")
+    assert other.cached_tokens == used.cached_tokens
+    prompt = [*used.cached_tokens, 5, 9, 7]
+    answers = [session.generate(prompt, max_new_tokens=40).token_ids for session in (used, other)]
+    assert answers[0] == answers[1]
+
+
+def test_a_runtime_that_expects_attention_everywhere_is_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(BaseModelError, match="`lfm2`.*short convolutions.*without --plain-genai"):
+        export_genai(base, None, tmp_path / "out", "fp32", progress=lambda line: None)
+    assert not (tmp_path / "out").exists()
