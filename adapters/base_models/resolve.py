@@ -3,8 +3,8 @@
 A base is named by the word `smollm2-135m` (the reference base), a Hugging Face folder, a GGUF file or a hub id.
 Whatever has to be fetched or converted lives in the cache (`STREAMSPEC_CACHE`, else the user's cache folder) and
 appears there by a rename, so an interrupted run leaves nothing half-made and the next one continues from the last
-finished step. A user's own folder is only read. No model is loaded, except to convert a GGUF file. A base whose config
-says something that is not computed correctly (`config_fields.py`) is refused before its weights are read.
+finished step. A user's own folder is only read. No model is loaded. A folder that cannot be computed correctly
+(`check_folder.py`) is refused before its weights are read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
+from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
 from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.errors import BaseModelError
-from streamspec.json_fields import MAX_JSON, parse_object
 from streamspec.paths import cache_dir
 
 REFERENCE = "smollm2-135m"
@@ -55,11 +55,11 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
     text = str(name)
     path = Path(text).expanduser()
     if text == REFERENCE:
-        return _checked(_reference(say), say)
+        return _reference(say)
     if path.is_dir():
         return _from_folder(path.resolve(), path.resolve().name, say)
     if path.is_file() and (path.suffix == ".gguf" or is_gguf(path)):
-        return _checked(_from_gguf(path, path.stem, say), say)
+        return _from_gguf(path, path.stem, say)
     if path.exists() or path.suffix == ".gguf" or text.startswith(("/", ".", "~")):
         found = "is no folder and no .gguf file" if path.exists() else "does not exist"
         raise BaseModelError(f"{text} {found}", KINDS, "check --base")
@@ -73,53 +73,6 @@ def cached_reference() -> Base | None:
     return _read_identity(_reference_folder())
 
 
-def weights_hash(folder: Path) -> str:
-    """sha256 (hex) over all tensors of the folder's `*.safetensors` files: name, dtype, shape and bytes, in name order.
-
-    Tensors rather than files, so that sharding and the writer's version do not change a base's identity.
-    """
-    entries = []
-    for file in _weight_files(folder):
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            try:
-                header = parse_object(
-                    stream.read(min(size, MAX_JSON + 1)), str(file), BaseModelError, "fetch the base again"
-                )
-                header.pop("__metadata__", None)
-                ends = [_end_of(described) for described in header.values()]
-                whole = file.stat().st_size == 8 + size + max(ends)
-            except (BaseModelError, ValueError, TypeError, LookupError):
-                whole = False
-        if not whole:
-            raise BaseModelError(f"{file} is cut off or damaged", "a whole safetensors file", "fetch the base again")
-        entries += [(name, file, 8 + size, described) for name, described in header.items()]
-    digest = hashlib.sha256()
-    for name, file, start, described in sorted(entries, key=lambda entry: entry[0]):
-        digest.update(json.dumps([name, described["dtype"], described["shape"]]).encode())
-        first, last = described["data_offsets"]
-        with file.open("rb") as stream:
-            stream.seek(start + first)
-            digest.update(stream.read(last - first))
-    return digest.hexdigest()
-
-
-def _end_of(described: dict[str, Any]) -> int:
-    """Returns the offset where a tensor's bytes end. Raises ValueError, TypeError or LookupError for a description that
-    makes no sense.
-    """
-    first, last = described["data_offsets"]
-    if not (
-        type(first) is int
-        and type(last) is int
-        and 0 <= first <= last
-        and isinstance(described["dtype"], str)
-        and isinstance(described["shape"], list)
-    ):
-        raise ValueError(described)
-    return int(last)
-
-
 # ---- the reference base and GGUF files
 
 
@@ -130,6 +83,7 @@ def _reference_folder() -> Path:
 def _reference(say: Progress) -> Base:
     base = cached_reference()
     if base is not None:
+        _check(base.path, say)
         return base
     from streamspec.adapters.base_models.download import fetch_reference_gguf
 
@@ -143,7 +97,10 @@ def _from_gguf(file: Path, label: str, say: Progress) -> Base:
     digests = [sha256_file(part) for part in parts]
     digest = digests[0] if len(parts) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     target = cache_dir() / "bases" / f"gguf-{digest[:24]}"
-    return _read_identity(target) or _convert(file, target, label, say)
+    if (base := _read_identity(target)) is not None:
+        _check(target, say)
+        return base
+    return _convert(file, target, label, say)
 
 
 def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
@@ -153,6 +110,7 @@ def _convert(gguf: Path, target: Path, label: str, say: Progress) -> Base:
     with new_folder(target) as folder:
         convert(gguf, folder)
         base = Base(target, label, weights_hash(folder), _model_type(folder))
+        _check(folder, say)
         identity = {k: v for k, v in asdict(base).items() if k != "path"} | {"converter": CONVERTER}
         (folder / IDENTITY_FILE).write_text(json.dumps(identity, indent=1) + "\n", encoding="utf-8")
     say(f"base ready: {target}")
@@ -177,26 +135,17 @@ def _read_identity(folder: Path) -> Base | None:
 # ---- folders and the hub
 
 
-def _checked(base: Base, say: Progress) -> Base:
-    _check_config(base.path, say)
-    return base
+def _check(folder: Path, say: Progress) -> None:
+    from streamspec.adapters.base_models.check_folder import check_folder  # asks transformers, which takes its time
 
-
-def _check_config(folder: Path, say: Progress) -> None:
-    """Raises BaseModelError for a config that is not computed correctly, and tells which fields are left alone."""
-    from streamspec.adapters.base_models.config_fields import check_config, read_config
-
-    if left := check_config(read_config(folder)):
-        say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
+    check_folder(folder, say)
 
 
 def _from_folder(folder: Path, label: str, say: Progress, revision: str | None = None) -> Base:
     model_type = _model_type(folder)
-    _check_config(folder, say)
+    _check(folder, say)
     identity = _read_identity(folder)  # a cached base named by its path keeps its name
-    if identity is not None:
-        return identity
-    return Base(folder, label, _cached_hash(folder), model_type, revision)
+    return identity or Base(folder, label, _cached_hash(folder), model_type, revision)
 
 
 def _from_hub(name: str, say: Progress) -> Base:
@@ -249,31 +198,20 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise BaseModelError(
-            f"{folder} holds no *.safetensors",
-            "weights in safetensors files",
-            "save the model with save_pretrained of transformers",
-        )
-    return files
-
-
 def _cached_hash(folder: Path) -> str:
     """`weights_hash` of a folder that is not ours, kept in the cache by its files' names, sizes and times."""
-    files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in _weight_files(folder)]
+    files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in weight_files(folder)]
     key = hashlib.sha256(str(folder).encode()).hexdigest()[:24]
     note = cache_dir() / "hashes" / key / IDENTITY_FILE
     try:
         known = json.loads(note.read_text(encoding="utf-8"))
-        if known["files"] == files:
+        if known["files"] == files and known["finite"]:
             return str(known["sha256"])
     except (OSError, ValueError, KeyError):
         pass  # not seen before, or a note that was cut off: the hash is simply computed again
     digest = weights_hash(folder)
     note.parent.mkdir(parents=True, exist_ok=True)
-    write_text(note, json.dumps({"path": str(folder), "files": files, "sha256": digest}))
+    write_text(note, json.dumps({"path": str(folder), "files": files, "sha256": digest, "finite": True}))
     return digest
 
 

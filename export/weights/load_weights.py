@@ -86,7 +86,7 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     files' dtype with the LoRA beside it, to be read through `lazy_weights.Float32Decoder`."""
     model = AutoModelForCausalLM.from_pretrained(
         base.path,
-        dtype=torch.float32 if whole else stored_dtype(base.path),
+        dtype="float32" if whole else stored_dtype(base.path),
         attn_implementation="eager",
         use_safetensors=True,
     )

@@ -15,6 +15,7 @@ from streamspec.adapters.base_models import download, resolve
 from streamspec.adapters.base_models.resolve import REFERENCE, Base, cached_reference, resolve_base, weights_hash
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
+from tests.support.tiny_exports import save_base, tiny_model
 
 FILE = b"GGUF but not really"
 
@@ -34,9 +35,9 @@ def write_safetensors(file: Path, tensors: dict[str, list[float]]) -> None:
 
 
 def hf_folder(path: Path, model_type: str = "llama") -> Path:
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    write_safetensors(path / "model.safetensors", {"w": [1.0, 2.0]})
+    save_base(path, tiny_model(num_hidden_layers=1))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
     return path
 
 
@@ -172,7 +173,7 @@ def test_the_hash_is_cached_until_a_weight_file_changes(
     first = resolve_base(folder)
     monkeypatch.setattr(resolve, "weights_hash", lambda _: "computed again")
     assert resolve_base(folder) == first
-    write_safetensors(folder / "model.safetensors", {"w": [1.0, 2.0, 3.0]})
+    save_base(folder, tiny_model(num_hidden_layers=1, seed=1))
     assert resolve_base(folder).sha256 == "computed again"
 
 

@@ -26,4 +26,4 @@ def test_the_dtype_holds_every_tensor_of_every_file(
 ) -> None:
     for number, kind in enumerate(stored):
         save_file({"w": torch.zeros(2, dtype=kind)}, tmp_path / f"{number}.safetensors")
-    assert stored_dtype(tmp_path) == dtype
+    assert f"torch.{stored_dtype(tmp_path)}" == str(dtype)

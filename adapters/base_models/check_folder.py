@@ -1,0 +1,120 @@
+"""Refuses a Hugging Face folder that could not be exported correctly, before any work and without reading its weights.
+
+Config (`config_fields.py`), names and shapes of the tensors, tokenizer. transformers itself only warns of tensors that
+are missing, and starts them at random.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.utils import logging
+
+from streamspec.adapters.base_models.config_fields import check_config, read_config
+from streamspec.adapters.base_models.weight_files import stored_tensors
+from streamspec.errors import BaseModelError
+from streamspec.json_fields import parse_object
+
+# Tables that older versions of transformers saved and newer ones compute.
+HARMLESS = re.compile(r"(\.masked_bias|\.attn\.bias|\.attention\.bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))$")
+TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+
+
+def check_folder(folder: Path, say: Callable[[str], None]) -> None:
+    """Raises BaseModelError for a base that is not computed correctly. `say` gets a line on config fields and one on
+    tokens that are left alone.
+    """
+    config = read_config(folder)
+    if left := check_config(config):
+        say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
+    check_tensors(folder)
+    if outside := check_tokens(folder, config):
+        say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
+
+
+def check_tensors(folder: Path) -> None:
+    """Raises BaseModelError unless the files hold exactly the model's tensors, in its shapes."""
+    stored_tensors(folder)  # cut files are named before transformers reads them
+    with _quiet():
+        try:
+            _, report = AutoModelForCausalLM.from_pretrained(
+                folder, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
+            )
+        except Exception as error:  # transformers and torch raise all kinds of errors for sizes that do not go together
+            raise BaseModelError(
+                f"{folder}: transformers cannot make its model ({type(error).__name__}: {error})",
+                "a config and weights of one model",
+                "fetch the base again",
+            ) from None
+    shapes = [f"{name} of {tuple(found)}, not {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    besides = [name for name in report["unexpected_keys"] if not HARMLESS.search(name)]
+    groups = {"no": list(report["missing_keys"]), "besides its tensors": besides, "with another shape": shapes}
+    if faults := [f"{kind} {_some(names)}" for kind, names in groups.items() if names]:
+        raise BaseModelError(
+            f"{folder} holds {'; '.join(faults)}",
+            "the tensors of the model that its config.json describes",
+            "fetch weights and config of one model",
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(sorted(names)[:3]) + more
+
+
+def check_tokens(folder: Path, config: PreTrainedConfig) -> list[str]:
+    """Returns the added tokens that lie beyond the model's vocabulary and that neither its template nor its special
+    tokens use. Raises BaseModelError for any other token there, and for a folder without a fast tokenizer.
+    """
+    source = folder / TOKENIZER
+    if not source.is_file():
+        raise BaseModelError(
+            f"{folder} holds no {TOKENIZER}", "a fast tokenizer", "save the tokenizer with transformers' AutoTokenizer"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(source))
+    except Exception as error:  # the library raises bare Exception
+        raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
+    beyond = {name: i for name, i in tokenizer.get_vocab(with_added_tokens=True).items() if i >= config.vocab_size}
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    used = "".join(_texts_of(folder))
+    if wrong := sorted(name for name in beyond if name not in added or name in used):
+        raise BaseModelError(
+            f"{source} has {len(beyond)} tokens beyond the model's vocabulary of {config.vocab_size}, such as "
+            f"{wrong[0]!r} ({beyond[wrong[0]]})",
+            "the tokenizer of this model",
+            "fetch it again, or resize the model's embeddings",
+        )
+    return sorted(beyond)
+
+
+def _texts_of(folder: Path) -> Iterator[str]:
+    """Chat templates, and the tokens that begin and end texts."""
+    if (template := folder / TEMPLATE).is_file():
+        yield template.read_text(encoding="utf-8", errors="replace")
+    file = folder / SETTINGS
+    if not file.is_file():
+        return
+    settings: dict[str, Any] = parse_object(file.read_bytes(), str(file), BaseModelError, "fetch the base again")
+    for name in ("chat_template", "bos_token", "eos_token", "pad_token"):
+        yield str(settings.get(name) or "")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own report of tensors, and its progress bar."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
