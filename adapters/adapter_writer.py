@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import platform
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from streamspec.bundle.adapter_folder import (
     read_adapter,
 )
 from streamspec.errors import AdapterError
+from streamspec.prompt.template_file import SETTINGS, TEMPLATE
 
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
@@ -50,19 +52,19 @@ def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
 
 
 def copy_task_lora(source: Path, out: Path) -> None:
-    """Copies the task LoRA of `source` into the folder of the drafter trained over it."""
-    for name in (TASK_CONFIG, TASK_WEIGHTS):
-        write_bytes(out / name, (source / name).read_bytes())
+    """Copies the task LoRA of `source` into the folder of the drafter trained over it, and the chat template and the
+    tokenizer's settings where `source` has its own.
+    """
+    for name in (TASK_CONFIG, TASK_WEIGHTS, TEMPLATE, SETTINGS):
+        if name in (TASK_CONFIG, TASK_WEIGHTS) or (source / name).is_file():
+            write_bytes(out / name, (source / name).read_bytes())
 
 
 def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None:
-    """Raises AdapterError if `adapter` has no file `needed` or was trained on other weights. A plain PEFT folder names
-    none.
-    """
+    """Raises AdapterError if `adapter` has no file `needed` or was trained on other weights."""
     if not (adapter / needed).exists():
         raise AdapterError(f"{adapter} has no {needed}", "an adapter folder with it", f"check {option}")
-    if (adapter / STREAM_CONFIG).exists():
-        read_adapter(adapter).check_base(base.id, base.sha256)
+    read_adapter(adapter).check_base(base.id, base.sha256)
 
 
 def save_stage(path: Path, drafter: DraftingModel) -> None:
@@ -139,7 +141,7 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "method": config.method,
         "recipe": config.recipe if drafter else None,
         "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
-        "prompt_format": {"kind": config.format, "separator": config.separator},
+        "prompt_format": asdict(run.formatter.format),
         "streams": drafter,
     }
     write_json(config.out / STREAM_CONFIG, description)

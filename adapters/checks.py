@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from streamspec.adapters.adapter_writer import check_same_base
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.task_lora import check_adapter, format_of
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Formatter, TokenRow
 from streamspec.adapters.training_run import RUN_STATE, UNTOUCHED, WORK, say, task_lora
@@ -14,7 +13,9 @@ from streamspec.bundle.adapter_folder import (
     PROVENANCE,
     STREAM_CONFIG,
     STREAM_WEIGHTS,
+    TASK_CONFIG,
     TASK_WEIGHTS,
+    Adapter,
     read_adapter,
     streams_of,
 )
@@ -54,12 +55,24 @@ def check_out(config: TrainConfig) -> None:
         raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
 
 
+def read_target(config: TrainConfig, base: Base) -> Adapter | None:
+    """The target adapter, None where the run trains one or the base is the target. Refuses one that does not fit."""
+    path = task_lora(config)
+    if path is None:
+        return None
+    if not (path / STREAM_CONFIG).exists() and not (path / TASK_CONFIG).exists():
+        raise AdapterError(f"{path} has no {TASK_WEIGHTS}", "an adapter folder with it", "check --target-adapter")
+    target = read_adapter(path)
+    check_adapter(target, base, config.allow_base_mismatch, say)
+    if not (path / TASK_WEIGHTS).exists():
+        raise AdapterError(f"{path} has no {TASK_WEIGHTS}", "an adapter folder with it", "check --target-adapter")
+    return target
+
+
 def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
-    """Refuses a target adapter or a warm start that does not fit this base and these options."""
-    if config.target_adapter is not None and str(config.target_adapter) != UNTOUCHED:
-        check_same_base(config.target_adapter, base, "--target-adapter", TASK_WEIGHTS)
-        check_format(config, config.target_adapter)
-    elif config.target_adapter is not None and (config.target_adapter / TASK_WEIGHTS).exists():
+    """Refuses a warm start that does not fit this base and these options, and a target that may be meant otherwise."""
+    target = config.target_adapter
+    if target is not None and str(target) == UNTOUCHED and (target / TASK_WEIGHTS).exists():
         raise ConfigError(
             f"--target-adapter {UNTOUCHED}, and an adapter in a folder of that name",
             "the untouched base or that adapter",
@@ -70,16 +83,42 @@ def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
         config.drafter.check_warm_start(config.resolved | {"ns": ns}, streams_of(config.warm_start))
 
 
-def check_format(config: TrainConfig, target: Path) -> None:
-    """Refuses a prompt format other than the one `target` was trained with; a plain PEFT folder names none."""
-    if not (target / STREAM_CONFIG).exists():
-        return
-    own, given = read_adapter(target).prompt_format, PromptFormat(config.format, config.separator)
-    if (own.kind, own.kind == "raw" and own.separator) != (given.kind, given.kind == "raw" and given.separator):
+def chosen_format(config: TrainConfig, base: Base, target: Adapter | None) -> PromptFormat:
+    """The format that the options ask for, else the target adapter's, else raw without a separator.
+
+    Refuses one other than the target adapter was trained with. A plain PEFT folder names none: it is taken to be
+    trained with the chat template, where there is one.
+    """
+    given = PromptFormat.given(config.format, config.separator)
+    if target is None:
+        return given or PromptFormat()
+    own = format_of(base, target)
+    if target.prompt_format is None:
+        return given or own
+    if given and (own.kind, own.kind == "raw" and own.separator) != (
+        given.kind,
+        given.kind == "raw" and given.separator,
+    ):
         flags = f"--format {own.kind}" + f" --separator {own.separator!r}" * (own.kind == "raw")
         raise ConfigError(
-            f"--format {given.kind} --separator {given.separator!r}", f"the prompt format of {target}", f"give {flags}"
+            f"--format {given.kind} --separator {given.separator!r}",
+            f"the prompt format of {target.path}",
+            f"give {flags}, or neither",
         )
+    return own
+
+
+def joined_words(examples: list[Example], prompt_format: PromptFormat) -> str | None:
+    """Warns of raw prompts that run into their answers without a blank, as in `AgeTwelve`; None where most do not."""
+    pairs = [(e.prompt, e.completion) for e in examples if isinstance(e.prompt, str) and isinstance(e.completion, str)]
+    run_on = [(p, c) for p, c in pairs if p[-1:].isalnum() and c[:1].isalnum()]
+    if prompt_format.kind != "raw" or prompt_format.separator or len(run_on) * 2 <= len(pairs):
+        return None
+    prompt, answer = run_on[0]
+    return (
+        f"note: prompts run into their answers, as in {(prompt[-12:] + answer[:12])!r}; --separator puts something "
+        "between them (a newline was the default up to 0.1)"
+    )
 
 
 def check_answers(

@@ -11,10 +11,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
+from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.drafters.drafting_model import DraftingModel
+from streamspec.adapters.task_lora import merged
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import TokenRow, draft_vocabulary
 from streamspec.adapters.training_run import Run
@@ -40,9 +42,7 @@ def load_base(run: Run, dtype: torch.dtype) -> PreTrainedModel:
     """The base in training dtype, its layers' linear maps in `base_bits` where that is set, all weights frozen. Eager
     attention: on CPU its backward pass is faster than SDPA's (docs/lab/decisions).
     """
-    model = AutoModelForCausalLM.from_pretrained(
-        run.base.path, dtype=dtype, attn_implementation="eager", use_safetensors=True, **_quantization(run, dtype)
-    )
+    model = load_causal_lm(run.base.path, dtype=dtype, **_quantization(run, dtype))
     if run.device.type == "cuda" and model._supports_sdpa:
         model.set_attn_implementation("sdpa")
     for module in model.modules():
@@ -72,7 +72,7 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     if task is not None:
         try:
             check_task_lora(task)
-            model = PeftModel.from_pretrained(model, task).merge_and_unload()
+            model = merged(PeftModel.from_pretrained(model, task))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None
     return (model if run.config.base_bits else model.to(run.dtype)).requires_grad_(False)

@@ -6,10 +6,14 @@ A LoRA needs its rank to learn; the result often fits a much lower rank.
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from peft.utils.other import get_pattern_key
 from torch import Tensor
 
 from streamspec.adapters.adapter_writer import read_tensors, save_tensors, write_json
@@ -21,18 +25,13 @@ from streamspec.bundle.adapter_folder import (
     STREAM_WEIGHTS,
     TASK_CONFIG,
     TASK_WEIGHTS,
+    VARIANTS,
     read_adapter,
     read_json,
 )
 from streamspec.errors import AdapterError, ConfigError
 
-PLAIN_LORA = {
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "use_dora": False,
-    "use_rslora": False,
-    "lora_bias": False,
-}  # in PEFT's config
+LORA_A = ".lora_A"
 
 
 def shrink(adapter: Path, out: Path, rank: int) -> dict[str, float]:
@@ -65,39 +64,62 @@ def cut_task(folder: Path, rank: int) -> float | None:
     """Cuts the task LoRA of `folder`; the share kept, None where there is nothing to cut."""
     if not (folder / TASK_WEIGHTS).exists():
         return None
-    config = read_json(folder / TASK_CONFIG)
-    if config["r"] <= rank:
+    config, tensors = read_json(folder / TASK_CONFIG), read_tensors(folder / TASK_WEIGHTS)
+    ranks = {name: len(value) for name, value in tensors.items() if LORA_A in name}
+    if max(ranks.values(), default=0) <= rank:
         return None
-    for key, plain in PLAIN_LORA.items():
-        if config.get(key, plain) not in (plain, None):
-            raise AdapterError(f"{TASK_CONFIG}: {key} = {config[key]}", f"{plain}: a plain LoRA", "keep it as it is")
-    tensors, share = cut(read_tensors(folder / TASK_WEIGHTS), rank, config["lora_alpha"] / config["r"])
+    more = [title for key, title in VARIANTS.items() if config.get(key)]
+    more += ["an embedding's LoRA"] * any("lora_embedding_" in name for name in tensors)
+    if more:
+        raise AdapterError(f"{folder}: {', '.join(more)}", "a plain LoRA", "keep it as it is")
+    scales = {name: scaling(config, name, size) for name, size in ranks.items()}
+    tensors, share = cut(tensors, rank, scales)
     save_tensors(tensors, folder / TASK_WEIGHTS)
-    write_json(folder / TASK_CONFIG, config | {"r": rank, "lora_alpha": rank})
+    low = {module_of(name): size for name, size in ranks.items() if size < rank}
+    patterns = {"rank_pattern": low, "alpha_pattern": low, "use_rslora": False}  # a scale of 1 everywhere
+    write_json(folder / TASK_CONFIG, config | patterns | {"r": rank, "lora_alpha": rank})
     return share
+
+
+def scaling(config: dict[str, Any], name: str, size: int) -> float:
+    """What PEFT multiplies the product of the LoRA `name`, of rank `size`, by."""
+    patterns = config.get("alpha_pattern") or {}
+    alpha = patterns.get(get_pattern_key(patterns, module_of(name)), config["lora_alpha"])
+    return float(alpha / (math.sqrt(size) if config.get("use_rslora") else size))
+
+
+def module_of(name: str) -> str:
+    """The name in the model of the module that the tensor `name` is a LoRA of."""
+    return name.partition(LORA_A)[0].removeprefix("base_model.model.")
 
 
 def cut_streams(folder: Path, rank: int) -> float | None:
     """Cuts the streams' own LoRA of `folder`; the share kept, None where there is nothing to cut."""
-    described = read_json(folder / STREAM_CONFIG)
+    described = read_json(folder / STREAM_CONFIG) if (folder / STREAM_CONFIG).exists() else {"streams": None}
     lora = described["streams"] and described["streams"].get("lora")
     if not lora or lora["rank"] <= rank:
         return None
-    tensors, share = cut(read_tensors(folder / STREAM_WEIGHTS), rank, lora["alpha"] / lora["rank"])
+    tensors = read_tensors(folder / STREAM_WEIGHTS)
+    scale = lora["alpha"] / lora["rank"]
+    tensors, share = cut(tensors, rank, {name: scale for name in tensors if LORA_A in name})
     save_tensors(tensors, folder / STREAM_WEIGHTS)
     described["streams"]["lora"] = {"rank": rank, "alpha": float(rank)}
     write_json(folder / STREAM_CONFIG, described)
     return share
 
 
-def cut(tensors: dict[str, Tensor], rank: int, scale: float) -> tuple[dict[str, Tensor], float]:
-    """Every pair `lora_A` [r, in], `lora_B` [out, r] cut to `rank` with `scale` folded in, other tensors as they are;
-    the mean share kept.
+def cut(tensors: dict[str, Tensor], rank: int, scales: Mapping[str, float]) -> tuple[dict[str, Tensor], float]:
+    """Every pair `lora_A` [r, in], `lora_B` [out, r] cut to `rank`, with its scale by the name of `lora_A` folded in;
+    one of that rank or less keeps its rank. Other tensors stay as they are. Also returns the mean share kept.
     """
     out, shares = dict(tensors), []
-    for name in (n for n in tensors if "lora_A" in n):
-        other = name.replace("lora_A", "lora_B")
+    for name, scale in scales.items():
+        other = name.replace(LORA_A, ".lora_B")
         a, b = tensors[name].float(), tensors[other].float()
+        if len(a) <= rank:
+            out[other] = (b * scale).to(tensors[other].dtype)
+            shares.append(1.0)
+            continue
         # The singular values of B A are those of the small R_b R_a^T of the factors' QR decompositions.
         basis_a, small_a = torch.linalg.qr(a.T)
         basis_b, small_b = torch.linalg.qr(b * scale)

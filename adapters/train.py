@@ -11,6 +11,7 @@ Every stage can be interrupted and resumed.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,7 +22,16 @@ from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, loa
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
-from streamspec.adapters.checks import check_adapters, check_answers, check_out, contents, within
+from streamspec.adapters.checks import (
+    check_adapters,
+    check_answers,
+    check_out,
+    chosen_format,
+    contents,
+    joined_words,
+    read_target,
+    within,
+)
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
 from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
@@ -35,7 +45,6 @@ from streamspec.adapters.training.self_distillation import CompletionFile
 from streamspec.adapters.training_run import RUN_STATE, WORK, Run, answers_made_by, preview, say, task_lora
 from streamspec.data import Example, read_examples
 from streamspec.errors import ConfigError, DataError
-from streamspec.prompt.prompt_format import PromptFormat
 
 PACKAGES = {"tensorboard": "tensorboard", "base_bits": "bitsandbytes"}  # that an option needs
 
@@ -78,7 +87,12 @@ def prepare(config: TrainConfig) -> Run:
     ns = config.ns or max(1, round(layers / 3))
     if ns > layers:
         raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
-    formatter = Formatter(load_tokenizer(base), PromptFormat(config.format, config.separator))
+    target = read_target(config, base)
+    prompt_format = chosen_format(config, base, target)
+    config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
+    formatter = Formatter(load_tokenizer(base, target and target.path), prompt_format)
+    if warning := joined_words(examples, prompt_format):
+        say(warning)
     rows = within([formatter.row(e) for e in examples], config.max_length)
     val_rows = within([formatter.row(e) for e in val_examples[: config.val_rows]], config.max_length)
     if not rows or not val_rows:

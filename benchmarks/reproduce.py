@@ -73,6 +73,7 @@ Part = Iterator[tuple[Path | None, Command]]  # a result that makes the command 
 def train(data: Path, work: Path) -> Part:
     for task in TASKS:
         files = [*BASE, "--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
+        files += ["--separator", "\n"]
         lora, cut, out = (work / f"{task}{part}" for part in ("-lora", "-cut", ""))
         yield lora, ["train", *files, "--out", f"{lora}", *f"--method lora --lr 1e-3 {TASK_LORA[task]}".split()]
         yield cut, ["shrink", f"{lora}", "--rank", SHIPPED_RANK, "--out", f"{cut}"]
@@ -120,6 +121,7 @@ def train(data: Path, work: Path) -> Part:
 def arms(data: Path, work: Path) -> Part:
     for task in TASKS:
         files = [*BASE, "--data", f"{data}/{task}/train.jsonl", "--val", f"{data}/{task}/dev.jsonl"]
+        files += ["--separator", "\n"]
         for arm, recipe in ARMS.items():
             out = work / f"arm-{task}-{arm}"
             bundle = out.with_name(f"{out.name}-int8")

@@ -26,6 +26,7 @@ LOGGED = 10  # steps between two entries of a run's log
 def seconds_a_step(recipe: str, base: str, data: Path, out: Path, threads: int | None) -> float:
     """Trains once over `data` and reads the adapter's own log: time from the first entry to the last."""
     shortest = {"val_rows": 1, "max_new_tokens": 1}  # validation is not part of the comparison
+    shortest["separator"] = "\n"
     train(TrainConfig(base=base, data=data, out=out, threads=threads, save_steps=10**6, **shortest, **RECIPES[recipe]))
     log = next(iter(json.loads((out / PROVENANCE).read_text())["log"].values()))
     entries = [entry for entry in log if entry["step"] % LOGGED == 0]

@@ -16,10 +16,20 @@ from streamspec.export.deployment_target import Target
 from streamspec.export.onnxruntime_genai import export_genai
 from streamspec.export.swappable_bundle import adapt, export_swappable
 from streamspec.export.validate.perplexity import HeldOut
+from streamspec.prompt.prompt_format import PromptFormat
 
 export = export_bundle
 
-__all__ = ["HeldOut", "Target", "adapt", "export", "export_bundle", "export_genai", "export_swappable"]
+__all__ = [
+    "HeldOut",
+    "PromptFormat",
+    "Target",
+    "adapt",
+    "export",
+    "export_bundle",
+    "export_genai",
+    "export_swappable",
+]
 
 # Names of modules up to 0.1, which pickles of these classes carry. Kept for one minor version.
 sys.modules[f"{__name__}.quality"] = sys.modules[HeldOut.__module__]

@@ -17,13 +17,13 @@ from tokenizers import Tokenizer
 
 from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.task_lora import check_adapter, format_of, template_of
 from streamspec.adapters.training.data import TokenRow
 from streamspec.bundle.adapter_folder import Adapter, read_adapter
 from streamspec.bundle.manifest import (
     CHOICE,
     COMPACT,
     MODEL,
-    TEMPLATE,
     BaseInfo,
     DraftTreeInfo,
     Manifest,
@@ -89,11 +89,13 @@ def export_bundle(
     held_out: HeldOut | None = None,
     block_size: int | None = None,
     target: Target = PLAIN_CPU,
+    prompt_format: PromptFormat | None = None,
+    allow_base_mismatch: bool = False,
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
     - `base`: a Hugging Face folder, a GGUF file, a hub id or `smollm2-135m`.
-    - `adapter`: adapter folder; None exports the base alone.
+    - `adapter`: adapter folder of `train`, or a LoRA of PEFT; None exports the base alone.
     - `precision`: fp32, fp16, int8 or int4. `block_size`: weights that share a scale in int4, 32 (default) or 128.
     - `force`: replaces an existing bundle.
     - `progress`: called with one line per step (default: prints to stderr).
@@ -102,6 +104,9 @@ def export_bundle(
     - `held_out`: data whose perplexity in the bundle and in PyTorch is written to `manifest.parity`, beside that of a
       general text (`bundle.precision_cost` says both in words).
     - `target`: the hardware that the graph is shaped for.
+    - `prompt_format`: how prompts become text, where no adapter of `train` records it. Default: the base's chat
+      template (or the one beside a LoRA of PEFT), else raw without a separator.
+    - `allow_base_mismatch`: takes a LoRA of PEFT whose configuration names another base.
 
     Raises StreamspecError; `out` then stays as it was.
     """
@@ -109,7 +114,8 @@ def export_bundle(
     kind = target.precision(precision, block_size)
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
-    resolved, described = resolve_pair(base, adapter, say)
+    resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
+    layout = choose_format(resolved, described, prompt_format)
     if held_out is not None:
         held_out.read()  # its faults are reported before the long work
     with bundle_folder(out, force) as folder:
@@ -117,13 +123,13 @@ def export_bundle(
         parts = _load(resolved, described)
         if target.static:
             parts = _static_parts(parts, target, say)
-        tokenizer = copy_tokenizer(resolved, folder)
+        tokenizer = copy_tokenizer(resolved, folder, described and described.path)
         manifest = replace(
-            describe_bundle(parts, precision, tokenizer, (folder / TEMPLATE).is_file()),
+            describe_bundle(parts, precision, tokenizer, layout),
             provider=target.name,
             block_size=block_size,
         )
-        rows = held_out.rows(resolved, manifest.prompt_format, parts.spec.context_length) if held_out else []
+        rows = _held_out_rows(held_out, parts, manifest) if held_out else []
         texts = {ANSWERS: rows} | texts_for(precision, tokenizer, parts.spec, slow=parts.static is not None)
         reference = _run_pytorch(parts, tokenizer, texts, say)
         graph = _graph(parts, kind, tokenizer, stream_weights, say)
@@ -136,13 +142,42 @@ def export_bundle(
         return complete(folder, manifest, say)
 
 
-def resolve_pair(base: str | Path, adapter: str | Path | None, say: Progress) -> tuple[Base, Adapter | None]:
+def _held_out_rows(held_out: HeldOut, parts: Parts, manifest: Manifest) -> list[TokenRow]:
+    adapter = parts.adapter.path if parts.adapter else None
+    return held_out.rows(parts.base, manifest.prompt_format, parts.spec.context_length, adapter)
+
+
+def resolve_pair(
+    base: str | Path, adapter: str | Path | None, say: Progress, allow_base_mismatch: bool = False
+) -> tuple[Base, Adapter | None]:
     """Resolves a base and reads an adapter. Raises AdapterError where they do not belong together."""
-    resolved = resolve_base(base, say)
     described = read_adapter(Path(adapter)) if adapter is not None else None
+    resolved = resolve_base(base, say)
     if described is not None:
-        described.check_base(resolved.id, resolved.sha256)
+        check_adapter(described, resolved, allow_base_mismatch, say)
     return resolved, described
+
+
+def choose_format(base: Base, adapter: Adapter | None, given: PromptFormat | None) -> PromptFormat:
+    """The adapter's prompt format, or the one given, or the base's chat template, or raw without a separator.
+
+    Raises ConfigError for one given beside an adapter that records its own, and for chats without a chat template.
+    """
+    recorded = adapter.prompt_format if adapter else None
+    if adapter is not None and recorded is not None and given is not None:
+        raise ConfigError(
+            f"a prompt format beside {adapter.path}",
+            f"the one it was trained with ({recorded.kind})",
+            "leave --format and --separator out",
+        )
+    own = given or format_of(base, adapter)
+    if own.kind == "chat" and template_of(base, adapter and adapter.path) is None:
+        raise ConfigError(
+            f"the prompt format chat for {base.id}, which has no chat template",
+            "a base with chat_template.jinja",
+            "use --format raw, or put the template into the base's folder",
+        )
+    return own
 
 
 @dataclass(frozen=True)
@@ -248,10 +283,8 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
     return smooth.smooth(model, spec, source, tokens, precision.simulation)
 
 
-def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, templated: bool) -> Manifest:
-    """Describes a bundle before anything is measured. `templated`: the base has a chat template, which it is used
-    through where there is no adapter.
-    """
+def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_format: PromptFormat) -> Manifest:
+    """Describes a bundle before anything is measured."""
     base, adapter, spec = parts.base, parts.adapter, parts.spec
     method = adapter.method if adapter else "lora"
     return Manifest(
@@ -270,10 +303,10 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, template
             hidden_size=spec.hidden,
             context_length=spec.context_length,
             bos_token_id=spec.bos_token_id,
-            eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids),
+            eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter and adapter.path),
             caches=spec.caches,
         ),
-        prompt_format=adapter.prompt_format if adapter else PromptFormat("chat" if templated else "raw"),
+        prompt_format=prompt_format,
         streams=parts.streams.info(parts.candidates) if parts.streams else None,
         trees=parts.trees,
         static=parts.static,

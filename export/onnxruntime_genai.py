@@ -143,11 +143,12 @@ def export_genai(
     precision: str = "int8",
     force: bool = False,
     progress: Progress | None = None,
+    allow_base_mismatch: bool = False,
 ) -> dict[str, Any]:
     """Exports base and task LoRA, without the drafter, as the folder `out` for onnxruntime-genai.
 
-    Returns the differences from PyTorch. `precision`, `progress` and errors as for `export_bundle`; `force` replaces an
-    older folder of this kind, and no other.
+    Returns the differences from PyTorch. `precision`, `progress`, `allow_base_mismatch` and errors as for
+    `export_bundle`; `force` replaces an older folder of this kind, and no other.
     """
     say, kind, target = progress or to_stderr, precision_named(precision), Path(os.path.realpath(out))
     if (
@@ -160,7 +161,7 @@ def export_genai(
             f"a new folder, or with --force one that holds {CONFIG}",
             "choose another --out",
         )
-    resolved, described = resolve_pair(base, adapter, say)
+    resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     if not FAMILIES[resolved.model_type].all_attention:
         raise BaseModelError(
             f"`{resolved.model_type}`, a model with short convolutions, for onnxruntime-genai",
@@ -171,7 +172,7 @@ def export_genai(
         say("loading the base")
         model = load_model(resolved, described, whole=False)
         spec = describe(model)
-        tokenizer = copy_tokenizer(resolved, folder)
+        tokenizer = copy_tokenizer(resolved, folder, described and described.path)
         if (settings := resolved.path / SETTINGS).is_file():
             shutil.copyfile(settings, folder / SETTINGS)
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
@@ -191,7 +192,7 @@ def export_genai(
             )
             report[name] = found = measured.compare(losses)
             say(cost(precision, found, MEASURED[name], spec.vocab))
-        write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids))
+        write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids, described and described.path))
         return report
 
 

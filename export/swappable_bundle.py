@@ -19,12 +19,12 @@ from tokenizers import Tokenizer
 
 from streamspec import __version__
 from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.task_lora import check_adapter, template_of
 from streamspec.atomic import new_folder
-from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, read_adapter, read_json
+from streamspec.bundle.adapter_folder import TASK_CONFIG, Adapter, more_than_low_rank, read_adapter, read_json
 from streamspec.bundle.files import verify_files
 from streamspec.bundle.manifest import (
     MODEL,
-    TEMPLATE,
     TOKENIZER,
     BaseInfo,
     DraftTreeInfo,
@@ -49,6 +49,7 @@ from streamspec.export.bundle_writer import (
     DEFAULT_ROWS,
     Parts,
     Progress,
+    choose_format,
     complete,
     describe_bundle,
     to_stderr,
@@ -72,6 +73,8 @@ from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
 from streamspec.export.validate.perplexity import measure_all, perplexities
 from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
+from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.prompt.template_file import special_token
 from streamspec.step_graph import STREAM_LORA, TASK_LORA
 
 
@@ -82,17 +85,21 @@ def export_swappable(
     precision: str = "int8",
     force: bool = False,
     progress: Progress | None = None,
+    prompt_format: PromptFormat | None = None,
+    allow_base_mismatch: bool = False,
 ) -> Manifest:
     """Exports `base` as the swappable bundle `out`, with `adapters` in it, and returns its manifest.
 
     Each adapter gets its folder's name. The graph reserves capacity for these adapters; `adapt` adds further ones that
-    need no more. Other arguments as for `export_bundle`. Raises also AdapterError for drafters other than streams, and
-    for a LoRA that is more than low-rank updates of linear maps.
+    need no more. Other arguments as for `export_bundle`; `prompt_format` is that of the base and of adapters that
+    record none. Raises also AdapterError for drafters other than streams, for a LoRA that is more than low-rank updates
+    of linear maps, and for one with a chat template or an end token of its own.
     """
     if precision == "fp16":
         raise ConfigError("a swappable bundle in fp16", "fp32, int8 or int4: it runs on CPUs", "choose one of them")
     say, kind = progress or to_stderr, precision_named(precision)
     resolved = resolve_base(base, say)
+    layout = choose_format(resolved, None, prompt_format)
     described = {_name(Path(path).resolve().name): read_adapter(Path(path)) for path in adapters}
     if len(described) < len(adapters):
         raise ConfigError(
@@ -100,10 +107,12 @@ def export_swappable(
             "folders with names of their own",
             "rename one, or add it later with `streamspec adapt --name`",
         )
-    for adapter in described.values():
-        _check(adapter, resolved.id, resolved.sha256)
+    for name, adapter in described.items():
+        check_adapter(adapter, resolved, allow_base_mismatch, say)
+        _check(adapter)
+        described[name] = _with_format(adapter, resolved, prompt_format)
     with bundle_folder(out, force) as folder:
-        bundle = _write_base(folder, resolved, list(described.values()), kind, say)
+        bundle = _write_base(folder, resolved, list(described.values()), kind, layout, say)
         for name, adapter in described.items():
             say(f"adapter {name}")
             (folder / ADAPTERS / name).mkdir(parents=True)
@@ -121,7 +130,9 @@ class _Bundle:
     scales: Scales
 
 
-def _write_base(folder: Path, base: Base, adapters: Sequence[Adapter], kind: Precision, say: Progress) -> _Bundle:
+def _write_base(
+    folder: Path, base: Base, adapters: Sequence[Adapter], kind: Precision, layout: PromptFormat, say: Progress
+) -> _Bundle:
     """Writes the bundle of the base alone, with room for the drafters of `adapters`."""
     say("loading the base")
     model = load_model(base, None, whole=False)
@@ -141,7 +152,9 @@ def _write_base(folder: Path, base: Base, adapters: Sequence[Adapter], kind: Pre
     if scales.columns:
         scales.save(folder / SCALES)
     parts = Parts(base, None, None, spec, None, None, room.candidates)
-    manifest = describe_bundle(parts, kind.name, tokenizer, (folder / TEMPLATE).is_file())
+    manifest = describe_bundle(parts, kind.name, tokenizer, layout)
+    for adapter in adapters:
+        _check_end(adapter, manifest, tokenizer)
     del graph, source, model  # the session and the model need not be in memory together
     say("comparing with PyTorch")
     session = open_session(folder / MODEL)
@@ -163,12 +176,15 @@ def adapt(
     base: str | Path | None = None,
     force: bool = False,
     progress: Progress | None = None,
+    prompt_format: PromptFormat | None = None,
+    allow_base_mismatch: bool = False,
 ) -> Path:
     """Converts an adapter folder for a swappable bundle and returns the folder it wrote.
 
     - `name`: the adapter's name in the bundle (default: its folder's). `out`: a folder to write to instead.
     - `base`: the bundle's base, if the id in its manifest does not lead to it.
     - `force`: replaces an existing adapter of that name.
+    - `prompt_format`, `allow_base_mismatch`: of a LoRA of PEFT, as for `export_bundle`.
 
     Writes the folder whole or not at all. Raises AdapterError for an adapter of another base or one that exceeds the
     bundle's capacity, BundleError and ConfigError.
@@ -185,7 +201,8 @@ def adapt(
             f"{target} is there already", "a new folder, or with --force an adapter to replace", "choose another name"
         )
     described = read_adapter(source)
-    _check(described, manifest.base.id, manifest.base.sha256)
+    described.check_base(manifest.base.id, manifest.base.sha256)
+    _check(described)
     resolved = resolve_base(base or manifest.base.id, say)
     if resolved.sha256 != manifest.base.sha256:
         raise AdapterError(
@@ -193,12 +210,15 @@ def adapt(
             f"the bundle's base, {manifest.base.id} (weights {manifest.base.sha256[:12]})",
             "name it with --base",
         )
+    check_adapter(described, resolved, allow_base_mismatch, say)
+    described = _with_format(described, resolved, prompt_format)
     try:
         tokenizer, session = Tokenizer.from_file(str(folder / TOKENIZER)), open_session(folder / MODEL)
     except Exception as error:  # neither library has a class of its own for this
         raise BundleError(
             f"{folder}: {error}", "a tokenizer and a graph that load", "export the bundle again"
         ) from None
+    _check_end(described, manifest, tokenizer)
     tokens = passage(tokenizer, manifest.model.vocab_size, manifest.model.context_length)
     opened = _Bundle(manifest, session, tokens, Scales.load(folder / SCALES) if SCALES in manifest.files else Scales())
     with new_folder(target) as staging:
@@ -248,7 +268,7 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
             graph=fingerprint(manifest),
             method=adapter.method,
             recipe=adapter.recipe,
-            prompt_format=adapter.prompt_format,
+            prompt_format=adapter.prompt_format or PromptFormat(),
             streams=info,
             trees=DraftTreeInfo(nodes, min(DEFAULT_ROWS, len(nodes))) if nodes else None,
             ranks=ranks,
@@ -259,14 +279,33 @@ def _write(folder: Path, bundle: _Bundle, base: Base, adapter: Adapter) -> None:
     )
 
 
-def _check(adapter: Adapter, base: str, sha256: str) -> None:
-    adapter.check_base(base, sha256)
+def _with_format(adapter: Adapter, base: Base, given: PromptFormat | None) -> Adapter:
+    """The adapter with its prompt format. Raises AdapterError where it has a chat template of its own: a swappable
+    bundle has the base's.
+    """
+    layout = choose_format(base, adapter, given if adapter.prompt_format is None else None)
+    if layout.kind == "chat" and template_of(base, adapter.path) != template_of(base, None):
+        raise _not_here(adapter, "a chat template of its own", "the base's chat template")
+    return replace(adapter, prompt_format=layout)
+
+
+def _check_end(adapter: Adapter, bundle: Manifest, tokenizer: Tokenizer) -> None:
+    """Raises AdapterError where the adapter ends its answers with a token at which the bundle does not stop."""
+    text = special_token(adapter.path, "eos_token")
+    if text is not None and tokenizer.token_to_id(text) not in (None, *bundle.model.eos_token_ids):
+        raise _not_here(adapter, f"an end token of its own, {text}", "the base's end tokens")
+
+
+def _not_here(adapter: Adapter, found: str, expected: str) -> AdapterError:
+    return AdapterError(f"{adapter.path}: {found}", expected, "export it merged, without --swappable")
+
+
+def _check(adapter: Adapter) -> None:
+    """Raises AdapterError for a drafter that is not streams, and for a task LoRA that a swappable graph cannot take."""
     if adapter.streams is not None and not DRAFTERS[adapter.method].swappable:
-        raise AdapterError(
-            f"{adapter.path}: a drafter of method {adapter.method}",
-            " or ".join(METHODS),
-            "export it merged, without --swappable",
-        )
+        raise _not_here(adapter, f"a drafter of method {adapter.method}", " or ".join(METHODS))
+    if adapter.has_task_lora and (more := more_than_low_rank(adapter.path)):
+        raise _not_here(adapter, f"a task LoRA with {' and '.join(more)}", "low-rank updates of linear maps alone")
     rank = _rank(adapter)
     if rank > PIECE:
         raise AdapterError(

@@ -313,6 +313,18 @@ FAMILIES = {
 }
 
 
+# Multimodal checkpoints whose text part is a model of a family above: the module that holds it. Attention over text
+# must be causal (PaliGemma's is not).
+TEXT_PARTS = {
+    "gemma3": "language_model",
+    "idefics3": "text_model",
+    "internvl": "language_model",
+    "llava": "language_model",
+    "mistral3": "language_model",
+    "smolvlm": "text_model",
+}
+
+
 def switched(config: Any, switch: bool | str | None) -> bool:
     """A fact of a family, or the value of the config switch of that name."""
     return bool(getattr(config, switch, False)) if isinstance(switch, str) else bool(switch)

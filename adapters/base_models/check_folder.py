@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedConfig
-from transformers.utils import logging
+from transformers import PreTrainedConfig
 
 from streamspec.adapters.base_models.config_fields import check_config, read_config
+from streamspec.adapters.base_models.text_part import left_out, load_reported
 from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import parse_object
 
 # Tables that older versions of transformers saved and newer ones compute.
 HARMLESS = re.compile(r"(\.masked_bias|\.attn\.bias|\.attention\.bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))$")
-TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+CONFIG, TOKENIZER, SETTINGS, TEMPLATE = "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
 def check_folder(folder: Path, say: Callable[[str], None]) -> None:
@@ -31,6 +30,9 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
     tokens that are left alone.
     """
     config = read_config(folder)
+    source = parse_object((folder / CONFIG).read_bytes(), str(folder / CONFIG), BaseModelError, "fetch the base again")
+    if modules := left_out(folder, str(source.get("model_type"))):
+        say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     if left := check_config(config):
         say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
     check_tensors(folder)
@@ -41,20 +43,16 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
 def check_tensors(folder: Path) -> None:
     """Raises BaseModelError unless the files hold exactly the model's tensors, in its shapes."""
     stored_tensors(folder)  # cut files are named before transformers reads them
-    with _quiet():
-        try:
-            _, report = AutoModelForCausalLM.from_pretrained(
-                folder, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True, use_safetensors=True
-            )
-        except Exception as error:  # transformers and torch raise all kinds of errors for sizes that do not go together
-            raise BaseModelError(
-                f"{folder}: transformers cannot make its model ({type(error).__name__}: {error})",
-                "a config and weights of one model",
-                "fetch the base again",
-            ) from None
-    shapes = [f"{name} of {tuple(found)}, not {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
-    besides = [name for name in report["unexpected_keys"] if not HARMLESS.search(name)]
-    groups = {"no": list(report["missing_keys"]), "besides its tensors": besides, "with another shape": shapes}
+    try:
+        _, missing, besides, shapes = load_reported(folder, device_map="meta", ignore_mismatched_sizes=True)
+    except Exception as error:  # transformers and torch raise all kinds of errors for sizes that do not go together
+        raise BaseModelError(
+            f"{folder}: transformers cannot make its model ({type(error).__name__}: {error})",
+            "a config and weights of one model",
+            "fetch the base again",
+        ) from None
+    besides = [name for name in besides if not HARMLESS.search(name)]
+    groups = {"no": missing, "besides its tensors": besides, "with another shape": shapes}
     if faults := [f"{kind} {_some(names)}" for kind, names in groups.items() if names]:
         raise BaseModelError(
             f"{folder} holds {'; '.join(faults)}",
@@ -104,17 +102,3 @@ def _texts_of(folder: Path) -> Iterator[str]:
     settings: dict[str, Any] = parse_object(file.read_bytes(), str(file), BaseModelError, "fetch the base again")
     for name in ("chat_template", "bos_token", "eos_token", "pad_token"):
         yield str(settings.get(name) or "")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' own report of tensors, and its progress bar."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -17,6 +17,7 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from streamspec.adapters.base_models.text_part import text_config
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
 
@@ -235,9 +236,11 @@ def _names_of(module: str) -> tuple[dict[str, ast.AST], dict[str, tuple[str, str
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
-    """Returns the config of a Hugging Face folder. Raises BaseModelError where transformers cannot read it."""
+    """Returns the config of a Hugging Face folder, of a multimodal model that of its text part. Raises BaseModelError
+    where transformers cannot read it.
+    """
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder)
+        config = text_config(AutoConfig.from_pretrained(folder))
     except Exception as error:  # its checks of single fields raise all kinds of errors
         raise BaseModelError(
             f"{folder / 'config.json'} cannot be read ({type(error).__name__}: {error})",

@@ -165,10 +165,12 @@ def _from_hub(name: str, say: Progress) -> Base:
 
 
 def _model_type(folder: Path) -> str:
-    from streamspec.model_families import FAMILIES
+    from streamspec.model_families import FAMILIES, TEXT_PARTS
 
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
+    if model_type in TEXT_PARTS:
+        return _text_type(folder)
     if model_type is None:
         raise BaseModelError(
             f"{folder / 'config.json'} names no model_type",
@@ -182,6 +184,13 @@ def _model_type(folder: Path) -> str:
             "choose a base of one of these families",
         )
     return str(model_type)
+
+
+def _text_type(folder: Path) -> str:
+    """The family of a multimodal checkpoint's text part, as transformers reads the config."""
+    from streamspec.adapters.base_models.config_fields import read_config
+
+    return str(read_config(folder).model_type)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -294,4 +294,5 @@ def exit_loss(model: StreamingModel, step: FitStep) -> Tensor:
     labels = vocabulary_index(picked.roots, step.lookup)
     counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
     entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
-    return head_losses(model, model.exit_states(entry), labels[counts], step.vocabulary).mean()
+    losses = head_losses(model, model.exit_states(entry), labels[counts], step.vocabulary)
+    return losses.mean() if len(losses) else losses.sum()  # the mean of nothing is no number

@@ -45,8 +45,13 @@ class InputOptions:
     target_adapter: Path | None = option(
         None, 'staged: folder of the task LoRA that is the target; "base": the base itself; default: trained first'
     )
-    format: str = option("raw", "prompt format", choices=KINDS)
-    separator: str = option("\n", "raw: text between prompt and completion")
+    allow_base_mismatch: bool = option(
+        False, "take a target adapter that PEFT saved and whose configuration names another base"
+    )
+    format: str | None = option(None, "prompt format; default: the target adapter's, else raw", choices=KINDS)
+    separator: str | None = option(
+        None, "raw: text between prompt and completion; default: the target adapter's, else none"
+    )
     warm_start: Path | None = option(
         None, "streaming, staged: begin with the streams of this adapter instead of fresh ones"
     )

@@ -46,9 +46,13 @@ class HeldOut:
             )
         return examples
 
-    def rows(self, base: Base, prompt_format: PromptFormat, context_length: int) -> list[TokenRow]:
-        """Tokenizes the rows. Raises DataError for a row that the context cannot hold."""
-        formatter = Formatter(load_tokenizer(base), prompt_format)
+    def rows(
+        self, base: Base, prompt_format: PromptFormat, context_length: int, adapter: Path | None = None
+    ) -> list[TokenRow]:
+        """Tokenizes the rows, with the template beside `adapter` if there is one. Raises DataError for a row that the
+        context cannot hold.
+        """
+        formatter = Formatter(load_tokenizer(base, adapter), prompt_format)
         rows = [(example, formatter.row(example)) for example in self.read()]
         for example, row in rows:
             if len(row.input_ids) >= context_length:

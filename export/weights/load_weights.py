@@ -11,11 +11,12 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.base_models.weight_files import stored_dtype
+from streamspec.adapters.task_lora import is_embedding, merged
 from streamspec.bundle.adapter_folder import (
     RESTORE,
     TASK_CONFIG,
@@ -84,31 +85,33 @@ class ModelSource:
 def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
     """The target with eager attention: the base in float32 with the task LoRA merged or, unless `whole`, at rest in its
     files' dtype with the LoRA beside it, to be read through `lazy_weights.Float32Decoder`."""
-    model = AutoModelForCausalLM.from_pretrained(
-        base.path,
-        dtype="float32" if whole else stored_dtype(base.path),
-        attn_implementation="eager",
-        use_safetensors=True,
-    )
+    model: Any = load_causal_lm(base.path, dtype="float32" if whole else stored_dtype(base.path))
     if adapter is not None and adapter.has_task_lora:
         from peft import PeftModel
 
         check_task_lora(adapter.path)
         try:
             tuned = PeftModel.from_pretrained(model, str(adapter.path))
-            _check_loaded(tuned, adapter)
-            settings = tuned.active_peft_config
-            if not whole and (
-                getattr(settings, "modules_to_save", None) or getattr(settings, "trainable_token_indices", None)
-            ):
-                return load_model(base, adapter)  # whole modules would be rounded to the base's dtype
-            model = tuned.merge_and_unload(safe_merge=True) if whole else tuned.base_model.model
+            _check_loaded(tuned, adapter, base)
+            if not whole and _adapts_whole_modules(tuned):
+                return load_model(base, adapter)  # they would be rounded to the base's dtype, or taken to be tied
+            model = merged(tuned) if whole else tuned.base_model.model
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RESTORE) from None
     return model.eval().requires_grad_(False)
 
 
-def _check_loaded(tuned: Any, adapter: Adapter) -> None:
+def _adapts_whole_modules(tuned: Any) -> bool:
+    """Whether the adapter replaces modules or rows of them, or changes the embedding or the LM head."""
+    settings, model = tuned.active_peft_config, tuned.get_base_model()
+    return bool(
+        getattr(settings, "modules_to_save", None)
+        or getattr(settings, "trainable_token_indices", None)
+        or any(isinstance(end, LoraLayer) for end in (model.get_input_embeddings(), model.get_output_embeddings()))
+    )
+
+
+def _check_loaded(tuned: Any, adapter: Adapter, base: Base) -> None:
     """Raises AdapterError unless every tensor of the task LoRA came from its file, every tensor of the file is of the
     LoRA, and all are finite: PEFT only warns.
     """
@@ -119,9 +122,7 @@ def _check_loaded(tuned: Any, adapter: Adapter) -> None:
             load_file(adapter.path / TASK_WEIGHTS),
         )
     )
-    known = {
-        name for name in saved if name.endswith(".base_layer.weight")
-    }  # PEFT keeps a copy of embeddings that it adapts
+    known = {name for name in saved - expected if is_embedding(name)}  # PEFT keeps copies beside what it adapts
     faults = [f"no {name}" for name in sorted(expected - saved)] + [
         f"unknown {name}" for name in sorted(saved - expected - known)
     ]
@@ -131,9 +132,7 @@ def _check_loaded(tuned: Any, adapter: Adapter) -> None:
         if "lora_" in name and not bool(value.isfinite().all())
     ]
     if faults:
-        raise AdapterError(
-            f"task LoRA of {adapter.path}: {'; '.join(faults[:4])}", f"a LoRA for {adapter.base_id}", RESTORE
-        )
+        raise AdapterError(f"task LoRA of {adapter.path}: {'; '.join(faults[:4])}", f"a LoRA for {base.id}", RESTORE)
 
 
 def task_lora(model: Any, adapter: Adapter, spec: DecoderSpec) -> Lora:

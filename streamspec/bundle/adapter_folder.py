@@ -7,6 +7,7 @@ reads them.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +15,23 @@ from typing import Any
 
 from streamspec.bundle.manifest import METHODS
 from streamspec.errors import AdapterError
-from streamspec.json_fields import parse_object
+from streamspec.json_fields import MAX_JSON, parse_object
 from streamspec.prompt.prompt_format import PromptFormat
 
 FORMAT_VERSION = 1
 TASK_CONFIG, TASK_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # PEFT's own names
 STREAM_CONFIG, STREAM_WEIGHTS = "streamspec_config.json", "streamspec.safetensors"
 ACCEPTANCE, PROVENANCE = "acceptance.json", "training.json"
+BIN_WEIGHTS = "adapter_model.bin"  # a pickle: never read
 RESTORE = "train the adapter again or restore the file"
 MAX_LORA_RANK, MAX_PATTERN = 4096, 500
-# Settings of PEFT that import modules by name, copy layers, or compute something of the base while the LoRA is loaded:
+# Settings of PEFT that import modules by name, copy layers, compute something of the base while the LoRA is loaded, or
+# make it more than a product that is always added:
 NOT_NEEDED = (
+    "alora_invocation_tokens",
+    "target_parameters",
+    "use_bdlora",
+    "use_qalora",
     "megatron_config",
     "layer_replication",
     "loftq_config",
@@ -34,6 +41,8 @@ NOT_NEEDED = (
     "arrow_config",
     "runtime_config",
 )
+WHOLE = {"modules_to_save": "whole modules", "trainable_token_indices": "rows of the embedding"}
+VARIANTS = {"use_dora": "DoRA", "lora_bias": "a bias of its own"}
 REPEATED_GROUP = re.compile(r"\)[*+{]")  # in a regular expression, a repeated group: may take exponential time
 
 
@@ -52,26 +61,29 @@ def odd_draft_layer(
 
 @dataclass(frozen=True)
 class Adapter:
-    """`streamspec_config.json` of an adapter folder. `streams` is its section of that name, None for a plain
-    fine-tune.
+    """`streamspec_config.json` of an adapter folder, or `adapter_config.json` of a LoRA that PEFT saved alone.
+
+    `streams` is the section of that name, None for a plain fine-tune. PEFT knows its base by name at most, and no
+    prompt format: `base_id`, `base_sha256`, `model_type` and `prompt_format` are None for what a folder does not tell.
     """
 
     path: Path
     method: str
     recipe: str | None
-    base_id: str
-    base_sha256: str
-    model_type: str
-    prompt_format: PromptFormat
+    base_id: str | None
+    base_sha256: str | None
+    model_type: str | None
+    prompt_format: PromptFormat | None
     streams: dict[str, Any] | None
+    base_revision: str | None = None
 
     @property
     def has_task_lora(self) -> bool:
         return (self.path / TASK_CONFIG).exists()
 
     def check_base(self, id: str, sha256: str) -> None:
-        """Raises AdapterError unless the adapter was trained on the base with these weights."""
-        if self.base_sha256 != sha256:
+        """Raises AdapterError unless the adapter was trained on the base with these weights, as far as it tells."""
+        if self.base_sha256 is not None and self.base_sha256 != sha256:
             raise AdapterError(
                 f"{self.path} was trained on {self.base_id} (weights {self.base_sha256[:12]})",
                 f"{id} (weights {sha256[:12]})",
@@ -82,8 +94,14 @@ class Adapter:
 def read_adapter(path: Path) -> Adapter:
     """Reads and checks the configuration of an adapter folder. Raises AdapterError."""
     file = path / STREAM_CONFIG
+    if not file.exists() and (path / TASK_CONFIG).is_file():
+        return _plain_lora(path)
     if not file.exists():
-        raise AdapterError(f"{path} has no {file.name}", "an adapter folder of `streamspec train`", "check the path")
+        raise AdapterError(
+            f"{path} has no {STREAM_CONFIG} and no {TASK_CONFIG}",
+            "an adapter folder of `streamspec train`, or a LoRA of PEFT",
+            "check the path",
+        )
     raw = read_json(file)
     try:
         adapter = Adapter(
@@ -108,6 +126,17 @@ def read_adapter(path: Path) -> Adapter:
             RESTORE,
         )
     return adapter
+
+
+def _plain_lora(path: Path) -> Adapter:
+    """A LoRA that PEFT saved, from TRL, Unsloth, Axolotl or a script."""
+    check_task_lora(path)
+    raw = read_json(path / TASK_CONFIG)
+    named, revision = (
+        value if isinstance(value, str) and value else None
+        for value in (raw.get("base_model_name_or_path"), raw.get("revision"))
+    )
+    return Adapter(path, "lora", None, named, None, None, None, None, revision)
 
 
 def streams_of(adapter: Path) -> dict[str, Any]:
@@ -148,6 +177,12 @@ def check_task_lora(folder: Path) -> None:
         faults.append("a pattern of modules that may take for ever")
     if type(start) is not bool and start != "gaussian":
         faults.append(f"init_lora_weights {str(start)[:60]}")
+    if not (folder / TASK_WEIGHTS).is_file() and (folder / BIN_WEIGHTS).is_file():
+        raise AdapterError(
+            f"{folder} holds {BIN_WEIGHTS}, a pickle, which can run code",
+            TASK_WEIGHTS,
+            "convert it where you trust it: PeftModel.from_pretrained(base, folder).save_pretrained(folder)",
+        )
     if not (folder / TASK_WEIGHTS).is_file():
         faults.append(f"no {TASK_WEIGHTS}")
     if faults:
@@ -156,6 +191,25 @@ def check_task_lora(folder: Path) -> None:
             f"a plain LoRA of ranks up to {MAX_LORA_RANK} in {TASK_WEIGHTS}",
             RESTORE,
         )
+
+
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in a safetensors file, by name, from its header alone. Raises AdapterError."""
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(size, MAX_JSON)))
+        return {name: tuple(map(int, one["shape"])) for name, one in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise AdapterError(f"{file}: {type(error).__name__} {error}", "a safetensors file", RESTORE) from None
+
+
+def more_than_low_rank(folder: Path) -> list[str]:
+    """What the task LoRA in `folder` has beside low-rank updates of linear maps, in words; empty for a plain one."""
+    raw = read_json(folder / TASK_CONFIG)
+    found = [f"{title} ({', '.join(map(str, raw[key]))})" for key, title in WHOLE.items() if raw.get(key)]
+    found += [title for key, title in VARIANTS.items() if raw.get(key)]
+    return found + [f"biases of the base ({raw['bias']})"] * (raw.get("bias", "none") != "none")
 
 
 def read_json(path: Path) -> dict[str, Any]:

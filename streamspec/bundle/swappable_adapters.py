@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.atomic import sha256_file, write_text
+from streamspec.bundle.adapter_folder import STREAM_CONFIG, TASK_CONFIG
 from streamspec.bundle.files import check_files, read_small, regular_file
 from streamspec.bundle.manifest import (
     MODEL,
@@ -180,6 +181,12 @@ def find(bundle: Path, adapter: str | Path) -> Path:
         return bundle / ADAPTERS / adapter
     if (Path(adapter) / ADAPTER).is_file():
         return Path(adapter)
+    if any((Path(adapter) / name).is_file() for name in (STREAM_CONFIG, TASK_CONFIG)):
+        raise AdapterError(
+            f"{adapter} is an adapter as it was trained",
+            "one converted for this bundle",
+            f"streamspec adapt {bundle} {adapter}",
+        )
     known = names(bundle)
     raise AdapterError(
         f"no adapter {str(adapter)!r}",

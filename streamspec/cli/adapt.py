@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from streamspec.cli.shared_options import AllowBaseMismatch, Format, Separator, unescaped
+
 
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle of `export --swappable`.", show_default=False)],
-    adapter: Annotated[Path, typer.Argument(help="Adapter folder of `train`.", show_default=False)],
+    adapter: Annotated[Path, typer.Argument(help="Adapter folder of `train`, or a LoRA of PEFT.", show_default=False)],
     name: Annotated[
         str | None, typer.Option(help="Name of the adapter in the bundle; default: its folder's.", show_default=False)
     ] = None,
@@ -21,15 +23,21 @@ def command(
     base: Annotated[
         str | None, typer.Option(help="The bundle's base; default: the id in its manifest.", show_default=False)
     ] = None,
+    format: Format = None,
+    separator: Separator = None,
+    allow_base_mismatch: AllowBaseMismatch = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing adapter.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object, the last line on stdout.")
     ] = False,
 ) -> None:
     """Convert an adapter for a swappable bundle and compare it with PyTorch."""
-    from streamspec.export import adapt
+    from streamspec.export import PromptFormat, adapt
 
-    written = adapt(bundle, adapter, name, out, base, force)
+    layout = PromptFormat.given(format, separator and unescaped(separator))
+    written = adapt(
+        bundle, adapter, name, out, base, force, prompt_format=layout, allow_base_mismatch=allow_base_mismatch
+    )
     if as_json:
         print(json.dumps({"out": str(written), "bytes": sum(file.stat().st_size for file in written.iterdir())}))
     else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from streamspec.cli.shared_options import AllowBaseMismatch, Format, Separator, unescaped
 from streamspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def command(
     adapter: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Adapter folder; default: the base alone. Repeatable with --swappable.",
+            help="Adapter folder of train, or a LoRA of PEFT; default: the base alone. Repeatable with --swappable.",
             show_default=False,
         ),
     ] = None,
@@ -60,6 +61,9 @@ def command(
             show_default=False,
         ),
     ] = None,
+    format: Format = None,
+    separator: Separator = None,
+    allow_base_mismatch: AllowBaseMismatch = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     plain_genai: Annotated[
         bool,
@@ -86,20 +90,26 @@ def command(
     ] = False,
 ) -> None:
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
-    from streamspec.export import Target, export_bundle, export_genai, export_swappable
+    from streamspec.export import PromptFormat, Target, export_bundle, export_genai, export_swappable
     from streamspec.export.validate.perplexity import LIMIT, HeldOut
 
     adapters, shape = adapter or [], Target(target, static, rows, context)
+    layout = PromptFormat.given(format, separator and unescaped(separator))
+    named: dict[str, Any] = {"prompt_format": layout, "allow_base_mismatch": allow_base_mismatch}
     shaped = "--static" if static else f"--target {target}"
     weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights != "merged"}
     check_options(len(adapters), swappable, plain_genai, val, limit, weights)
+    if plain_genai and layout is not None:
+        raise ConfigError("--plain-genai with --format or --separator", "neither", "leave them out")
     first = adapters[0] if adapters else None
     if plain_genai:
-        facts = export_genai(base, first, out, precision=precision, force=force)
+        facts = export_genai(
+            base, first, out, precision=precision, force=force, allow_base_mismatch=allow_base_mismatch
+        )
         print(json.dumps({"out": str(out), **facts}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
     if swappable:
-        export_swappable(base, adapters, out, precision=precision, force=force)
+        export_swappable(base, adapters, out, precision=precision, force=force, **named)
         report(out, {}, as_json)
         return
     held_out = HeldOut(val, limit or LIMIT) if val else None
@@ -116,6 +126,7 @@ def command(
         held_out=held_out,
         block_size=block_size,
         target=shape,
+        **named,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0
     report(out, score_answers(out, held_out, rows_default) if held_out is not None else {}, as_json)

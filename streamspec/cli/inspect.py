@@ -14,13 +14,16 @@ from streamspec.bundle.adapter_folder import (
     STREAM_CONFIG,
     TASK_CONFIG,
     TASK_WEIGHTS,
+    more_than_low_rank,
     read_adapter,
     read_json,
+    tensor_shapes,
 )
 from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.errors import StreamspecError, one_line
 from streamspec.layer_cache import in_words
+from streamspec.prompt.template_file import chat_template
 
 Rows = list[tuple[str, str]]
 
@@ -49,9 +52,9 @@ def describe(path: Path) -> tuple[str, Rows]:
     """Returns "bundle" or "adapter" and rows of name and value. Raises StreamspecError for other or damaged folders."""
     if (path / "manifest.json").is_file():
         return "bundle", _bundle(path)
-    if (path / STREAM_CONFIG).is_file():
+    if (path / STREAM_CONFIG).is_file() or (path / TASK_CONFIG).is_file():
         return "adapter", _adapter(path)
-    found = f"{path} does not exist" if not path.exists() else f"{path} holds neither manifest.json nor {STREAM_CONFIG}"
+    found = f"{path} does not exist" if not path.exists() else f"{path} holds neither manifest.json nor {TASK_CONFIG}"
     raise StreamspecError(found, "a bundle or an adapter folder", "check the path")
 
 
@@ -121,11 +124,14 @@ def _swappable(bundle: Path, name: str, manifest: Manifest) -> str:
 
 def _adapter(path: Path) -> Rows:
     adapter = read_adapter(path)
-    form = adapter.prompt_format
+    form, base = adapter.prompt_format, f"{adapter.base_id or 'not named'} (a LoRA of PEFT: compared by name)"
+    if adapter.base_sha256 is not None:
+        base = f"{adapter.base_id} ({adapter.model_type}, weights {adapter.base_sha256[:12]})"
+    own = "the chat template in the folder" if chat_template(path) else "the base's chat template, else raw"
     rows: Rows = [
-        ("base", f"{adapter.base_id} ({adapter.model_type}, weights {adapter.base_sha256[:12]})"),
+        ("base", base),
         ("method", " / ".join(x for x in (adapter.method, adapter.recipe) if x)),
-        ("prompt format", _format(form.kind, form.separator)),
+        ("prompt format", own if form is None else _format(form.kind, form.separator)),
     ]
     if adapter.streams is not None:
         try:
@@ -191,7 +197,13 @@ def _task_lora(path: Path) -> str:
         return "none: the target is the untouched base"
     if not (path / TASK_CONFIG).is_file():
         return f"rank unknown ({TASK_CONFIG} is missing)"
-    return f"rank {read_json(path / TASK_CONFIG).get('r')}"
+    raw = read_json(path / TASK_CONFIG)
+    ranks = sorted({shape[0] for name, shape in tensor_shapes(path / TASK_WEIGHTS).items() if ".lora_A." in name})
+    parts = [f"rank {' to '.join(map(str, ranks[:: max(1, len(ranks) - 1)])) or raw.get('r')}"]
+    parts += ["scaled by the root of the rank"] * bool(raw.get("use_rslora")) + more_than_low_rank(path)
+    modules = raw.get("target_modules")
+    named = modules if isinstance(modules, str) else ", ".join(sorted(map(str, modules or ())))
+    return f"{', '.join(parts)}; modules {named[:200]}"
 
 
 def _acceptance(file: Path) -> Rows:

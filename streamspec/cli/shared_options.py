@@ -5,6 +5,7 @@ Help texts are those of the fields that the flags set.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,24 @@ def generation_flag(name: str, **settings: Any) -> Any:
     return typer.Option(help=help_of(Sampling if hasattr(Sampling, name) else GenerationOptions, name), **settings)
 
 
+def unescaped(text: str) -> str:
+    r"""Reads `\n`, `\t` and `\\` in a flag's text as shells do not."""
+    return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
+
+
+Format = Annotated[
+    str | None,
+    typer.Option(
+        help="Prompt format where the adapter does not record it: raw or chat; default: the chat template, else raw.",
+        show_default=False,
+    ),
+]
+Separator = Annotated[
+    str | None, typer.Option(help=r"With raw: text after each prompt, such as \n; default: none.", show_default=False)
+]
+AllowBaseMismatch = Annotated[
+    bool, typer.Option("--allow-base-mismatch", help="Take a LoRA of PEFT whose configuration names another base.")
+]
 Threads = Annotated[int | None, load_flag("threads", min=1, show_default=False)]
 Provider = Annotated[str, load_flag("provider")]
 Use = Annotated[str | None, load_flag("adapter", show_default=False)]

@@ -15,6 +15,7 @@ import typer
 
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
 from streamspec.adapters.training.option_checks import flag, plain_type
+from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError
 
 MAX_YAML = 1 << 20  # bytes
@@ -25,6 +26,8 @@ def command(**flags: Any) -> None:
     path, as_json = flags.pop("config"), flags.pop("json")
     values = read_yaml(path) if path else {}
     values |= {name: value for name, value in flags.items() if value is not None}
+    if flags["separator"] is not None:
+        values["separator"] = unescaped(flags["separator"])
     config = TrainConfig.from_dict(values)
 
     from streamspec.adapters.train import train

@@ -79,6 +79,7 @@ def _train(minutes: float, console: Console) -> Path:
             data=TRAIN,
             val=VALIDATION,
             out=out,
+            separator="\n",
             lr=1e-3,
             epochs=9,
             max_minutes=minutes,

@@ -24,13 +24,18 @@ class PromptFormat:
     """
 
     kind: str = "raw"
-    separator: str = "\n"
+    separator: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"prompt format {self.kind!r}", " or ".join(KINDS), "choose one of them")
         if not isinstance(self.separator, str):
             raise ConfigError(f"separator {self.separator!r}", "a string", "correct the prompt format")
+
+    @classmethod
+    def given(cls, kind: str | None, separator: str | None) -> PromptFormat | None:
+        """Returns the format that the options `--format` and `--separator` ask for, None where neither is given."""
+        return None if kind is None and separator is None else cls(kind or "raw", separator or "")
 
     @property
     def add_special_tokens(self) -> bool:

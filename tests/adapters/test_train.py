@@ -20,10 +20,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streamspec.adapters import train as train_module
+from streamspec.adapters.checks import joined_words
 from streamspec.adapters.drafters import draft_layer
 from streamspec.adapters.train import train
 from streamspec.adapters.training import self_distillation
+from streamspec.data import Example
 from streamspec.errors import AdapterError, BaseModelError, ConfigError, DataError
+from streamspec.prompt.prompt_format import PromptFormat
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
 
@@ -103,13 +106,41 @@ def test_staged_copies_the_given_target_untouched(base: Path, data: Path, task: 
     ).read_bytes()
 
 
-@pytest.mark.parametrize("changes", [{"separator": " -> "}, {"separator": ""}])
+@pytest.mark.parametrize("changes", [{"separator": " -> "}, {"separator": "\n"}])
 def test_a_prompt_format_that_is_not_the_targets_is_refused(
     base: Path, data: Path, task: Path, tmp_path: Path, changes: dict
 ) -> None:
-    with pytest.raises(ConfigError, match=r"expected the prompt format of .*; give --format raw --separator '\\n'"):
+    with pytest.raises(ConfigError, match="the prompt format of .*; give --format raw --separator '', or neither"):
         train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=task, **changes))
     assert not (tmp_path / "out").exists()
+
+
+def test_over_a_target_the_prompt_format_is_the_targets(base: Path, data: Path, tmp_path: Path) -> None:
+    task, out = tmp_path / "task", tmp_path / "out"
+    train(options(base, data, task, method="lora", separator=" : "))
+    train(options(base, data, out, recipe="staged", target_adapter=task))
+    for folder in (task, out):
+        config = json.loads((folder / "streamspec_config.json").read_text())
+        assert config["prompt_format"] == {"kind": "raw", "separator": " : "}
+        assert json.loads((folder / "training.json").read_text())["config"]["separator"] == " : "
+
+
+@pytest.mark.parametrize(
+    ("pairs", "changes", "warns"),
+    [
+        ([("Age", "Twelve"), ("b:", " c")], {}, False),
+        ([("Age", "Twelve"), ("b", "c")], {}, True),
+        ([("Age ", "Twelve")], {}, False),
+        ([("Age", "Twelve")], {"separator": "\n"}, False),
+        ([("Age", "Twelve")], {"kind": "chat"}, False),
+    ],
+)
+def test_prompts_that_run_into_their_answers_are_pointed_out(
+    pairs: list[tuple[str, str]], changes: dict[str, str], warns: bool
+) -> None:
+    examples = [Example("strings", prompt, completion) for prompt, completion in pairs]
+    warning = joined_words(examples, PromptFormat(**changes))
+    assert warns == (warning is not None) and (warning is None or "'AgeTwelve'" in warning)
 
 
 def test_staged_on_the_untouched_base_has_no_task_lora(base: Path, data: Path, tmp_path: Path) -> None:
@@ -191,8 +222,8 @@ def test_more_msa_layers_than_the_base_has_are_refused_before_any_training(
 def test_prompts_that_leave_no_room_for_answers_are_refused_before_any_training(
     base: Path, data: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match="leaves room for 62 tokens within 64"):
-        train(options(base, data, tmp_path / "out", max_new_tokens=62))
+    with pytest.raises(DataError, match="leaves room for 63 tokens within 64"):
+        train(options(base, data, tmp_path / "out", max_new_tokens=63))
     assert not (tmp_path / "out").exists()
 
 

@@ -19,11 +19,17 @@ from streamspec.adapters.training.config import TrainConfig
 from streamspec.cli import app, train
 from streamspec.cli.bench import parse_rows
 from streamspec.cli.errors import guarded
+from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError, StreamspecError
 
 
 def run(*arguments: str | Path) -> Any:
     return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize(("given", "read"), [(r"\n", "\n"), (r"\\n", r"\n"), ("|\t", "|\t"), (r"a\tb\q", "a\tb\\q")])
+def test_a_separator_may_be_written_with_escapes(given: str, read: str) -> None:
+    assert unescaped(given) == read
 
 
 def one_line(text: str) -> str:
@@ -42,7 +48,7 @@ def test_no_traceback_in_a_real_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "streamspec", "inspect", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "neither manifest.json nor streamspec_config.json" in one_line(done.stderr)
+    assert "neither manifest.json nor adapter_config.json" in one_line(done.stderr)
 
 
 @pytest.mark.parametrize(

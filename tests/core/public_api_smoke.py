@@ -9,7 +9,7 @@ import streamspec
 from streamspec import Completion, Grammar, Sampling, Session, StreamspecError, TrainConfig
 from streamspec.bench import Report
 from streamspec.bundle.manifest import Manifest
-from streamspec.export import Target
+from streamspec.export import PromptFormat, Target
 from streamspec.runtime import Stats
 from streamspec.runtime.engine.memory_estimate import MemoryEstimate
 
@@ -31,7 +31,8 @@ def train_export_and_bench(folder: Path) -> None:
     config = TrainConfig(base="smollm2-135m", data=folder / "train.jsonl", out=folder / "adapter")
     assert_type(streamspec.train(config), dict[str, Any])
     assert_type(streamspec.export("smollm2-135m", config.out, folder / "bundle", target=Target()), Manifest)
-    assert_type(streamspec.export_bundle("smollm2-135m", None, folder / "plain"), Manifest)
+    layout = PromptFormat("raw", "\n")
+    assert_type(streamspec.export_bundle("smollm2-135m", None, folder / "plain", prompt_format=layout), Manifest)
     assert_type(streamspec.bench(folder / "bundle", folder / "prompts.jsonl", limit=3), Report)
     assert_type(streamspec.__version__, str)
 

@@ -81,7 +81,13 @@ def objects_pickled_by_0_1() -> dict[str, Any]:
     )
     return {
         "TrainConfig": TrainConfig(
-            "smollm2-135m", Path("train.jsonl"), Path("adapter"), method="jakiro", taps="2,4", separator="\n"
+            "smollm2-135m",
+            Path("train.jsonl"),
+            Path("adapter"),
+            method="jakiro",
+            taps="2,4",
+            format="raw",
+            separator="\n",
         ),
         "Manifest": described,
         "Sampling": Sampling(0.7, top_p=0.9, seed=1),

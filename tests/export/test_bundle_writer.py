@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,18 @@ from streamspec.export.quantization.smoothing import smooth
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.parity import check_parity, expect
 from streamspec.export.weights.load_weights import ModelSource
-from tests.support.tiny_exports import FAMILIES, VOCAB, build, save_adapter, save_base, tiny_model, tiny_streams
+from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.runtime import load
+from tests.support.tiny_exports import (
+    FAMILIES,
+    PASSAGE,
+    VOCAB,
+    build,
+    save_adapter,
+    save_base,
+    tiny_model,
+    tiny_streams,
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +90,31 @@ def test_without_an_adapter_the_bundle_is_plain(base: Base, tmp_path: Path) -> N
     manifest = export_bundle(base.path, None, tmp_path / "bundle", "fp32", progress=lambda line: None)
     assert (manifest.method, manifest.streams, manifest.trees, manifest.drafter) == ("lora", None, None, None)
     assert manifest.prompt_format.kind == "chat"  # the tiny base has a template
+
+
+def test_a_base_without_a_chat_template_is_continued_as_it_is(base: Base, tmp_path: Path) -> None:
+    plain = tmp_path / "base"
+    shutil.copytree(base.path, plain)
+    (plain / "tokenizer_config.json").unlink()
+    export_bundle(plain, None, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    session = load(tmp_path / "bundle", tree="plain", cache_dir=tmp_path)
+    words = PASSAGE.split()[0]
+    assert session.manifest.prompt_format == PromptFormat("raw", "")
+    assert session.encode(words) == session.tokenizer.encode(words).ids
+    with pytest.raises(ConfigError, match="chat for base, which has no chat template"):
+        export_bundle(
+            plain, None, tmp_path / "none", "fp32", prompt_format=PromptFormat("chat"), progress=lambda line: None
+        )
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_prompt_format_of_a_base_is_the_one_asked_for(base: Base, adapter: Path, tmp_path: Path) -> None:
+    quiet: dict[str, Any] = {"precision": "fp32", "progress": lambda line: None}
+    manifest = export_bundle(base.path, None, tmp_path / "raw", prompt_format=PromptFormat("raw", "|"), **quiet)
+    assert manifest.prompt_format == read_manifest(tmp_path / "raw").prompt_format == PromptFormat("raw", "|")
+    with pytest.raises(ConfigError, match="a prompt format beside .*expected the one it was trained with"):
+        export_bundle(base.path, adapter, tmp_path / "none", prompt_format=PromptFormat("raw", "|"), **quiet)
+    assert not (tmp_path / "none").exists()
 
 
 def test_task_lora_is_merged_and_streams_run_over_it(base: Base, tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from streamspec.adapters.base_models.config_fields import read_config
+from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.export import export_bundle
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.graph_runner import GraphRunner, open_session
+from streamspec.model_families import TEXT_PARTS
 from tests.support.published_configs import CONFIGS
 from tests.support.tiny_exports import write_tokenizer
 
@@ -30,10 +31,10 @@ def test_a_published_config_is_exported_and_equals_transformers(name: str, tmp_p
     model = write_base(base, published)
     export_bundle(base, None, bundle, "fp32", progress=lambda line: None)
 
-    rows = min(ROWS, describe(model).context_length)
+    rows = min(ROWS, describe(load_causal_lm(base)).context_length)
     for limit in limits(published):
         assert limit <= rows - CHUNK or limit > 10 * ROWS, "shrink it"
-    tokens = np.random.default_rng(0).integers(0, published["vocab_size"], rows)
+    tokens = np.random.default_rng(0).integers(0, text(published)["vocab_size"], rows)
     with torch.no_grad():
         theirs = model(torch.as_tensor(tokens)[None], use_cache=False).logits[0].numpy()
     steps = GraphRunner(open_session(bundle / "model.onnx", threads=1), rows)
@@ -43,9 +44,16 @@ def test_a_published_config_is_exported_and_equals_transformers(name: str, tmp_p
 
 def limits(published: dict[str, Any]) -> list[int]:
     """Window and original rope length, where rows must reach past them."""
+    published = text(published)
     rope = published.get("rope_scaling") or published.get("rope_parameters") or {}
     lengths = [published.get("sliding_window"), rope.get("original_max_position_embeddings")]
     return [length for length in lengths if length]
+
+
+def text(published: dict[str, Any]) -> dict[str, Any]:
+    """The config of the text part, where a model has others too."""
+    part: dict[str, Any] = published.get("text_config", published)
+    return part
 
 
 def write_base(folder: Path, published: dict[str, Any]) -> Any:
@@ -53,7 +61,9 @@ def write_base(folder: Path, published: dict[str, Any]) -> Any:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(published))
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(read_config(folder), attn_implementation="eager", dtype=torch.float32)
+    whole = AutoModelForImageTextToText if published["model_type"] in TEXT_PARTS else AutoModelForCausalLM
+    config = AutoConfig.from_pretrained(folder)
+    model = whole.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases
@@ -62,5 +72,5 @@ def write_base(folder: Path, published: dict[str, Any]) -> Any:
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(published))
-    write_tokenizer(folder, model.config.vocab_size)
+    write_tokenizer(folder, text(published)["vocab_size"])
     return model.eval()

@@ -238,9 +238,10 @@ def test_adapters_that_do_not_fit_are_refused(bundles: dict[str, Path], base: Ba
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"use_dora": True}, "a variant of LoRA"),
-        ({"modules_to_save": ["lm_head"]}, "more than linear maps"),
+        ({"use_dora": True}, "a task LoRA with DoRA;"),
+        ({"modules_to_save": ["lm_head"]}, r"whole modules \(lm_head\);"),
         ({"target_modules": ["q_proj", "lm_head"]}, "more than linear maps"),
+        ({"trainable_token_indices": [3]}, r"rows of the embedding \(3\);"),
         ({"bias": "all"}, "biases of the base"),
         ({"r": 129, "target_modules": ["q_proj"]}, "rank 129; expected at most 128"),
     ],

@@ -20,7 +20,7 @@ SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<end>"]  # ids 0 to 4: the unknown 
 PAD, EOS, BOS, UNK, EOT = range(5)
 MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "an d", "Ġ and", "e r", "1 2", "Ġ Ġ"]
 PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁a", "he"]
-PERMUTED = {"llama", "granite", "smollm3", "arcee"}
+PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3"}
 ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron"}
 
 
@@ -86,6 +86,8 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
             values = values.T
         if architecture == "gptneox" and stem.endswith("query_key_value"):
             values = values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+        if stem.endswith("conv.conv"):  # LFM2's
+            values = values.squeeze(1)
         found[f"{names.get_name(stem)}.{suffix}"] = np.ascontiguousarray(values)
     for name, pieces in stacked.items():
         stem, _, suffix = name.rpartition(".")
@@ -106,7 +108,7 @@ def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
         "attention.head_count_kv": getattr(config, "num_key_value_heads", None),
     }
     for key, names in {
-        "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+        "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
         "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
     }.items():
         keys[key] = next((getattr(config, name) for name in names if hasattr(config, name)), None)

@@ -1,8 +1,8 @@
 """The architectures of GGUF files that can be converted: what llama.cpp calls a tensor or a key, and what transformers
 calls the same.
 
-A row of ARCHITECTURES states names and fields; `config_of` computes a config from it, in which every key of the file
-has been used or refused. Facts: llama.cpp's converters (`conversion/*.py`) and `src/models/*.cpp`.
+A row of ARCHITECTURES states names and fields; `config.py` makes a config of a file by it. Facts: llama.cpp's
+converters (`conversion/*.py`) and `src/models/*.cpp`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamspec.adapters.base_models.gguf.file import REQUIRED, GgufFile, Keys
-from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
-from streamspec.errors import BaseModelError
+from streamspec.adapters.base_models.gguf.file import REQUIRED, Keys
 
 Config = dict[str, Any]
 RMS, MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
@@ -51,32 +49,16 @@ class Architecture:
     sizes: Mapping[str, str] = field(default_factory=dict)  # config fields with other names than Llama's
     fixed: Mapping[str, Any] = field(default_factory=dict)  # config fields that the architecture implies
     biases: Mapping[str, str] = field(default_factory=dict)  # config switch: the tensor whose presence says it
+    convolutions: bool = False  # in the layers that have no heads of keys
     permuted: bool = False  # rows of queries and keys are stored in llama.cpp's order of rotary pairs
     one_added: bool = False  # norm weights are stored with one added
     layout: str | None = None  # of some tensors, by name in tensors.LAYOUTS
+    head_dim: bool = False  # the config states it always; else where the heads' widths do not add up to the model's
     rotary: bool = True
     partial: bool = False  # transformers can rotate a part of each head
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys and the values that are understood
     harmless: tuple[str, ...] = ()  # further keys that say nothing new
     more: Callable[[Keys, Config], None] | None = None  # completes the config
-
-
-SIZES = {
-    "num_hidden_layers": "block_count",
-    "hidden_size": "embedding_length",
-    "num_attention_heads": "attention.head_count",
-    "max_position_embeddings": "context_length",
-}
-# Keys of all architectures that must say what a plain decoder is, or be missing.
-PLAIN = {
-    "attention.causal": (True,),
-    "pooling_type": (0,),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.clamp_kqv": (0.0,),
-    "nextn_predict_layers": (0,),
-}
-HARMLESS = ("vocab_size", "tensor_data_layout", "attention.group_norm_epsilon")
 
 
 def _llama(keys: Keys, config: Config) -> None:
@@ -149,13 +131,52 @@ def _parallel(keys: Keys, config: Config) -> None:
     )
 
 
-def _seed_oss(keys: Keys, config: Config) -> None:
-    config["attention_out_bias"] = config.get("attention_out_bias", False)
-
-
 def _kept_positions(keys: Keys, config: Config) -> None:
     """llama.cpp leaves rotary positions out of each fourth layer."""
     config["no_rope_layers"] = [int((layer + 1) % 4 != 0) for layer in range(config["num_hidden_layers"])]
+
+
+def _ministral(keys: Keys, config: Config) -> None:
+    """YaRN whose attention factor cancels out, and queries that grow with their position."""
+    multiplier = float(keys.take("rope.scaling.yarn_log_multiplier", 0.0))
+    if multiplier:
+        config["rope_parameters"] |= {"mscale": 1.0, "mscale_all_dim": multiplier}
+    config["rope_parameters"]["llama_4_scaling_beta"] = float(keys.take("attention.temperature_scale", 0.0))
+    if config["rope_parameters"]["rope_type"] != "yarn":
+        keys.refuse("rope.scaling.type", keys.take("rope.scaling.type", "missing"), "yarn")
+
+
+def _olmo(keys: Keys, config: Config) -> None:
+    """OLMo 3 has windows; positions within them are never scaled."""
+    if not keys.has("attention.sliding_window"):
+        return
+    _windows(keys, config, None, 4)
+    theta = config["rope_parameters"]["rope_theta"]
+    config |= {
+        "model_type": "olmo3",
+        "rope_parameters": {
+            "full_attention": config["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
+        },
+    }
+
+
+def _exaone(keys: Keys, config: Config) -> None:
+    """The 32B has windows, and no positions in the layers without; llama.cpp knows it by its layers."""
+    config["sliding_window"] = None
+    _windows(keys, config, 4096 if config["num_hidden_layers"] == 64 else None, 4)
+
+
+def _cohere(keys: Keys, config: Config) -> None:
+    _windows(keys, config, None, 4)
+
+
+def _lfm(keys: Keys, config: Config) -> None:
+    """Layers without heads of keys are convolutions."""
+    heads = keys.take("attention.head_count_kv")
+    if not isinstance(heads, list) or len(heads) != config["num_hidden_layers"]:
+        keys.refuse("attention.head_count_kv", heads, "one number for each layer")
+    config["layer_types"] = ["full_attention" if one else "conv" for one in heads]
 
 
 _GPT2_NAMES = _names(
@@ -189,16 +210,40 @@ _GEMMA2_NAMES = _names(
     post_attention_norm="post_attention_layernorm",
     post_ffw_norm="post_feedforward_layernorm",
 )
+_POST_NORMS = _names(
+    None,
+    **_HEAD_NORMS,
+    attn_norm="",
+    ffn_norm="",
+    post_attention_norm="post_attention_layernorm",
+    post_ffw_norm="post_feedforward_layernorm",
+)
+_LFM_NAMES = {name: value for name, value in _OUTER.items() if name != "output_norm"} | _names(
+    {"token_embd_norm": "model.embedding_norm"},
+    attn_norm="operator_norm",
+    attn_output="self_attn.out_proj",
+    attn_q_norm="self_attn.q_layernorm",
+    attn_k_norm="self_attn.k_layernorm",
+    ffn_norm="ffn_norm",
+    ffn_gate="feed_forward.w1",
+    ffn_up="feed_forward.w3",
+    ffn_down="feed_forward.w2",
+    **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
+)
 _EPSILON = (MEAN, "layer_norm_eps")
-_HEAD_DIM = {"head_dim": ("attention.key_length", REQUIRED)}
+_BIASES = {"attention_bias": "attn_output", "mlp_bias": "ffn_down"}
 
 ARCHITECTURES = {
     "llama": Architecture(
-        "llama", biases={"attention_bias": "attn_output", "mlp_bias": "ffn_down"}, permuted=True, more=_llama
+        "llama",
+        head_dim=True,
+        biases={"attention_bias": "attn_output", "mlp_bias": "ffn_down"},
+        permuted=True,
+        more=_llama,
     ),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture(
-        "qwen3", _names(None, **_HEAD_NORMS), fields=_HEAD_DIM, biases={"attention_bias": "attn_output"}
+        "qwen3", _names(None, **_HEAD_NORMS), head_dim=True, biases={"attention_bias": "attn_output"}
     ),
     "phi2": Architecture(
         "phi",
@@ -252,12 +297,12 @@ ARCHITECTURES = {
         partial=True,
         more=_parallel,
     ),
-    "gemma": Architecture("gemma", fields=_HEAD_DIM, one_added=True),
-    "gemma2": Architecture("gemma2", _GEMMA2_NAMES, fields=_HEAD_DIM, one_added=True, more=_gemma2),
+    "gemma": Architecture("gemma", head_dim=True, one_added=True),
+    "gemma2": Architecture("gemma2", _GEMMA2_NAMES, head_dim=True, one_added=True, more=_gemma2),
     "gemma3": Architecture(
         "gemma3_text",
         _GEMMA2_NAMES | {f"blk.{{}}.{name}": f"model.layers.{{}}.{value}" for name, value in _HEAD_NORMS.items()},
-        fields=_HEAD_DIM,
+        head_dim=True,
         one_added=True,
         more=_gemma3,
     ),
@@ -267,78 +312,75 @@ ARCHITECTURES = {
         (MEAN, "norm_epsilon"),
         biases={"use_bias": "attn_output"},
     ),
+    "granite": Architecture(
+        "granite",
+        fields={
+            "attention_multiplier": ("attention.scale", REQUIRED),
+            "logits_scaling": ("logit_scale", REQUIRED),
+            "embedding_multiplier": ("embedding_scale", 1.0),
+            "residual_multiplier": ("residual_scale", 1.0),
+        },
+        biases=_BIASES,
+        permuted=True,
+        only={"rope.scaling.finetuned": (True,)},  # here: whether there are positions at all
+    ),
+    "smollm3": Architecture("smollm3", biases=_BIASES, permuted=True, more=_kept_positions),
+    "arcee": Architecture("arcee", _names(ffn_gate=""), head_dim=True, biases=_BIASES, permuted=True),
+    "nemotron": Architecture(
+        "nemotron",
+        _names(ffn_gate=""),
+        (MEAN, "norm_eps"),
+        head_dim=True,
+        biases=_BIASES,
+        one_added=True,
+        partial=True,
+        harmless=(RMS,),
+    ),
+    "seed_oss": Architecture(
+        "seed_oss",
+        _names(ffn_norm="", post_attention_norm="post_attention_layernorm"),
+        head_dim=True,
+        biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_down"},
+    ),
+    "ernie4_5": Architecture("ernie4_5", head_dim=True, biases={"use_bias": "attn_output"}),
+    "glm4": Architecture(
+        "glm4",
+        _names(
+            post_attention_norm="post_self_attn_layernorm",
+            post_ffw_norm="post_mlp_layernorm",
+            ffn_up="mlp.gate_up_proj",
+            ffn_gate="",
+        ),
+        head_dim=True,
+        biases={"attention_bias": "attn_q"},
+        partial=True,
+    ),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        _names(attn_q_norm="self_attn.query_layernorm", attn_k_norm="self_attn.key_layernorm"),
+        head_dim=True,
+        biases={"attention_bias": "attn_output"},
+    ),
+    "mistral3": Architecture("ministral3", head_dim=True, permuted=True, more=_ministral),
+    "olmo2": Architecture("olmo2", _POST_NORMS, biases={"attention_bias": "attn_output"}, more=_olmo),
+    "exaone4": Architecture("exaone4", _POST_NORMS, more=_exaone),
+    "cohere2": Architecture(
+        "cohere2",
+        _names(ffn_norm=""),
+        _EPSILON,
+        fields={"logit_scale": ("logit_scale", REQUIRED)},
+        head_dim=True,
+        more=_cohere,
+    ),
+    "lfm2": Architecture(
+        "lfm2",
+        _LFM_NAMES,
+        (RMS, "norm_eps"),
+        fields={"conv_L_cache": ("shortconv.l_cache", REQUIRED)},
+        fixed={"block_auto_adjust_ff_dim": False},
+        biases={"conv_bias": "shortconv.in_proj"},
+        convolutions=True,
+        layout="lfm2",
+        more=_lfm,
+    ),
 }
-
-
-def architecture_of(model: GgufFile) -> Architecture:
-    """The row of the file's architecture. Raises BaseModelError where there is none or it is no language model."""
-    kind = model.metadata.get("general.type", "model")
-    if kind != "model":
-        raise BaseModelError(f"{model.path.name} holds a {kind}", "a language model", "take the model's own GGUF file")
-    if model.architecture not in ARCHITECTURES:
-        raise BaseModelError(
-            f"{model.path.name} is of the architecture {model.architecture}",
-            f"one of {', '.join(ARCHITECTURES)}",
-            "use the model's Hugging Face folder if its family is supported",
-        )
-    return ARCHITECTURES[model.architecture]
-
-
-def config_of(model: GgufFile, row: Architecture) -> Config:
-    """The fields of a transformers config, `model_type` first. Raises BaseModelError for keys that nobody understands
-    and for values that contradict each other.
-    """
-    keys = Keys(model, model.architecture)
-    heads = keys.number("attention.head_count")
-    width = keys.number("embedding_length")
-    length = keys.number("context_length")
-    config: Config = {"model_type": row.model_type}
-    for name, key in SIZES.items():
-        config[row.sizes.get(name, name)] = keys.number(key)
-    config[row.sizes.get("intermediate_size", "intermediate_size")] = keys.number("feed_forward_length")
-    if row.rotary:
-        config["num_key_value_heads"] = keys.number("attention.head_count_kv", heads)
-    head_dim = keys.number("attention.key_length", width // heads)
-    if keys.number("attention.value_length", head_dim) != head_dim:
-        keys.refuse("attention.value_length", keys.take("attention.value_length"), f"{head_dim}, as of keys")
-    if head_dim * heads != width or "head_dim" in row.fields or row.model_type == "llama":
-        config["head_dim"] = head_dim
-    config[row.epsilon[1]] = float(keys.take(row.epsilon[0], REQUIRED))
-    keys.skip(*({RMS, MEAN} if row.model_type == "nemotron" else ()), *HARMLESS, *row.harmless)
-    for name, (key, default) in row.fields.items():
-        config[name] = keys.take(key, default)
-    for key, allowed in PLAIN.items():
-        keys.only(key, *allowed)
-    for switch, tensor in row.biases.items():
-        suffix = "weight" if tensor.endswith("norm") else "bias"
-        config[switch] = f"blk.0.{tensor}.{suffix}" in model.tensors
-    config["vocab_size"] = _vocabulary(model)
-    config["tie_word_embeddings"] = "output.weight" not in model.tensors
-    if row.rotary:
-        factors: Factors = {name: model.tensors[name].values() for name in sorted(TENSORS & model.tensors.keys())}
-        config["rope_parameters"] = rope_parameters(keys, head_dim, length, factors)
-        if "partial_rotary_factor" in config["rope_parameters"] and not row.partial:
-            keys.refuse("rope.dimension_count", keys.take("rope.dimension_count"), f"{head_dim}, the whole head")
-    config |= row.fixed
-    if row.more is not None:
-        row.more(keys, config)
-    keys.finish()
-    return config
-
-
-def _vocabulary(model: GgufFile) -> int:
-    """Rows of the embedding, which the tokenizer must have, too."""
-    embedding = model.tensors.get("token_embd.weight")
-    tokens = model.metadata.get("tokenizer.ggml.tokens")
-    if embedding is None or not isinstance(tokens, list):
-        missing = "tensor token_embd.weight" if embedding is None else "list tokenizer.ggml.tokens"
-        raise BaseModelError(
-            f"{model.path.name} has no {missing}", "a whole model with its tokenizer", "take another file"
-        )
-    if len(tokens) != embedding.shape[0]:
-        raise BaseModelError(
-            f"{model.path.name}: a tokenizer of {len(tokens)} tokens for an embedding of {embedding.shape[0]} rows",
-            "as many tokens as rows",
-            "take another conversion of this model",
-        )
-    return embedding.shape[0]

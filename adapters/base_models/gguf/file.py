@@ -299,11 +299,14 @@ class Keys:
             raise BaseModelError(f"{self.file} has no {self.prefix}{key}", "this key", "convert the model again")
         return value
 
-    def number(self, key: str, default: Any = REQUIRED) -> int:
-        """A whole number above 0. A list of equal numbers, one for each layer, counts as one."""
+    def number(self, key: str, default: Any = REQUIRED, zeros: bool = False) -> int:
+        """A whole number above 0. A list of equal numbers, one for each layer, counts as one; `zeros` may be among
+        them.
+        """
         value = self.take(key, default)
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
-            value = value[0]
+        if isinstance(value, list):
+            different = set(value) - ({0} if zeros else set())
+            value = different.pop() if len(different) == 1 else value
         if type(value) is not int or value <= 0:
             self.refuse(key, value, "a number above 0, the same in all layers")
         return value

@@ -46,7 +46,7 @@ def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: flo
     factor = float(keys.take("rope.scaling.factor", keys.take("rope.scale_linear", 0.0)))
     original = int(keys.take("rope.scaling.original_context_length", length))
     attention = keys.take("rope.scaling.attn_factor")
-    keys.skip("rope.scaling.finetuned")  # whether the model was trained with it
+    keys.skip("rope.scaling.finetuned")  # whether the model was trained with it; Granite's row reads it otherwise
     for name, values in factors.items():
         if values.shape != (rotated // 2,) or not (np.isfinite(values).all() and (values > 0).all()):
             raise BaseModelError(

@@ -146,6 +146,11 @@ def _by_head(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list
     return [Parameter(name, tensor.shape, tensor, change)]
 
 
+def _depthwise(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
+    """A convolution with one filter for each channel, which torch gives an axis of input channels."""
+    return [Parameter(name, (tensor.shape[0], 1, *tensor.shape[1:]), tensor, lambda values: values[:, None])]
+
+
 def _apart(name: str, tensor: StoredTensor, config: Mapping[str, Any]) -> list[Parameter]:
     """Norms of all heads in one tensor, which are modules of their own."""
     stem, _, suffix = name.rpartition(".")
@@ -164,5 +169,6 @@ Layout = Callable[[str, StoredTensor, Mapping[str, Any]], list[Parameter]]
 LAYOUTS: dict[str, dict[tuple[str, str], Layout]] = {
     "gpt2": {(name, "weight"): _transposed for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
     "gptneox": {("attn_qkv", "weight"): _by_head, ("attn_qkv", "bias"): _by_head},
+    "lfm2": {("shortconv.conv", "weight"): _depthwise},
     "stablelm": {("attn_q_norm", "weight"): _apart, ("attn_k_norm", "weight"): _apart},
 }

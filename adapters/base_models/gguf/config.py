@@ -1,0 +1,103 @@
+"""Makes a transformers config of a GGUF file's keys, each of which is used or refused by name.
+
+`tests/adapters/base_models/gguf/test_converter.py` covers it.
+"""
+
+from __future__ import annotations
+
+from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture, Config
+from streamspec.adapters.base_models.gguf.file import REQUIRED, GgufFile, Keys
+from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
+from streamspec.errors import BaseModelError
+
+SIZES = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
+# Keys of all architectures that must say what a plain decoder is, or be missing.
+PLAIN = {
+    "attention.causal": (True,),
+    "pooling_type": (0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "nextn_predict_layers": (0,),
+}
+HARMLESS = ("vocab_size", "tensor_data_layout", "attention.group_norm_epsilon")
+
+
+def architecture_of(model: GgufFile) -> Architecture:
+    """The row of the file's architecture. Raises BaseModelError where there is none or it is no language model."""
+    kind = model.metadata.get("general.type", "model")
+    if kind != "model":
+        raise BaseModelError(f"{model.path.name} holds a {kind}", "a language model", "take the model's own GGUF file")
+    if model.architecture not in ARCHITECTURES:
+        raise BaseModelError(
+            f"{model.path.name} is of the architecture {model.architecture}",
+            f"one of {', '.join(ARCHITECTURES)}",
+            "use the model's Hugging Face folder if its family is supported",
+        )
+    return ARCHITECTURES[model.architecture]
+
+
+def config_of(model: GgufFile, row: Architecture) -> Config:
+    """The fields of a transformers config, `model_type` first. Raises BaseModelError for keys that nobody understands
+    and for values that contradict each other.
+    """
+    keys = Keys(model, model.architecture)
+    heads = keys.number("attention.head_count")
+    width = keys.number("embedding_length")
+    length = keys.number("context_length")
+    config: Config = {"model_type": row.model_type}
+    for name, key in SIZES.items():
+        config[row.sizes.get(name, name)] = keys.number(key)
+    config[row.sizes.get("intermediate_size", "intermediate_size")] = keys.number("feed_forward_length")
+    if row.rotary:
+        config["num_key_value_heads"] = keys.number("attention.head_count_kv", heads, zeros=row.convolutions)
+    head_dim = keys.number("attention.key_length", width // heads)
+    if keys.number("attention.value_length", head_dim) != head_dim:
+        keys.refuse("attention.value_length", keys.take("attention.value_length"), f"{head_dim}, as of keys")
+    if head_dim * heads != width or row.head_dim:
+        config["head_dim"] = head_dim
+    config[row.epsilon[1]] = float(keys.take(row.epsilon[0], REQUIRED))
+    keys.skip(*HARMLESS, *row.harmless)
+    for name, (key, default) in row.fields.items():
+        config[name] = keys.take(key, default)
+    for key, allowed in (PLAIN | dict(row.only)).items():
+        keys.only(key, *allowed)
+    for switch, tensor in row.biases.items():
+        suffix = "weight" if tensor.endswith("norm") else "bias"
+        config[switch] = f"blk.0.{tensor}.{suffix}" in model.tensors
+    config["vocab_size"] = _vocabulary(model)
+    config["tie_word_embeddings"] = "output.weight" not in model.tensors
+    if row.rotary:
+        factors: Factors = {name: model.tensors[name].values() for name in sorted(TENSORS & model.tensors.keys())}
+        config["rope_parameters"] = rope_parameters(keys, head_dim, length, factors)
+        if "partial_rotary_factor" in config["rope_parameters"] and not row.partial:
+            keys.refuse("rope.dimension_count", keys.take("rope.dimension_count"), f"{head_dim}, the whole head")
+    config |= row.fixed
+    if row.more is not None:
+        row.more(keys, config)
+    keys.finish()
+    return config
+
+
+def _vocabulary(model: GgufFile) -> int:
+    """Rows of the embedding, which the tokenizer must have, too."""
+    embedding = model.tensors.get("token_embd.weight")
+    tokens = model.metadata.get("tokenizer.ggml.tokens")
+    if embedding is None or not isinstance(tokens, list):
+        missing = "tensor token_embd.weight" if embedding is None else "list tokenizer.ggml.tokens"
+        raise BaseModelError(
+            f"{model.path.name} has no {missing}", "a whole model with its tokenizer", "take another file"
+        )
+    if len(tokens) != embedding.shape[0]:
+        raise BaseModelError(
+            f"{model.path.name}: a tokenizer of {len(tokens)} tokens for an embedding of {embedding.shape[0]} rows",
+            "as many tokens as rows",
+            "take another conversion of this model",
+        )
+    return embedding.shape[0]

@@ -1,0 +1,111 @@
+"""Loads a causal LM from a Hugging Face folder; of a multimodal checkpoint its text part, as a model of the text's own
+family.
+
+The text part keeps its place in the folder: its tensors are found by the name of their stack (`TEXT_PARTS`), in the old
+layout of files (`language_model.model.layers...`) and in that of transformers 5 (`model.language_model.layers...`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from streamspec.errors import BaseModelError
+from streamspec.model_families import TEXT_PARTS
+
+BESIDE = ("bos_token_id", "eos_token_id", "quantization_config")  # what a multimodal config states of its text part
+AGAIN = "fetch the base again"
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the config of the text part; a text model's own config as it is."""
+    if config.model_type not in TEXT_PARTS:
+        return config
+    text: PreTrainedConfig = config.get_text_config(decoder=True)
+    for name in BESIDE:
+        if getattr(config, name, None) is not None:
+            setattr(text, name, getattr(config, name))
+    return text
+
+
+def left_out(folder: Path, model_type: str) -> tuple[str, ...]:
+    """Returns the modules of a multimodal checkpoint that are no part of its text model; none of a text model."""
+    if model_type not in TEXT_PARTS:
+        return ()
+    others = (name for name in _tensor_names(folder) if not _text_name(name, TEXT_PARTS[model_type]))
+    return tuple(sorted({name.removeprefix("model.").partition(".")[0] for name in others}))
+
+
+def load_causal_lm(folder: Path, **options: Any) -> PreTrainedModel:
+    """Loads the model, or the text part, from safetensors files with eager attention. `options` are those of
+    `from_pretrained`. Raises BaseModelError where a text part is not whole.
+    """
+    model, missing, unknown, _ = load_reported(folder, **options)
+    faults = [f"no {name}" for name in missing] + [f"unknown {name}" for name in unknown]
+    if faults and model.config.model_type != AutoConfig.from_pretrained(folder).model_type:
+        raise BaseModelError(f"the text part of {folder}: {'; '.join(faults[:4])}", "all tensors of its config", AGAIN)
+    return model
+
+
+def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[str], list[str], list[str]]:
+    """As `load_causal_lm`; returns also the names of tensors that the files lack, that the model has no place for, and
+    that have another shape (with both shapes; only with `ignore_mismatched_sizes`).
+    """
+    options |= {"attn_implementation": "eager", "use_safetensors": True, "output_loading_info": True}
+    config, names = AutoConfig.from_pretrained(folder), None
+    if config.model_type in TEXT_PARTS:
+        stack, text = TEXT_PARTS[config.model_type], text_config(config)
+        names = {mapped for name in _tensor_names(folder) if (mapped := _text_name(name, stack))}
+        text.tie_word_embeddings = "lm_head.weight" not in names
+        options |= {"config": text, "key_mapping": _patterns(stack)}
+    with _quiet():  # it warns of every tensor that is no part of a text, and we say it in one line
+        model, report = AutoModelForCausalLM.from_pretrained(folder, **options)
+    missing, unknown = set(report["missing_keys"]), set(report["unexpected_keys"])
+    if names is not None:
+        missing, unknown = missing - set(model.all_tied_weights_keys), unknown & names
+    shapes = [f"{name} of {tuple(found)}, not {tuple(wanted)}" for name, found, wanted in report["mismatched_keys"]]
+    return model, sorted(missing), sorted(unknown), sorted(shapes)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _patterns(stack: str) -> dict[str, str]:
+    """Regular expressions of tensor names, and what takes the place of the match in the text model."""
+    return {
+        rf"^(?:model\.)?{stack}\.lm_head\.": "lm_head.",
+        rf"^(?:model\.)?{stack}\.(?:model\.)?(?!lm_head\.)": "model.",
+    }
+
+
+def _text_name(name: str, stack: str) -> str:
+    """The name of a tensor in the text model; "" for one that is no part of it."""
+    if name.startswith("lm_head."):
+        return name
+    mapped = (re.sub(pattern, start, name) for pattern, start in _patterns(stack).items() if re.match(pattern, name))
+    return next(mapped, "")
+
+
+def _tensor_names(folder: Path) -> list[str]:
+    names: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            names += tensors.keys()
+    return names

@@ -1,0 +1,147 @@
+"""Checks a task LoRA against a base before any weights are read: the base's name, the tokenizer, every tensor's name
+and shape.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from streamspec.adapters.base_models.base_names import check_named_base
+from streamspec.adapters.base_models.config_fields import read_config
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, tensor_shapes
+from streamspec.bundle.manifest import TOKENIZER
+from streamspec.errors import AdapterError
+from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.prompt.template_file import chat_template, special_token
+
+SHOWN = 4  # names in an error
+EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "lm_head", "embed_out")  # modules whose rows are the vocabulary's
+
+
+def check_adapter(adapter: Adapter, base: Base, allow_mismatch: bool, say: Callable[[str], None]) -> None:
+    """Raises AdapterError unless `adapter` belongs to `base`.
+
+    An adapter of `train` knows the hash of its base's weights. A LoRA of PEFT knows its base's name, the shapes of its
+    tensors, and mostly its tokenizer; `allow_mismatch`: any name will do.
+    """
+    if adapter.base_sha256 is not None:
+        adapter.check_base(base.id, base.sha256)
+        return
+    check_named_base(adapter.path, adapter.base_id, adapter.base_revision, base, allow_mismatch, say)
+    check_task_lora(adapter.path)
+    check_tokenizer(adapter.path, base)
+    check_shapes(adapter.path, base)
+
+
+def template_of(base: Base, adapter: Path | None) -> bytes | None:
+    """The chat template beside the adapter, which TRL and others save there, else the base's."""
+    own = chat_template(adapter) if adapter is not None else None
+    return chat_template(base.path) if own is None else own
+
+
+def format_of(base: Base, adapter: Adapter | None) -> PromptFormat:
+    """The prompt format that the adapter records, else the chat template where there is one, else raw."""
+    if adapter is not None and adapter.prompt_format is not None:
+        return adapter.prompt_format
+    return PromptFormat("raw" if template_of(base, adapter and adapter.path) is None else "chat")
+
+
+def check_tokenizer(adapter: Path, base: Base) -> None:
+    """Raises AdapterError where a tokenizer beside the LoRA has other tokens than the base's: a bundle has the base's.
+
+    A token for padding alone is fine: it is in no prompt and no answer.
+    """
+    own, theirs = adapter / TOKENIZER, base.path / TOKENIZER
+    if not (own.is_file() and theirs.is_file()) or own.read_bytes() == theirs.read_bytes():
+        return
+    try:
+        mine, known = (Tokenizer.from_file(str(file)).get_vocab() for file in (own, theirs))
+    except Exception as error:  # the library raises bare Exception
+        raise AdapterError(f"{own}: {error}", "a tokenizer that loads", "remove it, or save it again") from None
+    padding = special_token(adapter, "pad_token")
+    odd = [token for token, i in mine.items() if known.get(token, -1) != i and (token != padding or token in known)]
+    if odd:
+        shown = ", ".join(sorted(odd, key=mine.__getitem__)[:SHOWN])
+        raise AdapterError(
+            f"{adapter}: a tokenizer with {len(odd)} tokens that {base.id} has not, or elsewhere: {shown}",
+            "the base's tokenizer",
+            "merge the adapter into its base with PEFT, save both with the tokenizer, and export that as the base",
+        )
+
+
+def check_shapes(adapter: Path, base: Base) -> None:
+    """Raises AdapterError unless names and shapes in the LoRA's file are those that PEFT expects for this base.
+
+    PEFT says what it expects of a model without weights, on the device `meta`.
+    """
+    saved, expected = tensor_shapes(adapter / TASK_WEIGHTS), _expected(adapter, base)
+    kept = {name: shape for name, shape in saved.items() if name in expected or not is_embedding(name)}
+    for name in saved.keys() - kept.keys():  # PEFT keeps copies of embeddings that it adapts
+        rows = read_config(base.path).get_text_config().vocab_size
+        if saved[name][:1] != (rows,):
+            raise AdapterError(
+                f"{adapter}: {name} for {saved[name][0]} tokens",
+                f"{rows}, the vocabulary of {base.id}",
+                "export a base with the resized embeddings: merge the adapter into it and save both with PEFT",
+            )
+    faults = [f"no {name}" for name in sorted(expected.keys() - kept.keys())]
+    faults += [f"unknown {name}" for name in sorted(kept.keys() - expected.keys())]
+    faults += [
+        f"{name} {list(kept[name])}, not {list(shape)}"
+        for name, shape in sorted(expected.items())
+        if kept.get(name, shape) != shape
+    ]
+    if faults:
+        more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        raise AdapterError(
+            f"{adapter}: {'; '.join(faults[:SHOWN])}{more}", f"the tensors of a LoRA for {base.id}", "check --base"
+        )
+
+
+def merged(tuned: PeftModel) -> Any:
+    """The model with its LoRA merged.
+
+    Where embedding and LM head share a matrix and the LoRA adapts one of them, each gets a matrix of its own first:
+    PEFT would add the update to both.
+    """
+    model: Any = tuned.get_base_model()
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    for end in ends if any(isinstance(one, LoraLayer) for one in ends) else ():
+        layer = end.get_base_layer() if isinstance(end, BaseTunerLayer) else end
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+    return tuned.merge_and_unload(safe_merge=True)
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor of the file is a whole embedding or LM head, which PEFT keeps beside updates of it."""
+    parts = name.split(".")
+    return parts[-1] == "weight" and any(part in EMBEDDINGS for part in parts[-3:-1]) and "lora_" not in name
+
+
+def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:
+    log = logging.getLogger("peft")
+    level, log.level = log.level, logging.ERROR
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(read_config(base.path))
+        tuned = get_peft_model(model, LoraConfig.from_pretrained(str(adapter)), low_cpu_mem_usage=True)
+        tensors = get_peft_model_state_dict(tuned, save_embedding_layers=False)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, json.JSONDecodeError) as error:
+        raise AdapterError(
+            f"{adapter / TASK_CONFIG}: {' '.join(str(error).split())[:200]}", f"a LoRA for {base.id}", "check --base"
+        ) from None
+    finally:
+        log.level = level
+    return {name: tuple(value.shape) for name, value in tensors.items()}

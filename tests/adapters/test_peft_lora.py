@@ -1,0 +1,232 @@
+"""LoRAs that PEFT saved: which base they are of, what is refused before any work, training over them, and cutting."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from streamspec.adapters.base_models.base_names import stored_name
+from streamspec.adapters.base_models.resolve import Base, resolve_base
+from streamspec.adapters.shrink import shrink
+from streamspec.adapters.task_lora import check_adapter, merged
+from streamspec.adapters.train import train
+from streamspec.bundle.adapter_folder import read_adapter
+from streamspec.cli import app
+from streamspec.errors import AdapterError, ConfigError
+from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
+
+IDS = torch.tensor([[1, 5, 9, 3, 4, 17, 22, 30, 8]])
+
+
+def tuned(folder: Path, base: Path, named: str | None = None, **changes: Any) -> Path:
+    """A LoRA with large numbers over the model in `base`, saved by PEFT."""
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]} | changes
+    settings |= {"init_lora_weights": False, "task_type": "CAUSAL_LM"}
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**settings))
+    model.peft_config["default"].base_model_name_or_path = named or str(base)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def lora(base: Path, tmp_path: Path) -> Path:
+    return tuned(tmp_path / "lora", base)
+
+
+def checked(adapter: Path, base: Base, allow: bool = False) -> list[str]:
+    lines: list[str] = []
+    check_adapter(read_adapter(adapter), base, allow, lines.append)
+    return lines
+
+
+def rename(adapter: Path, **values: Any) -> None:
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "meta-llama/Llama-3.1-8B"),
+        ("unsloth/gemma-3-270m-it-unsloth-bnb-4bit", "google/gemma-3-270m-it"),
+        ("/home/me/models/gemma-3-270m/", "gemma-3-270m-q4_k_m"),
+        ("C:\\models\\Phi-2", "microsoft/phi-2"),
+        ("/root/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc", "qwen3-0.6b"),
+        ("Qwen2.5-0.5B-Instruct.Q8_0", "Qwen/Qwen2.5-0.5B-Instruct-GGUF"),
+    ],
+)
+def test_names_of_the_same_weights_are_alike(one: str, other: str) -> None:
+    assert stored_name(one) == stored_name(other)
+
+
+@pytest.mark.parametrize("other", ["google/gemma-3-270m-it", "gemma-3-1b", "gemma-3-270m-it-qat-q4_0", "gemma-2-270m"])
+def test_names_of_other_weights_are_not(other: str) -> None:
+    assert stored_name("gemma-3-270m-q4_k_m") != stored_name(other)
+
+
+@pytest.mark.parametrize(
+    ("folder", "named", "expected"),
+    [
+        ("Tiny-Llama-2M", "someone/tiny-llama-2m-bnb-4bit", "fits"),
+        ("Tiny-Llama-2M", "/elsewhere/Tiny-Llama-2M", "fits"),
+        ("Tiny-Llama-2M", "someone/tiny-llama-2m-instruct", "refused"),
+        ("Tiny-Llama-2M", "/models/llama-3-base", "refused"),
+        ("Tiny-Llama-2M", "/elsewhere/model", "warned"),
+        ("Tiny-Llama-2M", "outputs/checkpoint-500", "warned"),
+        ("Tiny-Llama-2M", "", "warned"),
+        ("my-copy", "someone/tiny-llama-2m", "warned"),
+    ],
+)
+def test_the_base_that_a_lora_names_is_compared(
+    base: Path, lora: Path, tmp_path: Path, folder: str, named: str, expected: str
+) -> None:
+    shutil.copytree(base, tmp_path / folder)
+    resolved = resolve_base(tmp_path / folder, lambda line: None)
+    rename(lora, base_model_name_or_path=named)
+    if expected == "refused":
+        with pytest.raises(
+            AdapterError, match=f"was trained on {named}; expected an adapter of {folder};.*--allow-base"
+        ):
+            checked(lora, resolved)
+        assert checked(lora, resolved, allow=True) == []
+    else:
+        lines = checked(lora, resolved)
+        assert len(lines) == (expected == "warned") and all(folder in line and "\n" not in line for line in lines)
+
+
+def test_another_revision_is_pointed_out(base: Path, lora: Path) -> None:
+    resolved = resolve_base(base, lambda line: None)
+    rename(lora, revision="main")
+    assert checked(lora, resolved) == []
+    rename(lora, revision="step3000")
+    assert [line for line in checked(lora, resolved) if "step3000" in line]
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 64}, {"num_hidden_layers": 3}, {"num_hidden_layers": 5}], ids=str)
+def test_a_lora_for_other_shapes_is_refused_before_weights_are_read(
+    lora: Path, base: Path, tmp_path: Path, change: dict[str, int]
+) -> None:
+    tiny_model("llama", **change).save_pretrained(tmp_path / base.name)
+    tiny_tokenizer().save_pretrained(tmp_path / base.name)
+    resolved = resolve_base(tmp_path / base.name, lambda line: None)
+    (tmp_path / base.name / "model.safetensors").unlink()  # nothing of it is needed
+    with pytest.raises(
+        AdapterError, match=r"(no|unknown|\.weight \[4, 32\], not \[4, 64\]).*a LoRA for base"
+    ) as caught:
+        checked(lora, resolved)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_lora_whose_modules_the_base_has_not_is_refused_in_one_line(base: Path, lora: Path) -> None:
+    rename(lora, target_modules=["c_attn"])
+    with pytest.raises(AdapterError, match="c_attn") as caught:
+        checked(lora, resolve_base(base, lambda line: None))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_is_refused_with_how_to_convert_it(base: Path, lora: Path) -> None:
+    (lora / "adapter_model.safetensors").rename(lora / "adapter_model.bin")
+    with pytest.raises(AdapterError, match=r"adapter_model\.bin, a pickle.*save_pretrained"):
+        read_adapter(lora)
+
+
+def test_a_tokenizer_with_further_tokens_is_refused_by_their_names(base: Path, lora: Path) -> None:
+    resolved, tokenizer = resolve_base(base, lambda line: None), AutoTokenizer.from_pretrained(base)
+    tokenizer.save_pretrained(lora)
+    assert checked(lora, resolved) == []
+    tokenizer.pad_token = "<padding>"
+    tokenizer.save_pretrained(lora)
+    assert checked(lora, resolved) == []  # nobody ever meets it
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(lora)
+    with pytest.raises(AdapterError, match="1 tokens that base.* has not, or elsewhere: <tool>"):
+        checked(lora, resolved)
+
+
+def test_resized_embeddings_are_refused(base: Path, lora: Path) -> None:
+    tensors = load_file(lora / "adapter_model.safetensors")
+    name = "base_model.model.model.embed_tokens.weight"
+    save_file(tensors | {name: torch.zeros(64, 32)}, lora / "adapter_model.safetensors")
+    assert checked(lora, resolve_base(base, lambda line: None)) == []
+    save_file(tensors | {name: torch.zeros(66, 32)}, lora / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=f"{name} for 66 tokens; expected 64"):
+        checked(lora, resolve_base(base, lambda line: None))
+
+
+@pytest.mark.parametrize("modules", [["embed_tokens", "q_proj"], ["lm_head"]], ids=str)
+def test_a_lora_of_a_shared_matrix_is_merged_into_one_end_only(tmp_path: Path, modules: list[str]) -> None:
+    tiny_model("llama", tie_word_embeddings=True).save_pretrained(tmp_path / "base")
+    folder = tuned(tmp_path / "lora", tmp_path / "base", target_modules=modules)
+    models = [
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), folder) for _ in range(2)
+    ]
+    with torch.no_grad():
+        assert torch.allclose(merged(models[0])(IDS).logits, models[1](IDS).logits, atol=1e-4)
+
+
+def test_a_drafter_learns_over_a_lora_of_peft(base: Path, data: Path, tmp_path: Path) -> None:
+    folder, chat = tuned(tmp_path / "lora", base), tiny_tokenizer(chat=True)
+    chat.save_pretrained(folder)  # as TRL does: its chat template is the one the LoRA was trained with
+    train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=folder))
+    described = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
+    assert described["prompt_format"]["kind"] == "chat" and len(described["base"]["sha256"]) == 64
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == chat.chat_template
+    rename(folder, base_model_name_or_path="someone/llama-2-7b")
+    wrong = tmp_path / "llama-3-8b"
+    shutil.copytree(base, wrong)
+    with pytest.raises(AdapterError, match="was trained on someone/llama-2-7b"):
+        train(options(wrong, data, tmp_path / "no", recipe="staged", target_adapter=folder))
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"use_rslora": True},
+        {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.self_attn.q_proj": 5}},
+        {"rank_pattern": {"q_proj": 1}, "use_rslora": True},
+    ],
+    ids=str,
+)
+def test_a_lora_of_peft_is_cut_and_keeps_its_scales(base: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = tuned(tmp_path / "lora", base, **changes)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for name in tensors:  # of the upper half of the ranks nothing is left: cutting loses nothing
+        if "lora_B" in name:
+            tensors[name][:, 2:] = 0
+    save_file(tensors, folder / "adapter_model.safetensors")
+    kept = shrink(folder, tmp_path / "cut", 2)
+    assert kept["task LoRA"] == pytest.approx(1, abs=1e-3)
+    logits = []
+    for one in (folder, tmp_path / "cut"):
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), one).eval()
+        with torch.no_grad():
+            logits.append(model(IDS).logits)
+    assert torch.allclose(*logits, atol=1e-3)
+    with pytest.raises(ConfigError, match="less than the rank of a LoRA"):
+        shrink(folder, tmp_path / "none", 4)
+
+
+def test_what_is_more_than_a_lora_is_not_cut(base: Path, tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "lora", base, use_dora=True)
+    with pytest.raises(AdapterError, match="DoRA; expected a plain LoRA"):
+        shrink(folder, tmp_path / "cut", 2)
+
+
+def test_inspect_describes_a_lora_of_peft(base: Path, tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "lora", base, "someone/a-1b", use_dora=True, rank_pattern={"q_proj": 2})
+    done = CliRunner().invoke(app, ["inspect", str(folder), "--json"])
+    facts = json.loads(done.stdout)
+    assert facts["base"].startswith("someone/a-1b (a LoRA of PEFT")
+    assert facts["task LoRA"] == "rank 2 to 4, DoRA; modules down_proj, q_proj"

@@ -1,0 +1,66 @@
+"""Tiny multimodal models, whose text parts are models of supported families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
+
+TEXT = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "head_dim": 16,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text config, of the vision config
+    "gemma3": ({"model_type": "gemma3_text", "sliding_window": 8}, {"model_type": "siglip_vision_model"}),
+    "idefics3": ({"model_type": "llama"}, {"model_type": "idefics3_vision"}),
+    "internvl": (
+        {"model_type": "qwen2"},
+        {"model_type": "internvl_vision", "image_size": [16] * 2, "patch_size": [8] * 2},
+    ),
+    "llava": ({"model_type": "llama"}, {"model_type": "clip_vision_model"}),
+    "mistral3": ({"model_type": "ministral3"}, {"model_type": "pixtral", "head_dim": 16}),
+    "smolvlm": ({"model_type": "llama"}, {"model_type": "smolvlm_vision"}),
+}
+
+
+def tiny_multimodal(model_type: str, tied: bool = True) -> Any:
+    """A random float32 model with a vision tower of one layer."""
+    text, vision = PARTS[model_type]
+    own = {"pad_token_id": 0} if model_type in ("idefics3", "smolvlm") else {}
+    config = CONFIG_MAPPING[model_type](
+        text_config=TEXT | text | {"tie_word_embeddings": tied},
+        vision_config=VISION | vision,
+        tie_word_embeddings=tied,
+        **own,
+    )
+    torch.manual_seed(0)
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+
+
+def rename(folder: Path, change: Any) -> None:
+    """Writes the tensors of a folder again, each under the name that `change` gives it, without those it gives none."""
+    file = folder / "model.safetensors"
+    tensors = {change(name): tensor for name, tensor in load_file(file).items()}
+    tensors.pop(None, None)
+    save_file(tensors, file, {"format": "pt"})
