@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from streamspec import load
+from streamspec.draft_tree import DraftTree
 from streamspec.errors import BaseModelError
 from streamspec.export import Target, export_bundle, export_genai
 from streamspec.layer_cache import CONV, window_slots
 from streamspec.runtime import Session
 from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
-CONTEXT, PROMPT, NEW = 1024, 300, 330
+CONTEXT, PROMPT, NEW = 1024, 300, 331
+TREE, PATH = DraftTree((0, 0, 0, 2, 2), (0, 0, 1, 0, 1)), [0, 2, 4]  # the path's rows have others between them
 TEXT = "".join(np.random.default_rng(0).choice(list("abcdefghijkl "), PROMPT))
 
 
@@ -44,17 +46,22 @@ def opened(bundle: Path, tmp_path: Path) -> Session:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_long_answers_are_those_of_hugging_face(static: bool, base: Path, tmp_path: Path) -> None:
+def test_long_answers_through_trees_are_those_of_hugging_face(static: bool, base: Path, tmp_path: Path) -> None:
     target = Target(static=static, context=CONTEXT if static else None)
     export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, target=target)
     session = opened(tmp_path / "bundle", tmp_path)
-    answer = session.generate(TEXT, max_new_tokens=NEW, speculate=True)
-    ids = session.encode(TEXT)
-    logits = tiny_model("lfm2", max_position_embeddings=CONTEXT, initializer_range=0.3)(
-        torch.tensor([ids + answer.token_ids])
-    ).logits[0]
-    assert len(answer.token_ids) == NEW and answer.stats.step_tokens > answer.stats.steps
-    assert answer.token_ids == logits[len(ids) - 1 : -1].argmax(1).tolist()
+    prompt, answer = session.encode(TEXT), session.generate(TEXT, max_new_tokens=NEW, speculate=False).token_ids
+    model = tiny_model("lfm2", max_position_embeddings=CONTEXT, initializer_range=0.3)
+    assert answer == model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].argmax(1).tolist()
+    runner = session.runner
+    runner.reset()
+    runner.prefill(prompt, draft=False)
+    for at in range(0, NEW - 3, 3):
+        first, second, third, after = answer[at : at + 4]
+        rows = np.array([first, (second + 1) % 60, second, (third + 1) % 60, third])
+        chosen = runner.verify(rows, TREE, draft=False).choices
+        assert chosen[PATH].tolist() == [second, third, after], at
+        runner.commit(PATH)
 
 
 @pytest.mark.parametrize("back", [3, 200, 500])
