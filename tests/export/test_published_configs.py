@@ -17,7 +17,7 @@ from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.export import export_bundle
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.graph_runner import GraphRunner, open_session
-from streamspec.model_families import TEXT_PARTS
+from streamspec.model_families import FAMILIES, TEXT_PARTS
 from tests.support.published_configs import CONFIGS
 from tests.support.tiny_exports import write_tokenizer
 
@@ -40,6 +40,11 @@ def test_a_published_config_is_exported_and_equals_transformers(name: str, tmp_p
     steps = GraphRunner(open_session(bundle / "model.onnx", threads=1), rows)
     ours = np.concatenate([steps.prefill(tokens[at : at + CHUNK])["logits"] for at in range(0, rows, CHUNK)])
     assert np.abs(ours - theirs).max() < 2e-4 * theirs.std()
+
+
+def test_every_family_has_a_published_config() -> None:
+    assert {text(published)["model_type"] for published in CONFIGS.values()} >= set(FAMILIES)
+    assert len(CONFIGS) >= 80
 
 
 def limits(published: dict[str, Any]) -> list[int]:
