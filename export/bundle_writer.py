@@ -56,6 +56,7 @@ from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
 from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all, perplexities
 from streamspec.export.weights.load_weights import ModelSource, load_model
+from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
@@ -91,6 +92,7 @@ def export_bundle(
     target: Target = PLAIN_CPU,
     prompt_format: PromptFormat | None = None,
     allow_base_mismatch: bool = False,
+    kv_cache_dtype: str = DTYPES[0],
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
@@ -107,6 +109,7 @@ def export_bundle(
     - `prompt_format`: how prompts become text, where no adapter of `train` records it. Default: the base's chat
       template (or the one beside a LoRA of PEFT), else raw without a separator.
     - `allow_base_mismatch`: takes a LoRA of PEFT whose configuration names another base.
+    - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
 
     Raises StreamspecError; `out` then stays as it was.
     """
@@ -114,6 +117,7 @@ def export_bundle(
     kind = target.precision(precision, block_size)
     if stream_weights not in STREAM_WEIGHTS:
         raise ConfigError(f"stream weights `{stream_weights}`", " or ".join(STREAM_WEIGHTS), "choose one of them")
+    check_cache_dtype(kv_cache_dtype)
     resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     layout = choose_format(resolved, described, prompt_format)
     if held_out is not None:
@@ -121,6 +125,7 @@ def export_bundle(
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(resolved, described)
+        parts = replace(parts, spec=replace(parts.spec, cache_dtype=kv_cache_dtype))
         if target.static:
             parts = _static_parts(parts, target, say)
         tokenizer = copy_tokenizer(resolved, folder, described and described.path)
@@ -140,6 +145,12 @@ def export_bundle(
         say("comparing with PyTorch")
         manifest = _measured(manifest, folder, open_session(folder / MODEL, static=static), reference)
         return complete(folder, manifest, say)
+
+
+def check_cache_dtype(dtype: str) -> None:
+    """Raises ConfigError for a type that no cache has."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"a K/V cache of {dtype!r}", " or ".join(DTYPES), "correct --kv-cache-dtype")
 
 
 def _held_out_rows(held_out: HeldOut, parts: Parts, manifest: Manifest) -> list[TokenRow]:
@@ -305,6 +316,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
             bos_token_id=spec.bos_token_id,
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter and adapter.path),
             caches=spec.caches,
+            heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
         ),
         prompt_format=prompt_format,
         streams=parts.streams.info(parts.candidates) if parts.streams else None,

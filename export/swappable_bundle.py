@@ -49,6 +49,7 @@ from streamspec.export.bundle_writer import (
     DEFAULT_ROWS,
     Parts,
     Progress,
+    check_cache_dtype,
     choose_format,
     complete,
     describe_bundle,
@@ -73,6 +74,7 @@ from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_parity, expect, make_probe, passage
 from streamspec.export.validate.perplexity import measure_all, perplexities
 from streamspec.export.weights.load_weights import ModelSource, load_model, task_lora
+from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import special_token
 from streamspec.step_graph import STREAM_LORA, TASK_LORA
@@ -87,6 +89,7 @@ def export_swappable(
     progress: Progress | None = None,
     prompt_format: PromptFormat | None = None,
     allow_base_mismatch: bool = False,
+    kv_cache_dtype: str = DTYPES[0],
 ) -> Manifest:
     """Exports `base` as the swappable bundle `out`, with `adapters` in it, and returns its manifest.
 
@@ -97,6 +100,7 @@ def export_swappable(
     """
     if precision == "fp16":
         raise ConfigError("a swappable bundle in fp16", "fp32, int8 or int4: it runs on CPUs", "choose one of them")
+    check_cache_dtype(kv_cache_dtype)
     say, kind = progress or to_stderr, precision_named(precision)
     resolved = resolve_base(base, say)
     layout = choose_format(resolved, None, prompt_format)
@@ -112,7 +116,7 @@ def export_swappable(
         _check(adapter)
         described[name] = _with_format(adapter, resolved, prompt_format)
     with bundle_folder(out, force) as folder:
-        bundle = _write_base(folder, resolved, list(described.values()), kind, layout, say)
+        bundle = _write_base(folder, resolved, list(described.values()), kind, kv_cache_dtype, layout, say)
         for name, adapter in described.items():
             say(f"adapter {name}")
             (folder / ADAPTERS / name).mkdir(parents=True)
@@ -131,12 +135,18 @@ class _Bundle:
 
 
 def _write_base(
-    folder: Path, base: Base, adapters: Sequence[Adapter], kind: Precision, layout: PromptFormat, say: Progress
+    folder: Path,
+    base: Base,
+    adapters: Sequence[Adapter],
+    kind: Precision,
+    cache_dtype: str,
+    layout: PromptFormat,
+    say: Progress,
 ) -> _Bundle:
     """Writes the bundle of the base alone, with room for the drafters of `adapters`."""
     say("loading the base")
     model = load_model(base, None, whole=False)
-    spec = describe(model)
+    spec = replace(describe(model), cache_dtype=cache_dtype)
     room = capacity_for([read_drafter(one, spec) for one in adapters if one.streams is not None], spec)
     tokenizer = copy_tokenizer(base, folder)
     tokens = passage(tokenizer, spec.vocab, spec.context_length)

@@ -16,7 +16,9 @@ DTYPES = ("float32", "float16")
 # Slots; CPU matrix products add up their inner dimension in blocks of this many or of a multiple. A ring has whole
 # blocks, so that a token's slot lies in the same block whoever wrote it.
 SUM_BLOCK = 128
-LEAST_SLACK = 256  # slots of a ring beyond its window: the most rows of a call, and tokens that can be taken back
+# Slots of a ring beyond its window, for the rows of a call and for what is taken back: an answer of the default length
+# and its last draft.
+LEAST_SLACK = 320
 
 
 class CacheKind(NamedTuple):
@@ -69,6 +71,15 @@ def layer_caches(
 
 def in_words(caches: Sequence[LayerCache]) -> str:
     """What layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
-    counts = Counter(cache.window for cache in caches)
-    kept = (f"{n} layers {'everything' if window is None else f'a window of {window}'}" for window, n in counts.items())
-    return ", ".join([*kept, caches[0].dtype])
+    counts = Counter("a convolution's inputs" if cache.kind == CONV else _kept(cache.window) for cache in caches)
+    return ", ".join([*(f"{count} layers {kept}" for kept, count in counts.items()), caches[0].dtype])
+
+
+def _kept(window: int | None) -> str:
+    return "everything" if window is None else f"a window of {window}"
+
+
+def dtype_in_words(caches: Sequence[LayerCache]) -> str:
+    """How a cache is rounded, such as ` with K/V in float16`; empty where it is not."""
+    rounded = caches[0].dtype if caches else DTYPES[0]
+    return "" if rounded == DTYPES[0] else f" with K/V in {rounded}"

@@ -104,8 +104,8 @@ def stored(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> st
     if spec.cache_dtype == DTYPES[0]:
         return rows
     most = float(np.finfo(np.float16).max)
-    limits = (g.store.constant(limit, np.float32) for limit in (-most, most))
-    return g.op("Cast", g.op("Clip", rows, *limits), out=out, to=TensorProto.FLOAT16)
+    below = g.op("Min", rows, g.store.constant(most, np.float32))
+    return g.op("Cast", g.op("Max", below, g.store.constant(-most, np.float32)), out=out, to=TensorProto.FLOAT16)
 
 
 def loaded(g: Scope, spec: DecoderSpec, cache: str, slots: str = "") -> str:

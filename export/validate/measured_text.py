@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from streamspec.adapters.training.data import TokenRow
 from streamspec.bundle.precision_cost import TEXT
 from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.layer_cache import DTYPES
 
 TOKENS, LEAST = 1536, 384  # of all passages, for a small model and for a large one
 WORK = 1e12  # products that PyTorch may take for it: seconds
@@ -84,10 +85,10 @@ PASSAGES = (
 
 
 def texts_for(precision: str, tokenizer: Tokenizer, spec: DecoderSpec, slow: bool = False) -> dict[str, list[TokenRow]]:
-    """The text whose perplexity says what `precision` costs, by its name in the manifest; none where it costs
-    nothing. `slow` as for `text_rows`.
+    """The text whose perplexity says what `precision` and the cache's type cost, by its name in the manifest; none
+    where they cost nothing. `slow` as for `text_rows`.
     """
-    return {} if precision == "fp32" else {TEXT: text_rows(tokenizer, spec, slow)}
+    return {} if precision == "fp32" and spec.cache_dtype == DTYPES[0] else {TEXT: text_rows(tokenizer, spec, slow)}
 
 
 def text_rows(tokenizer: Tokenizer, spec: DecoderSpec, slow: bool = False) -> list[TokenRow]:

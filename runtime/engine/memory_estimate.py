@@ -97,7 +97,7 @@ def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None
 
 def heads(model: ModelInfo) -> int:
     """Query heads, as nearly as the manifest says."""
-    return max(model.kv_heads, model.hidden_size // model.head_dim)
+    return model.heads or max(model.kv_heads, model.hidden_size // model.head_dim)
 
 
 def widest(model: ModelInfo, context: int) -> int:

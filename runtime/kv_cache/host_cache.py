@@ -75,8 +75,8 @@ class KeyValueCache(SequenceRows):
     def __init__(self, groups: Sequence[CacheGroup], limit: int, first: int | None = None) -> None:
         """`first`: capacity to begin with."""
         super().__init__(groups, limit)
-        slot = sum(group.bytes(1) for group in groups)
-        begin = max(FIRST_CAPACITY, RESERVED // slot) if LAZY else FIRST_CAPACITY
+        token = sum(group.bytes(1) for group in groups if group.cache.window is None)
+        begin = max(FIRST_CAPACITY, RESERVED // max(token, 1)) if LAZY else FIRST_CAPACITY
         self.capacity = min(begin if first is None else first, limit)
         self.data = [_zeros(group, self._slots(group)) for group in self.groups]
 

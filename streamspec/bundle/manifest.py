@@ -15,7 +15,7 @@ from streamspec.bundle.cache_section import read_caches
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
-from streamspec.layer_cache import LayerCache
+from streamspec.layer_cache import LayerCache, dtype_in_words
 from streamspec.prompt.prompt_format import KINDS, PromptFormat
 
 FORMAT_VERSION = 4  # 2: the graph samples; 3: its logits come with their scale beside them; 4: tokens can be masked
@@ -37,6 +37,7 @@ METHODS: dict[str, str | None] = {
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
 DRAFT_LAYERS = tuple(method for method, kind in METHODS.items() if kind == "draft layer")
 POSITIONS = ("shifted", "same")
+IF_ANY = {"caches", "heads"}  # of the section `model`: left out where they say nothing, as they once were
 MAX_LEVEL = 64  # rows of candidates at one depth
 MAX_NODES, MAX_CANDIDATES = 256, 1024
 MAX_STATIC_ROWS = 256
@@ -59,7 +60,7 @@ class BaseInfo:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Sizes of the target model. `caches`: what each layer keeps of the tokens before; empty: everything."""
+    """Sizes of the target model. `caches`: of each layer, empty: all keep everything; `heads`: 0 where they fill it."""
 
     layers: int
     kv_heads: int
@@ -70,6 +71,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
     caches: tuple[LayerCache, ...] = ()
+    heads: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,9 @@ class Manifest:
 
     @property
     def rounding(self) -> str:
-        """The precision in words, such as `int4 in blocks of 32`."""
-        return self.precision + (f" in blocks of {self.block_size}" if self.block_size else "")
+        """The precision in words, such as `int4 in blocks of 32 with K/V in float16`."""
+        blocks = f" in blocks of {self.block_size}" if self.block_size else ""
+        return self.precision + blocks + dtype_in_words(self.model.caches)
 
     def check_prunes(self) -> None:
         """Raises ConfigError for a bundle without an early exit."""
@@ -191,8 +194,7 @@ class Manifest:
     def to_json(self) -> str:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
         content = asdict(self)
-        if not self.model.caches:  # as before there was anything else
-            del content["model"]["caches"]
+        content["model"] = {name: value for name, value in content["model"].items() if value or name not in IF_ANY}
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod
@@ -310,6 +312,7 @@ def _model(raw: Fields) -> ModelInfo:
         eos_token_ids=raw.integers("eos_token_ids", 0, vocab - 1, 64),
         bos_token_id=raw.integer("bos_token_id", 0, vocab - 1) if raw.optional("bos_token_id") else None,
         caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
+        heads=raw.integer("heads", 1, 1024) if raw.optional("heads") else 0,
     )
 
 

@@ -11,6 +11,7 @@ import typer
 
 from streamspec.cli.shared_options import AllowBaseMismatch, Format, Separator, unescaped
 from streamspec.errors import ConfigError
+from streamspec.layer_cache import DTYPES
 
 if TYPE_CHECKING:
     from streamspec.export import HeldOut
@@ -64,6 +65,9 @@ def command(
     format: Format = None,
     separator: Separator = None,
     allow_base_mismatch: AllowBaseMismatch = False,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="Type of cached keys and values: float32, or float16 for half their memory.")
+    ] = "float32",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
     plain_genai: Annotated[
         bool,
@@ -103,13 +107,15 @@ def command(
         raise ConfigError("--plain-genai with --format or --separator", "neither", "leave them out")
     first = adapters[0] if adapters else None
     if plain_genai:
+        if kv_cache_dtype != DTYPES[0]:
+            raise ConfigError("--plain-genai and --kv-cache-dtype", "one of them", "leave one out")
         facts = export_genai(
             base, first, out, precision=precision, force=force, allow_base_mismatch=allow_base_mismatch
         )
         print(json.dumps({"out": str(out), **facts}) if as_json else f"wrote {out}; run it with onnxruntime-genai")
         return
     if swappable:
-        export_swappable(base, adapters, out, precision=precision, force=force, **named)
+        export_swappable(base, adapters, out, precision=precision, force=force, kv_cache_dtype=kv_cache_dtype, **named)
         report(out, {}, as_json)
         return
     held_out = HeldOut(val, limit or LIMIT) if val else None
@@ -126,6 +132,7 @@ def command(
         held_out=held_out,
         block_size=block_size,
         target=shape,
+        kv_cache_dtype=kv_cache_dtype,
         **named,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0

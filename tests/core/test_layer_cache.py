@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from streamspec.layer_cache import LEAST_SLACK, SUM_BLOCK, LayerCache, in_words, layer_caches, window_slots
+from streamspec.runtime import GenerationOptions
+from streamspec.runtime.tuning.step_costs import ROWS
 
 
 @pytest.mark.parametrize("window", [1, 8, 512, 1024, 2047, 4096, 4097])
@@ -13,13 +15,18 @@ def test_a_ring_has_its_window_and_slack_in_whole_blocks(window: int) -> None:
 
 
 def test_layers_keep_a_window_where_that_takes_fewer_slots() -> None:
-    assert layer_caches([512, None], 769) == (LayerCache(window=512), LayerCache())
-    assert layer_caches([512, None], 768) == layer_caches([None, None], 1 << 20) == ()
+    assert layer_caches([512, None], 897) == (LayerCache(window=512), LayerCache())
+    assert layer_caches([512, None], 896) == layer_caches([None, None], 1 << 20) == ()
     assert {cache.dtype for cache in layer_caches([512, None], 100, "float16")} == {"float16"}
-    assert [cache.slots(10_000) for cache in layer_caches([512, None], 10_000)] == [768, 10_000]
+    assert [cache.slots(10_000) for cache in layer_caches([512, None], 10_000)] == [896, 10_000]
     assert LayerCache(window=512).slots(100) == 100
 
 
 def test_what_layers_keep_is_said_in_words() -> None:
     said = in_words(layer_caches([512, 512, None], 4096, "float16"))
     assert said == "2 layers a window of 512, 1 layers everything, float16"
+    assert in_words([LayerCache("conv", 3)]) == "1 layers a convolution's inputs, float32"
+
+
+def test_an_answer_of_the_default_length_can_be_taken_back() -> None:
+    assert GenerationOptions().max_new_tokens + max(ROWS) <= LEAST_SLACK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,6 +144,7 @@ def tiny_bundle(
     method: str = "",
     target: Target = PLAIN_CPU,
     base: Path | None = None,
+    kv_cache_dtype: str = "float32",
 ) -> Path:
     """A bundle of a tiny base and a random adapter."""
     base = base or tiny_base(folder / "base", chat=kind == "chat")
@@ -151,5 +153,6 @@ def tiny_bundle(
         if method
         else tiny_adapter(folder / "adapter", base, streams, kind, full)
     )
-    export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, target=target)
+    options: dict[str, Any] = {"target": target, "kv_cache_dtype": kv_cache_dtype}
+    export_bundle(base, adapter, folder / "bundle", precision, progress=lambda line: None, **options)
     return folder / "bundle"

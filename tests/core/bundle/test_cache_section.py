@@ -29,7 +29,9 @@ def test_a_manifest_keeps_what_layers_keep() -> None:
 def test_layers_that_keep_everything_are_not_mentioned() -> None:
     """Saved conversations are keyed by the manifest's text."""
     text = complete(()).to_json()
-    assert "caches" not in text and Manifest.from_json(text).model.caches == ()
+    assert "caches" not in text and '"heads"' not in text and Manifest.from_json(text).model.caches == ()
+    wide = replace(complete(()), model=replace(manifest().model, heads=4))
+    assert Manifest.from_json(wide.to_json()) == wide
 
 
 @pytest.mark.parametrize(

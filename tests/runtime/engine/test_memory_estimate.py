@@ -16,6 +16,7 @@ import pytest
 from streamspec.bundle.files import read_manifest
 from streamspec.bundle.manifest import FileInfo, Manifest, StaticInfo
 from streamspec.errors import ConfigError, ResourceError
+from streamspec.layer_cache import LayerCache
 from streamspec.runtime import load
 from streamspec.runtime.engine import memory_estimate as memory
 from streamspec.runtime.engine.memory_estimate import check_memory, prompt_rows
@@ -104,6 +105,25 @@ def test_an_adapter_that_may_be_put_in_counts(tmp_path: Path, monkeypatch: pytes
             (tmp_path / "adapters" / name / "adapter.onnx_adapter").write_bytes(b"x" * size)
     assert memory.largest_adapter(tmp_path) == 5000
     assert memory.largest_adapter(tmp_path / "nowhere") == 0
+
+
+def test_layers_that_keep_a_window_are_foretold_with_it() -> None:
+    model = replace(manifest().model, context_length=10_000, caches=(LayerCache(window=512), LayerCache()))
+    plain = replace(model, caches=())
+    mixed, every = estimate(described(model=model)), estimate(described(model=plain))
+    assert every.cache == 2 * 2 * 8 * 10_000 * 4 and mixed.cache == every.cache * (10_000 + 896) // 20_000
+    assert mixed.work == every.work
+    rings = estimate(described(model=replace(model, caches=(LayerCache(window=512),) * 2)))
+    assert rings.cache == every.cache * 896 // 10_000 and rings.work < every.work
+    halves = estimate(described(model=replace(model, caches=(LayerCache(dtype="float16"),) * 2)))
+    assert 2 * halves.cache == every.cache and halves.work == every.work + 4 * 2 * 8 * 10_000
+
+
+def test_heads_that_are_wider_than_the_state_are_counted() -> None:
+    model = replace(manifest().model, context_length=10_000)
+    wide = replace(model, heads=8)
+    assert memory.heads(model) == 2 and memory.heads(wide) == 8
+    assert prompt_rows(wide, 10_000) == 200 and prompt_rows(model, 10_000) == 512
 
 
 def test_long_prompts_are_read_in_smaller_pieces() -> None:

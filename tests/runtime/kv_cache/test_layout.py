@@ -143,3 +143,12 @@ def test_a_cache_with_rings_grows_without_them(monkeypatch: pytest.MonkeyPatch) 
         cache.compact(range(100))
     assert cache.reserve(100) and [data.shape[4] for data in cache.data] == [SLOTS, 2000]
     assert cache.data[0] is ring and cache.rows()[1][0, 0, 0, 0, :, 0].tolist() == list(range(1000))
+
+
+def test_what_rings_take_does_not_shorten_what_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.LAZY", True)
+    monkeypatch.setattr("streamspec.runtime.kv_cache.host_cache.RESERVED", 1500 * 64)  # 64 bytes a token of layer 1, 3
+    monkeypatch.setattr(
+        "streamspec.runtime.kv_cache.host_cache._zeros", lambda group, slots: np.zeros(group.shape(slots))
+    )
+    assert mixed().capacity == 1500
