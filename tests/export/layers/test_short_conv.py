@@ -50,13 +50,18 @@ def test_long_answers_through_trees_are_those_of_hugging_face(static: bool, base
     target = Target(static=static, context=CONTEXT if static else None)
     export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, target=target)
     session = opened(tmp_path / "bundle", tmp_path)
-    prompt, answer = session.encode(TEXT), session.generate(TEXT, max_new_tokens=NEW, speculate=False).token_ids
-    model = tiny_model("lfm2", max_position_embeddings=CONTEXT, initializer_range=0.3)
+    answer = session.generate(TEXT, max_new_tokens=NEW, speculate=False).token_ids
+    prompt, model = session.encode(TEXT), tiny_model("lfm2", max_position_embeddings=CONTEXT, initializer_range=0.3)
     assert answer == model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].argmax(1).tolist()
+    check_through_trees(session, answer)
+
+
+def check_through_trees(session: Session, answer: list[int]) -> None:
+    """Commits the plain `answer` to TEXT tree by tree, and compares every choice."""
     runner = session.runner
     runner.reset()
-    runner.prefill(prompt, draft=False)
-    for at in range(0, NEW - 3, 3):
+    runner.prefill(session.encode(TEXT), draft=False)
+    for at in range(0, len(answer) - 3, 3):
         first, second, third, after = answer[at : at + 4]
         rows = np.array([first, (second + 1) % 60, second, (third + 1) % 60, third])
         chosen = runner.verify(rows, TREE, draft=False).choices

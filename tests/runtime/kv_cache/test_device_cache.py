@@ -14,14 +14,17 @@ import pytest
 
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import ProviderError
+from streamspec.export import Target, export_bundle
 from streamspec.runtime import Pruning, Sampling, Session, load
 from streamspec.runtime.engine.io_binding import IoBinding
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.providers import CPU
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
+from tests.export.layers.test_short_conv import NEW, TEXT, check_through_trees
 from tests.runtime.engine.test_ort_runner import PROMPTS
 from tests.support.manifests import plain_groups
+from tests.support.tiny_models import tiny_model, tiny_tokenizer
 
 Bundles = Callable[[str], Path]
 HOT = Sampling(temperature=0.9, top_p=0.95, seed=5)
@@ -55,6 +58,16 @@ def test_rows_pruned_above_the_exit_are_moved_apart(bundles: Bundles) -> None:
             answers[0].token_ids == answers[1].token_ids
             and answers[0].stats.step_tokens == answers[1].stats.step_tokens
         )
+
+
+def test_inputs_of_convolutions_are_moved_too(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    tiny_model("lfm2", max_position_embeddings=1024, initializer_range=0.3).save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    export_bundle(base, None, tmp_path / "bundle", "fp32", progress=lambda line: None, target=Target("cuda"))
+    there, here = open_on(tmp_path / "bundle", "device"), open_on(tmp_path / "bundle", "cpu")
+    assert isinstance(there.runner, OrtRunner) and isinstance(there.runner.cache, DeviceCache)
+    check_through_trees(there, here.generate(TEXT, max_new_tokens=NEW, speculate=False).token_ids)
 
 
 @pytest.fixture
