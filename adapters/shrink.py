@@ -95,7 +95,8 @@ def module_of(name: str) -> str:
 
 def cut_streams(folder: Path, rank: int) -> float | None:
     """Cuts the streams' own LoRA of `folder`; the share kept, None where there is nothing to cut."""
-    described = read_json(folder / STREAM_CONFIG) if (folder / STREAM_CONFIG).exists() else {"streams": None}
+    path = folder / STREAM_CONFIG
+    described: dict[str, Any] = read_json(path) if path.exists() else {"streams": None}
     lora = described["streams"] and described["streams"].get("lora")
     if not lora or lora["rank"] <= rank:
         return None

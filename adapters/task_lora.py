@@ -55,7 +55,7 @@ def format_of(base: Base, adapter: Adapter | None) -> PromptFormat:
     """The prompt format that the adapter records, else the chat template where there is one, else raw."""
     if adapter is not None and adapter.prompt_format is not None:
         return adapter.prompt_format
-    return PromptFormat("raw" if template_of(base, adapter and adapter.path) is None else "chat")
+    return PromptFormat("raw" if template_of(base, adapter.path if adapter else None) is None else "chat")
 
 
 def check_tokenizer(adapter: Path, base: Base) -> None:

@@ -90,7 +90,7 @@ def prepare(config: TrainConfig) -> Run:
     target = read_target(config, base)
     prompt_format = chosen_format(config, base, target)
     config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
-    formatter = Formatter(load_tokenizer(base, target and target.path), prompt_format)
+    formatter = Formatter(load_tokenizer(base, target.path if target else None), prompt_format)
     if warning := joined_words(examples, prompt_format):
         say(warning)
     rows = within([formatter.row(e) for e in examples], config.max_length)

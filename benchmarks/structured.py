@@ -45,7 +45,7 @@ def answers(session: Session, grammar: Grammar | None, speculate: bool) -> list[
 
 def mask_microseconds(session: Session, grammar: Grammar, tokens: list[int]) -> float:
     """Returns the mean time to compute a mask along a text."""
-    state, eos = session._vocabulary.start(grammar), session.manifest.model.eos_token_ids
+    state, eos = session.vocabulary.start(grammar), session.manifest.model.eos_token_ids
     began = time.perf_counter()
     for token in tokens:
         state.after()
@@ -63,10 +63,10 @@ def main() -> None:
     session = load(arguments.bundle, threads=arguments.threads)
     began = time.perf_counter()
     grammar = Grammar.json_schema(CITY)
-    session._vocabulary.start(grammar)
+    session.vocabulary.start(grammar)
     first = time.perf_counter() - began
     began = time.perf_counter()
-    session._vocabulary.start(grammar)
+    session.vocabulary.start(grammar)
     again = time.perf_counter() - began
     speeds: dict[str, list[float]] = {name: [] for name in KINDS}
     found: dict[str, list[Completion]] = {}

@@ -128,7 +128,7 @@ def export_bundle(
         parts = replace(parts, spec=replace(parts.spec, cache_dtype=kv_cache_dtype))
         if target.static:
             parts = _static_parts(parts, target, say)
-        tokenizer = copy_tokenizer(resolved, folder, described and described.path)
+        tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
         manifest = replace(
             describe_bundle(parts, precision, tokenizer, layout),
             provider=target.name,
@@ -182,7 +182,7 @@ def choose_format(base: Base, adapter: Adapter | None, given: PromptFormat | Non
             "leave --format and --separator out",
         )
     own = given or format_of(base, adapter)
-    if own.kind == "chat" and template_of(base, adapter and adapter.path) is None:
+    if own.kind == "chat" and template_of(base, adapter.path if adapter else None) is None:
         raise ConfigError(
             f"the prompt format chat for {base.id}, which has no chat template",
             "a base with chat_template.jinja",
@@ -314,7 +314,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
             hidden_size=spec.hidden,
             context_length=spec.context_length,
             bos_token_id=spec.bos_token_id,
-            eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter and adapter.path),
+            eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter.path if adapter else None),
             caches=spec.caches,
             heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
         ),

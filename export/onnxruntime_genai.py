@@ -172,7 +172,7 @@ def export_genai(
         say("loading the base")
         model = load_model(resolved, described, whole=False)
         spec = describe(model)
-        tokenizer = copy_tokenizer(resolved, folder, described and described.path)
+        tokenizer = copy_tokenizer(resolved, folder, described.path if described else None)
         if (settings := resolved.path / SETTINGS).is_file():
             shutil.copyfile(settings, folder / SETTINGS)
         tokens = passage(tokenizer, spec.vocab, spec.context_length)
@@ -192,7 +192,9 @@ def export_genai(
             )
             report[name] = found = measured.compare(losses)
             say(cost(precision, found, MEASURED[name], spec.vocab))
-        write_config(folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids, described and described.path))
+        write_config(
+            folder, spec, end_tokens(resolved, tokenizer, spec.eos_token_ids, described.path if described else None)
+        )
         return report
 
 

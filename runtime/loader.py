@@ -36,6 +36,9 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `memory`: maximum bytes that the bundle may take (default: free memory), compared with `estimate_memory` for
       `context` tokens, or 1,024 without one, before anything large is opened.
     - `idle`: seconds without use after which the bundle is unloaded, as by `Session.unload` (default: never).
+    - `prepare_grammar`: prepares the vocabulary for grammars in the background, so that the first constrained answer
+      need not wait (default: where it has 65,536 tokens or more and the extra `grammar` is installed; False: at the
+      first grammar).
 
     Raises BundleError for a damaged bundle and for one that this machine computes incorrectly, ProviderError or
     ConfigError for a provider that cannot be used or does not exist, AdapterError for an adapter that does not fit,
@@ -68,4 +71,5 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
         if options.pruning is not None:
             session.manifest.check_prunes()
     runner.model.unloader.limit(options.idle)
+    session.vocabulary.prepare(options.prepare_grammar)
     return session

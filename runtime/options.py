@@ -129,6 +129,7 @@ class LoadKwargs(TypedDict, total=False):
     context: int | None
     memory: int | None
     idle: float | None
+    prepare_grammar: bool | None
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,9 @@ class LoadOptions:
     memory: int | None = option(None, "Maximum bytes that the bundle may take; default: free memory.")
     idle: float | None = option(
         None, "Seconds without use after which the bundle is unloaded; the next use reloads it."
+    )
+    prepare_grammar: bool | None = option(
+        None, "Prepare the vocabulary for grammars in the background; default: a large one, with the extra grammar."
     )
 
     @classmethod

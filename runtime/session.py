@@ -44,8 +44,8 @@ class Session:
       instance to begin with a system message.
     - `adapter`: the active adapter of a swappable bundle, or None.
     - `manifest`: the bundle's manifest; `provider`: the provider that runs, and why others do not.
-    - `runner`, `policy`, `adaptive`: the model with its cache, the decoding policy, and what it has learned about
-      drafts. For benchmarks and tests: their types are internal and may change.
+    - `runner`, `policy`, `adaptive`, `vocabulary`: the model with its cache, the decoding policy, what it has learned
+      about drafts, and the tokens for grammars. For benchmarks and tests: their types are internal and may change.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Session:
         self.provider = provider or ProviderChoice(CPU.name)
         self.messages: list[Message] = []
         self.adapter: str | None = None  # the active one, by the name or path it was given by
-        self._vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
+        self.vocabulary = Vocabulary(tokenizer, manifest.model.vocab_size, manifest.model.eos_token_ids)
         self._busy = threading.Lock()
         self._control: CancelToken | None = None  # of the generation under way
         self._swapper, self._swaps = swapper, 0
@@ -78,7 +78,7 @@ class Session:
             runner = self.runner.fork()
         swapper = None if self._swapper is None else self._swapper.over(runner)
         new = Session(runner, self.manifest, self.tokenizer, self.template, self.policy, self.provider, swapper)
-        new._vocabulary = self._vocabulary
+        new.vocabulary = self.vocabulary
         if swapper is not None:
             new.swap(self.adapter)
         return new
@@ -345,7 +345,7 @@ class Session:
                 f"fewer than the context's {self.context_length}",
                 "shorten the prompt",
             )
-        grammar = None if options.grammar is None else self._vocabulary.start(options.grammar)
+        grammar = None if options.grammar is None else self.vocabulary.start(options.grammar)
         decoder = SpeculativeDecoder(self.runner, options, self.policy, self.adaptive, grammar)
 
         @contextmanager

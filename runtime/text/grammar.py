@@ -7,17 +7,20 @@ grammar while decoding.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from streamspec.errors import BundleError, ConfigError
+from streamspec.errors import BundleError, ConfigError, StreamspecError
 from streamspec.runtime.decoding.grammar_state import GrammarState
+from streamspec.runtime.text.grammar_tokens import END, read_tokens
 
 MAX_TEXT = 200_000  # characters of a schema, or of all choices
 MAX_PATTERN = 10_000  # characters of a regular expression
@@ -32,7 +35,7 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-END = "<|streamspec: end of grammar|>"  # a token that stands for the end, whatever a vocabulary uses for it
+LARGE = 65_536  # tokens from which on a vocabulary is prepared while the bundle loads: a second and more
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Grammar:
 
 
 class Vocabulary:
-    """A bundle's tokens, for grammars. Built at first use; for use from any thread."""
+    """A bundle's tokens, for grammars. Built at first use, or before in the background; for use from any thread."""
 
     def __init__(self, tokenizer: Any, size: int, eos: Sequence[int]) -> None:
         """`tokenizer`: of the library tokenizers. `size`: of the vocabulary, which may be larger than the tokenizer's.
@@ -136,6 +139,21 @@ class Vocabulary:
             raise _bad(grammar.kind, made.get_error())
         return GrammarState(_LibraryMatcher(made, grammar.kind, self._size, end), self._eos)
 
+    def prepare(self, wanted: bool | None = None) -> None:
+        """Begins to build in a thread of its own, which `start` then waits for. Does nothing where it is built, or not
+        `wanted`; None: wanted for large vocabularies where the library is installed.
+
+        The thread is a daemon and holds nothing but this vocabulary: sessions may be closed meanwhile.
+        """
+        if wanted is None:
+            wanted = self._size >= LARGE and find_spec("llguidance") is not None
+        if wanted and self._built is None:
+            threading.Thread(target=self._build_quietly, name="streamspec grammar", daemon=True).start()
+
+    def _build_quietly(self) -> None:
+        with contextlib.suppress(StreamspecError):  # the first grammar raises it where it can be read
+            self._tokens()
+
     def _tokens(self) -> tuple[Any, int]:
         with self._lock:
             if self._built is None:
@@ -147,6 +165,10 @@ class Vocabulary:
 
         library = _library()
         try:
+            listed = read_tokens(self._tokenizer)
+            if listed is not None:
+                wrapped = library.TokenizerWrapper(listed)
+                return library.LLTokenizer(wrapped, eos_token=[listed.eos_token_id]), listed.eos_token_id
             own = Tokenizer.from_str(self._tokenizer.to_str())
             own.no_padding()
             own.no_truncation()

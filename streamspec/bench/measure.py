@@ -68,7 +68,9 @@ def bench(
         raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")
     from streamspec.runtime import load
 
-    session = load(bundle, threads=threads, provider=provider, tree=tree, ngram=ngram, adapter=adapter)
+    session = load(
+        bundle, threads=threads, provider=provider, tree=tree, ngram=ngram, adapter=adapter, prepare_grammar=False
+    )
     check_rows(rows, session)
     check_length(cases, session)
     if prune:
@@ -76,7 +78,13 @@ def bench(
     forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
     forced += [Arm(f"chance {one.min_probability:g}", session, True, sampling, pruning=one) for one in pruning]
     others = [
-        Arm(str(path), load(path, threads=threads, provider=provider, tree="plain"), False, sampling) for path in also
+        Arm(
+            str(path),
+            load(path, threads=threads, provider=provider, tree="plain", prepare_grammar=False),
+            False,
+            sampling,
+        )
+        for path in also
     ]
     own = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     check_names([*own, *forced, *others])

@@ -75,7 +75,15 @@ def command(
         grammar=_grammar(json_schema, regex, choice),
         sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),
     )
-    session = load(bundle, threads=threads, provider=provider, tree=rows or "auto", ngram=not no_ngram, adapter=use)
+    session = load(
+        bundle,
+        threads=threads,
+        provider=provider,
+        tree=rows or "auto",
+        ngram=not no_ngram,
+        adapter=use,
+        prepare_grammar=options.grammar is not None,
+    )
     last = None
     for chunk in session.stream(text, options):
         sys.stdout.write(chunk.text)

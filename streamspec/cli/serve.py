@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.shared_options import Context, Idle, NoNgram, Provider, Threads
+from streamspec.cli.shared_options import Context, Idle, NoNgram, PrepareGrammar, Provider, Threads
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def command(
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens that a request may ask for.")] = 4096,
     context: Context = LoadOptions.context,
     idle: Idle = LoadOptions.idle,
+    prepare_grammar: PrepareGrammar = LoadOptions.prepare_grammar,
     no_page: Annotated[bool, typer.Option("--no-page", help="Do not serve the web page.")] = False,
     log: Annotated[bool, typer.Option("--log", help="Print one line per request on stderr.")] = False,
     threads: Threads = LoadOptions.threads,
@@ -61,7 +62,14 @@ def command(
         logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
         logging.getLogger("streamspec.serve").setLevel(logging.INFO)
     given = token or os.environ.get(TOKEN)
-    options = LoadOptions(threads=threads, provider=provider, ngram=not no_ngram, context=context, idle=idle)
+    options = LoadOptions(
+        threads=threads,
+        provider=provider,
+        ngram=not no_ngram,
+        context=context,
+        idle=idle,
+        prepare_grammar=prepare_grammar,
+    )
     limits = Limits(sessions=sessions, queue=queue, timeout=timeout, max_tokens=max_tokens)
 
     def ready(server: Server) -> None:

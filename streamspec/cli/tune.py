@@ -51,7 +51,7 @@ def command(
     from streamspec.runtime import load
     from streamspec.runtime.tuning.tune import keep_min_probability, tune
 
-    session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use)
+    session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use, prepare_grammar=False)
     if prompts is not None:
         session.manifest.check_prunes()
     calibrations = tune(session.runner, session.manifest, context)

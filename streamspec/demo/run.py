@@ -119,7 +119,7 @@ def _run(bundle: Path, limit: int | None, console: Console) -> tuple[list[dict[s
     from streamspec.runtime import load
 
     cases = read_cases(PROMPTS, limit)
-    session = load(bundle)
+    session = load(bundle, prepare_grammar=False)
     console.rule("plain and speculative decoding of the same prompts")
     console.print(f"speculation: {session.speculation}; {session.threads} threads", highlight=False)
     console.print(

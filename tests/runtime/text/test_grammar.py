@@ -230,12 +230,12 @@ def test_separators_are_those_asked_for(bundles: Bundles) -> None:
 
 def test_end_of_text_comes_where_the_grammar_may_end_and_nowhere_else(bundles: Bundles) -> None:
     session = open_session(bundles("lettered fp32"))
-    state = session._vocabulary.start(Grammar.regex("aa?"))
+    state = session.vocabulary.start(Grammar.regex("aa?"))
     eos, a = session.manifest.model.eos_token_ids[0], session.tokenizer.token_to_id("a")
     assert np.flatnonzero(state.after().mask).tolist() == [a] and state.after().forced == a
     assert np.flatnonzero(state.after((a,)).mask).tolist() == [eos, a]
     assert np.flatnonzero(state.after((a, a)).mask).tolist() == [eos] and state.after((a, a)).forced is None
-    text = session._vocabulary.start(Grammar.regex(".{1,9}"))
+    text = session.vocabulary.start(Grammar.regex(".{1,9}"))
     assert not text.after().mask[: eos + 1].any()  # special tokens are no text
 
 
@@ -253,7 +253,7 @@ def test_sessions_over_the_same_weights_share_the_vocabulary(bundles: Bundles) -
     session = open_session(bundles("lettered fp32"))
     other = session.another()
     check(session, Grammar.choice(["ab"]))
-    assert other._vocabulary is session._vocabulary
+    assert other.vocabulary is session.vocabulary
     assert check(other, Grammar.choice(["ab"])).text == "ab"
 
 
