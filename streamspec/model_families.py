@@ -319,6 +319,7 @@ TEXT_PARTS = {
     "gemma3": "language_model",
     "idefics3": "text_model",
     "internvl": "language_model",
+    "lfm2_vl": "language_model",
     "llava": "language_model",
     "mistral3": "language_model",
     "smolvlm": "text_model",

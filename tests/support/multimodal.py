@@ -38,6 +38,10 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text confi
         {"model_type": "qwen2"},
         {"model_type": "internvl_vision", "image_size": [16] * 2, "patch_size": [8] * 2},
     ),
+    "lfm2_vl": (
+        {"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 2},
+        {"model_type": "siglip2_vision_model", "num_patches": 4},
+    ),
     "llava": ({"model_type": "llama"}, {"model_type": "clip_vision_model"}),
     "mistral3": ({"model_type": "ministral3"}, {"model_type": "pixtral", "head_dim": 16}),
     "smolvlm": ({"model_type": "llama"}, {"model_type": "smolvlm_vision"}),
