@@ -159,7 +159,7 @@ def _write_base(
     graph = StepGraph(spec, source, kind, empty_streams(spec, room), None, room.candidates, room=room)
     onnx.save(graph.build(store), folder / MODEL)
     scales = source.scales if isinstance(source, SmoothedSource) else Scales()
-    if scales.columns:
+    if scales.columns or scales.mixed:
         scales.save(folder / SCALES)
     parts = Parts(base, None, None, spec, None, None, room.candidates)
     manifest = describe_bundle(parts, kind.name, tokenizer, layout)

@@ -17,7 +17,7 @@ from streamspec.export.layers.attention import capped
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.arithmetic import Array
-from streamspec.export.quantization.precisions import Precision, Rows, Weight
+from streamspec.export.quantization.precisions import Precision, Rows, Weight, mixed_rows
 from streamspec.export.weights.lazy_weights import LazyMatrix
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
@@ -39,6 +39,9 @@ class Source(Protocol):
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""
 
+    def mixed(self, module: str) -> int:
+        """Returns the size of blocks in which a linear map's inputs are mixed (`arithmetic.hadamard`); 0: not."""
+
 
 class ChangedSource:
     """Passes tables and biases of another source on; subclasses change its weights."""
@@ -53,6 +56,10 @@ class ChangedSource:
     def bias(self, name: str) -> Array | None:
         """Returns the bias `name`, or None."""
         return self.source.bias(name)
+
+    def mixed(self, module: str) -> int:
+        """Returns the size of blocks in which a linear map's inputs are mixed."""
+        return self.source.mixed(module)
 
 
 class Linear(Protocol):
@@ -358,7 +365,8 @@ class Decoder:
             product = g.op("Mul", self.activate(g, gate), up)
         else:
             product = self.activate(g, inner)
-        return linear(g, product, rows, layer, family.down)
+        block = self.source.mixed(spec.weight_name(layer, family.down[0]))
+        return linear(g, mixed_rows(g, product, block, 1, -1, spec.intermediate), rows, layer, family.down)
 
     def activate(self, g: Scope, x: str) -> str:
         """The MLP's activation function."""

@@ -7,7 +7,7 @@ floats.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,27 +21,65 @@ Array = NDArray[Any]
 # mends constants only
 NO_SATURATION = 63
 CHUNK = 1 << 22  # weights handled at a time
+HADAMARD = (32, 16, 8)  # inputs that are mixed, the first that divides a width
 SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantize_blocks`
 
 
 @dataclass(frozen=True)
 class Simulation:
     """Simulates the rounding of a weight and of rows, as float arrays; `powers` of a to try; `peaks`:
-    SmoothQuant's form of s.
+    SmoothQuant's form of s. `mixes`: inputs with outliers in single rows are mixed in blocks (`hadamard`).
     """
 
     weight: Callable[[Array], Array]
     rows: Callable[[Array], Array]
     powers: tuple[float, ...]
     peaks: bool
+    mixes: bool = False
+
+    def mixed(self, block: int) -> Simulation:
+        """The same for inputs mixed in blocks of `block`."""
+        return replace(
+            self,
+            weight=lambda weight: self.weight(unmixed(weight, block)),
+            rows=lambda x: self.rows(hadamard(x, block)),
+        )
 
 
-def quantize_rows(weight: Array | LazyMatrix, largest: int = 127) -> tuple[Array, Array]:
-    """int8 weights up to +-`largest` and float32 scales [out]: symmetric, plain absmax per output channel."""
+def mixed_inputs(width: int) -> int:
+    """The size of blocks in which an input of `width` can be mixed; 0 for none."""
+    return next((block for block in HADAMARD if width % block == 0), 0)
+
+
+def hadamard(x: Array, block: int) -> Array:
+    """Mixes every `block` (a power of two) neighbours of the last axis: times Sylvester's matrix of +-1, in a fixed
+    order of sums. A spike in one place becomes `block` values of its size. QuaRot, arXiv 2404.00456.
+    """
+    out = np.asarray(x, np.float32).reshape(-1, block)
+    half = 1
+    while half < block:
+        pairs = out.reshape(-1, 2, half)
+        out = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+        half *= 2
+    return out.reshape(x.shape)
+
+
+def unmixed(weight: Array, block: int) -> Array:
+    """A weight [out, in] that gives for mixed inputs what it gave for plain ones. The matrix is its own inverse but for
+    a factor, a power of two.
+    """
+    return hadamard(weight, block) / np.float32(block)
+
+
+def quantize_rows(weight: Array | LazyMatrix, largest: int = 127, block: int = 0) -> tuple[Array, Array]:
+    """int8 weights up to +-`largest` and float32 scales [out]: symmetric, plain absmax per output channel. `block`: for
+    inputs mixed in such blocks.
+    """
     out = np.empty(weight.shape, np.int8)
     scales = np.empty(weight.shape[0], np.float32)
     for rows in _chunks(weight):
         part = np.asarray(weight[rows], np.float32)
+        part = unmixed(part, block) if block else part
         scale = np.maximum(np.abs(part).max(axis=1) / np.float32(largest), np.finfo(np.float32).tiny)
         out[rows] = np.clip(np.rint(part / scale[:, None]), -largest, largest)
         scales[rows] = scale

@@ -11,6 +11,9 @@ int8, node by node (x [1, n, K], one quantization per linear map since q/k/v and
     MatMulIntegerToFloat            int8 weights [K, out], one scale per output channel
     Mul s
 
+Before the MLP's output map and the head, whose inputs have outliers in single rows, three more nodes mix the inputs
+(`mixed_rows`).
+
 Six nodes. `Max(eps)` is left out: a row of zeros has s = 0, whatever its codes are the product is multiplied by 0. The
 LM head is QGemm(transB = 1) because its initializer then has the embedding's layout [V, H] and both read one tensor:
 the head packs its own copy, the embedding touches only the rows it gathers of the mapped file.
@@ -38,6 +41,8 @@ from streamspec.export.quantization.arithmetic import (
     Array,
     Simulation,
     dequantize_rows,
+    hadamard,
+    mixed_inputs,
     quantize_blocks,
     quantize_rows,
     round_blocks,
@@ -145,6 +150,7 @@ class Int8:
         rows=lambda x: dequantize_rows(*quantize_rows(x)),
         powers=SMOOTH_INT8,
         peaks=True,
+        mixes=True,
     )
     coded = True
 
@@ -161,6 +167,7 @@ class Int8:
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies without the rows' scale, which is the factor."""
         quantized, scales = self._table(g.store, weight)
+        x = mixed_rows(g, x, self._block(weight), -1, weight.columns)
         activations, row_scale = self._quantize(g, x, rows, rank=2, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         zeros = f"{weight.name}.zero"
@@ -173,20 +180,24 @@ class Int8:
         quantized, scales = self._table(g.store, weight)
         codes = g.op("Cast", g.op("Gather", quantized, ids, axis=0), to=FLOAT)
         scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
-        return g.op("Mul", codes, scale)
+        return mixed_rows(g, g.op("Mul", codes, scale), self._block(weight), 1, -1, weight.columns)
+
+    def _block(self, weight: Weight) -> int:
+        """Blocks in which a table's columns are mixed: final states have outliers, and so have columns."""
+        return mixed_inputs(weight.columns) if self.simulation else 0
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
-        """int8 [out, in] and scales [out]."""
-        return self._quantized(store, weight, transposed=False)
+        """int8 [out, in] and scales [out], columns mixed."""
+        return self._quantized(store, weight, transposed=False, block=self._block(weight))
 
     def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [in, out] and scales [out]."""
         return self._quantized(store, weight, transposed=True)
 
-    def _quantized(self, store: WeightStore, weight: Weight, transposed: bool) -> tuple[str, str]:
+    def _quantized(self, store: WeightStore, weight: Weight, transposed: bool, block: int = 0) -> tuple[str, str]:
         quantized, scales = f"{weight.name}.int8", f"{weight.name}.scale"
         if quantized not in store:
-            codes, scale = quantize_rows(weight.load())
+            codes, scale = quantize_rows(weight.load(), block=block)
             store.add(quantized, codes.T if transposed else codes)
             store.add(scales, scale)
         return quantized, scales
@@ -291,6 +302,16 @@ def make_precision(precisions: Mapping[str, Callable[..., P]], name: str, block:
             f"blocks of {block} in {name}", f"{' or '.join(map(str, BLOCKS))}, in int4", "correct --block-size"
         )
     return precisions[name](block)
+
+
+def mixed_rows(g: Scope, x: str, block: int, *shape: int) -> str:
+    """Mixes the columns of rows in blocks (`arithmetic.hadamard`), none for 0; of `shape` [.., columns]. Sums of 32
+    numbers have one order, however many rows there are.
+    """
+    if not block:
+        return x
+    matrix = g.store.constant(hadamard(np.eye(block, dtype=np.float32), block), np.float32)
+    return g.op("Reshape", g.op("MatMul", g.op("Reshape", x, g.ints(-1, block)), matrix), g.ints(*shape))
 
 
 def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:

@@ -5,13 +5,17 @@ A linear map y = W x equals (W s)(x / s) for any positive vector s over its inpu
 value projection before o. s = amax(x)^a / amax(W)^(1-a) (SmoothQuant, arXiv 2211.10438, equation 4) or mean|x|^a (AWQ,
 arXiv 2306.00978, equation 5); a is searched per group: the one whose quantized product is closest to the exact one on a
 page of mixed text. The function computed stays the same, streams included.
+
+What reaches the MLP's output map has outliers that differ from row to row, which no scale per input evens out. Where
+rows are rounded too, those inputs are mixed in blocks by a Hadamard matrix when the graph runs, and the weight by its
+inverse (QuaRot, arXiv 2404.00456).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from streamspec.errors import BundleError
 from streamspec.export.drafters.draft_pass import DraftSpec, Lora
 from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.quantization.arithmetic import Array, Simulation
+from streamspec.export.quantization.arithmetic import HADAMARD, Array, Simulation, mixed_inputs, unmixed
 from streamspec.export.validate.pytorch_reference import ReferenceModel
 
 TINY = np.float32(1e-6)
@@ -73,33 +77,38 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
 
 @dataclass
 class Scales:
-    """By name of a module: `columns` [in] that its weight is multiplied by over inputs, `rows` [out] over outputs."""
+    """By name of a module: `columns` [in] that its weight is multiplied by over inputs, `rows` [out] over outputs;
+    then, the size of blocks in which its inputs are `mixed` (`arithmetic.hadamard`).
+    """
 
     rows: dict[str, Array] = field(default_factory=dict)
     columns: dict[str, Array] = field(default_factory=dict)
+    mixed: dict[str, Array] = field(default_factory=dict)
 
     def save(self, file: Path) -> None:
         """Writes the scales as safetensors."""
         save_file(
-            {
-                f"{side}.{name}": array
-                for side, scales in (("rows", self.rows), ("columns", self.columns))
-                for name, array in scales.items()
-            },
+            {f"{side}.{name}": array for side, scales in vars(self).items() for name, array in scales.items()},
             file,
         )
 
     @classmethod
     def load(cls, file: Path) -> Scales:
         """Reads saved scales. Raises BundleError for a damaged file."""
-        scales: dict[str, dict[str, Array]] = {"rows": {}, "columns": {}}
+        scales: dict[str, dict[str, Array]] = {one.name: {} for one in fields(cls)}
         try:
             for name, array in load_file(file).items():
                 side, _, module = name.partition(".")
                 scales[side][module] = array
+            if any(block.tolist() not in HADAMARD for block in scales["mixed"].values()):
+                raise ValueError("mixed in blocks of another size")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise BundleError(f"{file.name}: {error}", "scales of a smoothed base", "export the bundle again") from None
         return cls(**scales)
+
+    def block(self, module: str) -> int:
+        """The size of blocks in which the inputs of `module` are mixed; 0: not."""
+        return int(self.mixed.get(module, 0))
 
     def lora(self, lora: Lora, spec: DecoderSpec) -> Lora:
         """A LoRA in the scaled coordinates: A reads scaled inputs, B writes scaled outputs."""
@@ -107,7 +116,8 @@ class Scales:
         for (layer, module), (a, b) in lora.items():
             name = spec.weight_name(layer, module)
             rows, columns = self.rows.get(name), self.columns.get(name)
-            pairs[layer, module] = (a if columns is None else a * columns, b if rows is None else b * rows[:, None])
+            a, block = a if columns is None else a * columns, self.block(name)
+            pairs[layer, module] = unmixed(a, block) if block else a, b if rows is None else b * rows[:, None]
         return pairs
 
 
@@ -125,7 +135,13 @@ class SmoothedSource(ChangedSource):
         module = name.removesuffix(".weight")
         if module in self.rows:
             weight = weight * (self.rows[module][:, None] if weight.ndim == 2 else self.rows[module])
-        return weight * self.columns[module] if module in self.columns else weight
+        weight = weight * self.columns[module] if module in self.columns else weight
+        block = self.scales.block(module)
+        return unmixed(weight, block) if block else weight
+
+    def mixed(self, module: str) -> int:
+        """Returns the size of blocks in which a linear map's inputs are mixed; 0: not."""
+        return self.scales.block(module)
 
     def bias(self, name: str) -> Array | None:
         """Returns a bias with its scales multiplied in; None where there is none."""
@@ -141,6 +157,11 @@ class SmoothedSource(ChangedSource):
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
     """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
     smoothed, reference = SmoothedSource(source), ReferenceModel(model)
+    if simulation.mixes:
+        blocks: dict[str, int] = {}
+        for layer in range(spec.layers):
+            blocks |= {spec.weight_name(layer, name): mixed_inputs(spec.in_width(name)) for name in spec.family.down}
+        smoothed.scales.mixed |= {name: np.asarray(block, np.int32) for name, block in blocks.items() if block}
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
@@ -157,7 +178,9 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             names = [spec.weight_name(layer, module) for module in group.readers]
             weight = np.concatenate([source.weight(f"{name}.weight") for name in names])
             heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
-            scale = _best_scale(inputs[group.readers[0]], weight, simulation, heads, RARE if group.sleeping else 0.0)
+            block = smoothed.mixed(names[0])
+            rounding = simulation.mixed(block) if block else simulation
+            scale = _best_scale(inputs[group.readers[0]], weight, rounding, heads, RARE if group.sleeping else 0.0)
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)

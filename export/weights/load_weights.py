@@ -64,6 +64,10 @@ class ModelSource:
         """Returns the bias `name`, or None."""
         return None if self._find(name) is None else self.weight(name)
 
+    def mixed(self, module: str) -> int:
+        """Returns 0: inputs are as the model has them."""
+        return 0
+
     def _find(self, name: str) -> tuple[torch.nn.Module, torch.Tensor] | None:
         """The module and the parameter of that name."""
         holder: Any = None

@@ -7,14 +7,23 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
 from streamspec.errors import ConfigError
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
-from streamspec.export.quantization.arithmetic import dequantize_blocks, dequantize_rows, quantize_blocks, quantize_rows
-from streamspec.export.quantization.precisions import PRECISIONS, Int4, Int8, Rows, Weight, precision
+from streamspec.export.quantization.arithmetic import (
+    dequantize_blocks,
+    dequantize_rows,
+    hadamard,
+    mixed_inputs,
+    quantize_blocks,
+    quantize_rows,
+    unmixed,
+)
+from streamspec.export.quantization.precisions import PRECISIONS, Int4, Int8, Rows, Weight, mixed_rows, precision
 from streamspec.export.quantization.smoothing import RARE, _best_scale
 from streamspec.export.validate.graph_runner import open_session
 from tests.support.tiny_exports import FAMILIES, build, tiny_model, tiny_streams
@@ -38,10 +47,16 @@ def linear(folder: Path, kind: str, weight: np.ndarray, head: bool = False, **se
     exact = {
         "fp32": lambda: weight,
         "fp16": lambda: weight,
-        "int8": lambda: dequantize_rows(*quantize_rows(weight)),
+        "int8": lambda: columns(weight, mixed_inputs(weight.shape[1]) if head else 0),
         "int4": lambda: dequantize_blocks(*quantize_blocks(weight, 8 if head else 4, 32), weight.shape[1]),
     }[kind]()
     return open_session(folder / "model.onnx", threads=1, **session), exact
+
+
+def columns(weight: np.ndarray, block: int) -> np.ndarray:
+    """A weight in 8 bits, its inputs mixed in blocks while it is rounded."""
+    rounded = dequantize_rows(*quantize_rows(weight, block=block))
+    return hadamard(rounded, block) if block else rounded
 
 
 def run(session: Any, x: np.ndarray, head: bool) -> np.ndarray:
@@ -99,6 +114,33 @@ def test_whole_steps_do_not_depend_on_siblings_and_are_close_to_pytorch(family: 
     several = stepper.step(tokens[8:], np.arange(4), np.where(np.tri(4), 0, -1e4))["logits"]
     single = stepper.step(tokens[8:9], np.zeros(1), np.zeros((1, 1)))["logits"]
     np.testing.assert_array_equal(several[:1], single)
+
+
+def test_mixing_undone_is_the_weight_and_rows_are_mixed_alike_alone_and_among_others() -> None:
+    rng = np.random.default_rng(0)
+    weight, x = rng.standard_normal((24, 1536)).astype(np.float32), rng.standard_normal((16, 1536)).astype(np.float32)
+    block = mixed_inputs(1536)
+    np.testing.assert_allclose(hadamard(x, block) @ unmixed(weight, block).T, x @ weight.T, atol=1e-3)
+    assert (block, mixed_inputs(40), mixed_inputs(36)) == (32, 8, 0)
+    g = Scope(WeightStore())
+    g.op("Identity", mixed_rows(g, "x", block, 1, -1, 1536), out="y")
+    graph = finish(g, [tensor("x", 1, [1, "n", 1536])], [tensor("y", 1, [1, "n", 1536])], "test")
+    session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    together = session.run(None, {"x": x[None]})[0][0]
+    np.testing.assert_allclose(together, hadamard(x, block), atol=1e-4)
+    for count in (1, 2, 3, 5, 8):
+        np.testing.assert_array_equal(session.run(None, {"x": x[None, :count]})[0][0], together[:count])
+
+
+def test_the_head_is_closer_where_rows_and_columns_have_spikes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((80, 96)).astype(np.float32)
+    weight[:, 5] *= 10
+    x = rng.standard_normal((16, 96)).astype(np.float32)
+    x[np.arange(16), rng.integers(0, 96, 16)] *= 30
+    session, _ = linear(tmp_path, "int8", weight, head=True)
+    exact, plain = x @ weight.T, dequantize_rows(*quantize_rows(x)) @ dequantize_rows(*quantize_rows(weight)).T
+    assert np.square(run(session, x, True) - exact).mean() < 0.2 * np.square(plain - exact).mean()
 
 
 def test_four_bit_blocks_are_closer_than_plain_rounding() -> None:
