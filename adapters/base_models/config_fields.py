@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from streamspec.adapters.base_models.text_part import text_config
@@ -94,7 +95,7 @@ def check_config(config: PreTrainedConfig) -> tuple[str, ...]:
             "nothing that its model reads and streamspec does not compute",
             "choose another base",
         )
-    return tuple(left)
+    return tuple(left + _unread_rope(config))
 
 
 def read_field(config: PreTrainedConfig, name: str) -> Any:
@@ -150,6 +151,19 @@ def _other_values(config: PreTrainedConfig) -> list[str]:
     if size % HEAD_MULTIPLE:
         faults.append(f"heads of {size} (only multiples of {HEAD_MULTIPLE} are supported)")
     return faults
+
+
+def _unread_rope(config: PreTrainedConfig) -> list[str]:
+    """Returns the parameters of the rotary embedding that transformers does not read; other programs may."""
+    usual = {name for parameters in rope_parameters(type(config)()).values() for name in parameters}
+    known = {*RopeParameters.__annotations__, *usual, "type"}
+    unread = {
+        name: value
+        for parameters in rope_parameters(config).values()
+        for name, value in parameters.items()
+        if name not in known and value
+    }
+    return [f"{_quoted(name, value)} of the rotary embedding" for name, value in unread.items()]
 
 
 def rope_parameters(config: PreTrainedConfig) -> dict[str, dict[str, Any]]:

@@ -97,6 +97,14 @@ def test_a_rotary_embedding_of_another_kind_is_refused() -> None:
         check_config(config)
 
 
+def test_parameters_of_a_rotary_embedding_that_transformers_does_not_read_are_told() -> None:
+    """YaRN of DeepSeek-R1-0528-Qwen3-8B names a factor that vLLM and llama.cpp read."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "attn_factor": 0.878}
+    left = check_config(config_of("qwen3", rope_scaling=rope | {"finetuned": False}, max_position_embeddings=131072))
+    assert left == ("`attn_factor` = 0.878 of the rotary embedding",)
+    assert check_config(config_of("llama", rope_scaling={"type": "linear", "factor": 4.0})) == ()
+
+
 def test_all_faults_are_in_one_line() -> None:
     config = config_of("opt", do_layer_norm_before=False, activation_function="tanh", is_causal=False)
     with pytest.raises(BaseModelError, match="is_causal.*do_layer_norm_before.*tanh") as refused:
