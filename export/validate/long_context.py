@@ -26,7 +26,7 @@ from streamspec.export.weights.lazy_weights import Float32Decoder
 WORK = 1e12  # multiplications that each side may take: some 20 s on two cores
 MOST_ROWS = 4160  # computed, however small the model: attention grows with their square
 FIRST, BEFORE, AFTER = 96, 48, 16  # rows at the start, before a limit, and compared after it
-CACHE_BYTES = 4 << 30  # of keys and values; those of skipped rows are never touched
+CACHE_BYTES = 3 << 30  # of keys and values in float32, if no layer kept its window only
 SCORE_BYTES = 1 << 26  # of one layer's attention scores at a time
 
 
