@@ -208,6 +208,7 @@ FAMILIES = {
         ),
     ),
     "arcee": Family(up=("mlp.up_proj",), gated=False),
+    "cwm": Family(ignored=frozenset({"pretraining_tp"})),
     "ernie4_5": Family(rotary_pairs=True, ignored=frozenset({"use_bias"})),
     "gemma": Family(one_added=True, only={"use_bidirectional_attention": None}),
     "glm": _GLM,
@@ -236,10 +237,21 @@ FAMILIES = {
         head_norms_last=True,
         ignored=frozenset({"eod_token_id", "pretraining_tp"}),
     ),
+    "hyperclovax": replace(
+        _GRANITE,
+        logit_divisor=None,
+        logit_multiplier="logits_scaling",
+        attention_out_norm="post_norm1",
+        mlp_out_norm="post_norm2",
+        only={"use_post_norm": True},
+    ),
+    "iquestcoder": Family(),
+    "jais2": Family(layernorm=True, up=("mlp.up_proj",), gated=False),
     "internlm3": Family(ignored=frozenset({"bias", "qkv_bias"})),
     "ministral": Family(),
     "ministral3": Family(query_growth="llama_4_scaling_beta"),
     "nemotron": Family(layernorm=True, one_added=True, up=("mlp.up_proj",), gated=False),
+    "vaultgemma": replace(_GEMMA, attention_out_norm=None, mlp_out_norm=None),
     "seed_oss": Family(ignored=frozenset({"attention_out_bias", "pretraining_tp", "residual_dropout"})),
     "smollm3": Family(
         rotary_layers="no_rope_layers",
@@ -313,16 +325,27 @@ FAMILIES = {
 }
 
 
-# Multimodal checkpoints whose text part is a model of a family above: the module that holds it. Attention over text
-# must be causal (PaliGemma's is not).
+@dataclass(frozen=True)
+class TextPart:
+    """Where a multimodal checkpoint keeps its text model."""
+
+    stack: str = "language_model"  # the module that holds it
+    family: str | None = None  # the family that computes the same for text alone, where its own class has no causal LM
+
+
+# Multimodal checkpoints whose text part is a model of a family above. Attention over text must be causal (PaliGemma's
+# is not).
 TEXT_PARTS = {
-    "gemma3": "language_model",
-    "idefics3": "text_model",
-    "internvl": "language_model",
-    "lfm2_vl": "language_model",
-    "llava": "language_model",
-    "mistral3": "language_model",
-    "smolvlm": "text_model",
+    "gemma3": TextPart(),
+    "idefics3": TextPart("text_model"),
+    "internvl": TextPart(),
+    "lfm2_vl": TextPart(),
+    "llava": TextPart(),
+    "mistral3": TextPart(),
+    "qwen2_5_vl": TextPart(family="qwen2"),
+    "qwen2_vl": TextPart(family="qwen2"),
+    "qwen3_vl": TextPart(family="qwen3"),
+    "smolvlm": TextPart("text_model"),
 }
 
 

@@ -2,7 +2,8 @@
 family.
 
 The text part keeps its place in the folder: its tensors are found by the name of their stack (`TEXT_PARTS`), in the old
-layout of files (`language_model.model.layers...`) and in that of transformers 5 (`model.language_model.layers...`).
+layouts of files (`language_model.model.layers...`, Qwen's `model.layers...`) and in that of transformers 5
+(`model.language_model.layers...`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from streamspec.errors import BaseModelError
 from streamspec.model_families import TEXT_PARTS
 
 BESIDE = ("bos_token_id", "eos_token_id", "quantization_config")  # what a multimodal config states of its text part
+BARE = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")  # of tensors that have their names already
 AGAIN = "fetch the base again"
 
 
@@ -29,17 +31,29 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if config.model_type not in TEXT_PARTS:
         return config
     text: PreTrainedConfig = config.get_text_config(decoder=True)
+    if (family := TEXT_PARTS[config.model_type].family) is not None:
+        text = _as_family(text, family)
     for name in BESIDE:
         if getattr(config, name, None) is not None:
             setattr(text, name, getattr(config, name))
     return text
 
 
+def _as_family(text: PreTrainedConfig, family: str) -> PreTrainedConfig:
+    """The config of a model of `family` that computes the same for text, whose tokens have one position each."""
+    kind = CONFIG_MAPPING[family]
+    known = kind().to_dict().keys() - {"model_type"}
+    rope = {name: value for name, value in (text.rope_parameters or {}).items() if not name.startswith("mrope")}
+    same = {name: value for name, value in text.to_dict().items() if name in known}
+    made: PreTrainedConfig = kind(**same | {"rope_parameters": rope})
+    return made
+
+
 def left_out(folder: Path, model_type: str) -> tuple[str, ...]:
     """Returns the modules of a multimodal checkpoint that are no part of its text model; none of a text model."""
     if model_type not in TEXT_PARTS:
         return ()
-    others = (name for name in _tensor_names(folder) if not _text_name(name, TEXT_PARTS[model_type]))
+    others = (name for name in _tensor_names(folder) if not _text_name(name, TEXT_PARTS[model_type].stack))
     return tuple(sorted({name.removeprefix("model.").partition(".")[0] for name in others}))
 
 
@@ -61,7 +75,7 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
     options |= {"attn_implementation": "eager", "use_safetensors": True, "output_loading_info": True}
     config, names = AutoConfig.from_pretrained(folder), None
     if config.model_type in TEXT_PARTS:
-        stack, text = TEXT_PARTS[config.model_type], text_config(config)
+        stack, text = TEXT_PARTS[config.model_type].stack, text_config(config)
         names = {mapped for name in _tensor_names(folder) if (mapped := _text_name(name, stack))}
         text.tie_word_embeddings = "lm_head.weight" not in names
         options |= {"config": text, "key_mapping": _patterns(stack)}
@@ -97,7 +111,7 @@ def _patterns(stack: str) -> dict[str, str]:
 
 def _text_name(name: str, stack: str) -> str:
     """The name of a tensor in the text model; "" for one that is no part of it."""
-    if name.startswith("lm_head."):
+    if name.startswith(BARE):
         return name
     mapped = (re.sub(pattern, start, name) for pattern, start in _patterns(stack).items() if re.match(pattern, name))
     return next(mapped, "")

@@ -12,6 +12,7 @@ import torch
 from streamspec import model_families as families
 from streamspec.errors import BundleError
 from streamspec.export import export_genai
+from tests.support.near_families import ALIKE
 from tests.support.tiny_exports import FAMILIES, VOCAB, save_base, tiny_model
 
 TOKENS = np.random.default_rng(0).integers(3, VOCAB, 13)
@@ -29,7 +30,10 @@ def answer(folder: Path, length: int) -> list[int]:
     return [int(token) for token in generator.get_sequence(0)]
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if families.FAMILIES[family].all_attention])
+@pytest.mark.parametrize(
+    "family",
+    [f for f in FAMILIES if families.FAMILIES[f].all_attention and f not in ALIKE - {"hunyuan_v1_dense", "ministral3"}],
+)
 def test_an_ordinary_runtime_gives_the_tokens_that_pytorch_gives(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     base = save_base(tmp_path / "base", model)

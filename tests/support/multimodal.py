@@ -31,6 +31,7 @@ VISION = {
     "image_size": 16,
     "patch_size": 8,
 }
+MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text config, of the vision config
     "gemma3": ({"model_type": "gemma3_text", "sliding_window": 8}, {"model_type": "siglip_vision_model"}),
     "idefics3": ({"model_type": "llama"}, {"model_type": "idefics3_vision"}),
@@ -44,6 +45,18 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text confi
     ),
     "llava": ({"model_type": "llama"}, {"model_type": "clip_vision_model"}),
     "mistral3": ({"model_type": "ministral3"}, {"model_type": "pixtral", "head_dim": 16}),
+    "qwen2_5_vl": (
+        {"rope_parameters": MROPE | {"mrope_section": [2, 3, 3]}},
+        {"depth": 1, "out_hidden_size": 32, "num_heads": 2, "fullatt_block_indexes": [0]},
+    ),
+    "qwen2_vl": (
+        {"rope_parameters": MROPE | {"mrope_section": [2, 3, 3]}},
+        {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 1},
+    ),
+    "qwen3_vl": (
+        {"rope_parameters": MROPE | {"mrope_section": [2, 3, 3], "mrope_interleaved": True}},
+        {"depth": 1, "out_hidden_size": 32, "num_heads": 2, "deepstack_visual_indexes": [0]},
+    ),
     "smolvlm": ({"model_type": "llama"}, {"model_type": "smolvlm_vision"}),
 }
 
@@ -52,6 +65,9 @@ def tiny_multimodal(model_type: str, tied: bool = True) -> Any:
     """A random float32 model with a vision tower of one layer."""
     text, vision = PARTS[model_type]
     own = {"pad_token_id": 0} if model_type in ("idefics3", "smolvlm") else {}
+    if model_type in ("qwen2_5_vl", "qwen2_vl"):
+        text = {"hidden_size": 64} | text  # heads of 16 without a field for it
+        vision = vision | {"out_hidden_size": 64} if "out_hidden_size" in vision else vision | {"hidden_size": 64}
     config = CONFIG_MAPPING[model_type](
         text_config=TEXT | text | {"tie_word_embeddings": tied},
         vision_config=VISION | vision,

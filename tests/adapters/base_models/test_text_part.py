@@ -42,6 +42,15 @@ def test_the_text_part_computes_what_the_whole_model_computes(model_type: str, t
             torch.testing.assert_close(part(input_ids=IDS).logits, whole(input_ids=IDS).logits)
 
 
+def test_qwens_first_layout_has_the_text_at_the_root(tmp_path: Path) -> None:
+    whole = tiny_multimodal("qwen2_5_vl", tied=False)
+    whole.save_pretrained(tmp_path)
+    rename(tmp_path, lambda name: name.replace("model.language_model.", "model.").replace("model.visual.", "visual."))
+    part = load_causal_lm(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(part(input_ids=IDS).logits, whole(input_ids=IDS).logits)
+
+
 @pytest.mark.parametrize("gone", ["layers.1.mlp.up_proj.weight", "embed_tokens.weight", "norm.weight"])
 def test_a_text_part_that_is_not_whole_is_refused(gone: str, tmp_path: Path) -> None:
     tiny_multimodal("gemma3").save_pretrained(tmp_path)
