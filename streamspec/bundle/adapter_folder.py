@@ -200,7 +200,7 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
             size = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(min(size, MAX_JSON)))
         return {name: tuple(map(int, one["shape"])) for name, one in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise AdapterError(f"{file}: {type(error).__name__} {error}", "a safetensors file", RESTORE) from None
 
 

@@ -93,7 +93,7 @@ def test_pickled_weights_are_not_opened(base: Path, tuned: Path) -> None:
     """PEFT takes adapter_model.bin where there is no safetensors file."""
     os.unlink(tuned / "adapter_model.safetensors")
     (tuned / "adapter_model.bin").write_bytes(pickle.dumps(Touch(tuned.parent / MARK)))
-    refused(base, tuned, r"no adapter_model\.safetensors")
+    refused(base, tuned, r"adapter_model\.bin, a pickle.*expected adapter_model\.safetensors")
     assert not (tuned.parent / MARK).exists()
 
 
