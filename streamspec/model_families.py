@@ -334,7 +334,7 @@ class TextPart:
 
 
 # Multimodal checkpoints whose text part is a model of a family above. Attention over text must be causal (PaliGemma's
-# is not).
+# is not), and the whole model's logits those of the text model (Aya Vision's lack Cohere's multiplier).
 TEXT_PARTS = {
     "gemma3": TextPart(),
     "idefics3": TextPart("text_model"),

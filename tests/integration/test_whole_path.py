@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from streamspec import load
 from streamspec.adapters.base_models.resolve import resolve_base
+from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.train import train
 from streamspec.bundle.files import verify_files
 from streamspec.cli.inspect import describe
@@ -28,6 +29,7 @@ from streamspec.errors import ConfigError
 from streamspec.export import Target, export_bundle, export_swappable
 from streamspec.model_families import FAMILIES
 from streamspec.runtime import Grammar, Sampling, Session
+from tests.support.multimodal import tiny_multimodal
 from tests.support.near_families import ALIKE
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
 
@@ -148,6 +150,17 @@ def test_every_family_writes_what_transformers_writes(family: str, data: Path, t
             target=Target(static=static),
         )
         check(load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path), model, base)
+
+
+def test_the_text_part_of_a_multimodal_checkpoint_writes_what_transformers_writes(data: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    whole = tiny_multimodal("gemma3")
+    whole.save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    train(options(base, data, tmp_path / "adapter", recipe="staged", epochs=4.0, task_share=0.5))
+    export_bundle(base, tmp_path / "adapter", tmp_path / "bundle", "fp32", progress=lambda line: None)
+    tuned = PeftModel.from_pretrained(load_causal_lm(base), tmp_path / "adapter").merge_and_unload().eval()
+    check(load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path), tuned, base)
 
 
 def check(session: Session, model: Any, base: Path) -> None:
