@@ -58,7 +58,7 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
         part.from_token.copy_(drafter.from_token)
         part.bias.copy_(drafter.bias)
     if drafter.last_state is not None:
-        pairs = [_last_and_true(drafter, *one) for one in zip(mains, usable, strict=True)]
+        pairs = [last_and_true(drafter, *one) for one in zip(mains, usable, strict=True)]
         known, true = (torch.cat(side) for side in zip(*pairs, strict=True))
         if len(known):
             mapped = ridge(known, true)
@@ -68,7 +68,7 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
     return float((target - inputs @ solved).pow(2).sum() / (target - target.mean(0)).pow(2).sum())
 
 
-def _last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
+def last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs of the last branch at rows t, its token beside its state, and the target's finished states of the row it
     predicts, before the norm's weight [n, H].
     """

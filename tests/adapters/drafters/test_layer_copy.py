@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.drafters.draft_layer import DraftLayerModel, draft_layer_losses
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
-from streamspec.adapters.drafters.draft_layer_start import fit_start
+from streamspec.adapters.drafters.draft_layer_start import fit_start, last_and_true
 from streamspec.adapters.training.losses import pick_rows
 from tests.support.near_families import ALIKE
 from tests.support.tiny_models import SIZES, tiny_model
@@ -59,6 +59,16 @@ def test_the_layer_computes_what_the_targets_last_layer_computes(family: str, ex
     rotary = decoder.rotary_embeddings(hidden, positions)
     expected = decoder.call_layer(last, hidden, mask, positions, rotary, DynamicCache())
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi"])
+@torch.no_grad()
+def test_the_last_branch_is_fitted_to_states_before_the_last_norms_weight(family: str) -> None:
+    model = drafter(family)
+    main = model.main_pass(IDS, MASK)
+    _, true = last_and_true(model, main, MASK.bool())
+    torch.testing.assert_close(true.pow(2).mean(-1), torch.ones(len(true)), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(model.norm_out(true), main.final[:, 2:].flatten(0, 1), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)

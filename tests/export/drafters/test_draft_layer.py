@@ -22,11 +22,8 @@ WINDOW = 5  # less than the context
 ONE = {"experts": 1, "active": 1, "contrast": False, "parallel": False}
 METHODS = {
     "jakiro": {"window": WINDOW},
-    "eagle": {**ONE, "window": WINDOW},
-    "mtp": {**ONE, "taps": (1,)},
-    "hydra": {**ONE, "prefix_attention": True, "own_heads": True, "window": WINDOW},
-    "jakiro, two lists": {"two_lists": True, "experts": 4, "active": 3},
-    "hydra, several experts": {"own_heads": True, "gamma": 3, "window": 3},
+    "eagle": {**ONE, "taps": (1,), "window": WINDOW},
+    "hydra": {**ONE, "prefix_attention": True, "own_heads": True},
 }
 SHAPES = [
     {},
@@ -53,16 +50,29 @@ SHAPES = [
     {"prefix_attention": True, "own_heads": True, "experts": 1, "active": 1, "contrast": False, "parallel": False},
     {"prefix_attention": True, "own_heads": True},
     {"own_heads": True, "two_lists": True},
+    {"own_heads": True, "window": 3},
+    {**ONE, "window": 2},  # less than the passes
+]
+ODD = [  # families whose layers are put together otherwise, with shapes that read their parts otherwise
+    ("phi", {"own_heads": True, "window": 2}),
+    ("phi", {"prefix_attention": True, "two_lists": True, "experts": 4, "active": 3}),
+    ("gpt_neox", {"own_heads": True, "prefix_attention": True}),
+    ("gpt2", {"two_lists": True, "parallel": False}),
+    ("gemma2", {"own_heads": True, "two_lists": True, "window": 3}),
+    ("olmo2", {"prefix_attention": True, "own_heads": True}),
 ]
 
 
 def trained(family: str, **shape: object) -> DraftLayerModel:
     torch.manual_seed(1)
-    model = DraftLayerModel(tiny_model(family), DraftLayerConfig(**{"gamma": GAMMA} | shape)).eval()  # type: ignore[arg-type]
+    return shaken(DraftLayerModel(tiny_model(family), DraftLayerConfig(**{"gamma": GAMMA} | shape)))  # type: ignore[arg-type]
+
+
+def shaken(model: DraftLayerModel) -> DraftLayerModel:
     with torch.no_grad():
         for parameter in model.drafter_tensors().values():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return model.eval()
 
 
 def spec_of(model: DraftLayerModel, draft_vocab: np.ndarray | None = None) -> DraftLayerSpec:
@@ -126,6 +136,17 @@ def test_agrees_with_the_trained_model(family: str, method: str, tmp_path: Path)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_all_shapes_agree(shape: dict, tmp_path: Path) -> None:
     check(trained("llama", **shape), tmp_path, np.sort(np.random.default_rng(0).permutation(VOCAB)[:40]))
+
+
+@pytest.mark.parametrize(("family", "shape"), ODD, ids=str)
+def test_shapes_of_other_families_agree(family: str, shape: dict, tmp_path: Path) -> None:
+    check(trained(family, **shape), tmp_path)
+
+
+def test_positions_behind_the_table_are_its_last_one(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    base = tiny_model("gpt2", n_positions=len(CONTEXT) + 4)  # all drafts are behind its end
+    check(shaken(DraftLayerModel(base, DraftLayerConfig(GAMMA))), tmp_path)
 
 
 def test_fewer_tokens_to_propose_than_a_level_goes_on_from(tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+"""Draft layers of every family through the whole path: an adapter folder, an export that compares the drafts with
+PyTorch inside trees, and answers that are those of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from streamspec import load
+from streamspec.acceptance_stats import Acceptance
+from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.drafters.draft_layer import DraftLayerModel
+from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig
+from streamspec.adapters.drafters.draft_layer_start import fit_start
+from streamspec.adapters.drafters.registry import DRAFTERS
+from streamspec.errors import AdapterError
+from streamspec.export import export_bundle
+from tests.support.tiny_exports import FAMILIES, VOCAB, save_base, tiny_model
+
+GAMMA = 3
+METHODS = ("jakiro", "eagle", "mtp", "hydra")
+PROMPT = "a prompt that is longer than the windows of these tiny models are, with words of the passage in it"
+
+
+def options(method: str) -> dict[str, Any]:
+    """The options of a run that leaves all at their defaults."""
+    row = DRAFTERS[method]
+    usual = {"experts": 2, "active": 2, "contrast": True, "parallel": True, "two_lists": False, "own_heads": False}
+    return usual | {"prefix_attention": False, "gamma": GAMMA} | dict(row.defaults) | dict(row.fixed)
+
+
+def save_drafter(folder: Path, base: Base, model: Any, method: str) -> Path:
+    """Writes an adapter folder with a draft layer that was fitted to random text and then shaken."""
+    torch.manual_seed(0)
+    config, decoder = DraftLayerConfig.of(options(method)), HFDecoder(model)
+    config.window = decoder.window(decoder.last_attention)
+    layer = DraftLayerModel(model, config).eval()
+    ids = torch.randint(3, VOCAB, (8, 24))
+    fit_start(layer, [(ids, torch.ones_like(ids))])
+    tensors = layer.drafter_tensors()
+    with torch.no_grad():
+        for value in tensors.values():
+            value.add_(torch.randn_like(value) * 0.02)
+    described = {
+        "format_version": 1,
+        "method": method,
+        "recipe": "staged",
+        "base": {"id": base.id, "sha256": base.sha256, "model_type": base.model_type},
+        "prompt_format": {"kind": "raw", "separator": ""},
+        "streams": layer.described() | {"draft_vocab": None},
+    }
+    folder.mkdir()
+    (folder / "streamspec_config.json").write_text(json.dumps(described))
+    save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "streamspec.safetensors")
+    Acceptance(GAMMA, 10, np.random.default_rng(0).integers(-1, 3, (4, 12, GAMMA)).tolist()).save(
+        folder / "acceptance.json"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(("family", "method"), [*zip(FAMILIES, cycle(METHODS), strict=False)])
+def test_every_family_drafts_and_writes_what_transformers_writes(family: str, method: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    adapter = save_drafter(tmp_path / "adapter", save_base(tmp_path / "base", model), model, method)
+    manifest = export_bundle(tmp_path / "base", adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+    assert manifest.parity["streams"]["relative"] < 1e-4
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    ids = torch.tensor([session.encode(PROMPT)])
+    assert ids.shape[1] > 7  # the windows
+    with torch.no_grad():
+        theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+    for speculate in (True, False):
+        answer = session.generate(PROMPT, max_new_tokens=24, speculate=speculate)
+        assert answer.token_ids == theirs[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "method"), [("gemma3_text", "jakiro"), ("phi", "eagle"), ("gpt2", "mtp"), ("gpt_neox", "hydra")]
+)
+def test_rounded_weights_draft_what_the_reference_drafts(family: str, method: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    adapter = save_drafter(tmp_path / "adapter", save_base(tmp_path / "base", model), model, method)
+    manifest = export_bundle(tmp_path / "base", adapter, tmp_path / "bundle", "int8", progress=lambda line: None)
+    assert manifest.parity["streams"]["relative"] < 0.3
+    session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
+    plain, drafted = (session.generate(PROMPT, max_new_tokens=24, speculate=speculate) for speculate in (False, True))
+    assert drafted.token_ids == plain.token_ids and drafted.stats.step_tokens > drafted.stats.steps
+
+
+def test_a_window_that_cannot_be_and_tensors_of_another_family_are_refused(tmp_path: Path) -> None:
+    model = tiny_model("gemma2")
+    base = save_base(tmp_path / "base", model)
+    adapter = save_drafter(tmp_path / "adapter", base, model, "eagle")
+    config = json.loads((adapter / "streamspec_config.json").read_text())
+
+    def exported(section: dict[str, Any]) -> None:
+        (adapter / "streamspec_config.json").write_text(json.dumps(config | {"streams": config["streams"] | section}))
+        export_bundle(tmp_path / "base", adapter, tmp_path / "bundle", "fp32", progress=lambda line: None)
+
+    for window in (0, -3, 2.5, "6", True):
+        with pytest.raises(AdapterError, match=r"streams\.window is .*; expected a whole number 1\.\."):
+            exported({"window": window})
+    tensors = load_file(adapter / "streamspec.safetensors")
+    del tensors["norm_mlp.weight"]
+    save_file(tensors | {"attention.q_norm.weight": torch.ones(24)}, adapter / "streamspec.safetensors")
+    with pytest.raises(AdapterError, match=r"missing: norm_mlp\.weight; unknown: attention\.q_norm\.weight"):
+        exported({})
