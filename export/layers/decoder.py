@@ -42,6 +42,9 @@ class Source(Protocol):
     def mixed(self, module: str) -> int:
         """Returns the size of blocks in which a linear map's inputs are mixed (`arithmetic.hadamard`); 0: not."""
 
+    def importance(self, module: str) -> Array | None:
+        """Returns how much each input [in] of a linear map counts where its weight is rounded; None: all the same."""
+
 
 class ChangedSource:
     """Passes tables and biases of another source on; subclasses change its weights."""
@@ -60,6 +63,10 @@ class ChangedSource:
     def mixed(self, module: str) -> int:
         """Returns the size of blocks in which a linear map's inputs are mixed."""
         return self.source.mixed(module)
+
+    def importance(self, module: str) -> Array | None:
+        """Returns how much each input of a linear map counts."""
+        return self.source.importance(module)
 
 
 class Linear(Protocol):
@@ -157,7 +164,18 @@ class Decoder:
             out,
             self.spec.in_width(modules[0]),
             lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
-            sensitive=modules in (self.spec.family.out, self.spec.family.conv_out),
+            sensitive=self._sensitive(layer, modules),
+            importance=lambda: self.source.importance(names[0]),
+        )
+
+    def _sensitive(self, layer: int, modules: tuple[str, ...]) -> bool:
+        """True for the output map of attention, and for the MLP's in the first eighth of the layers, in the last, and
+        in every third between.
+        """
+        family, layers = self.spec.family, self.spec.layers
+        ends = layer < layers / 8 or layer >= 7 * layers / 8
+        return modules in (family.out, family.conv_out) or (
+            modules == family.down and (ends or (layer - layers // 8) % 3 == 2)
         )
 
     def add_bias(self, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:

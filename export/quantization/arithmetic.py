@@ -20,6 +20,7 @@ Array = NDArray[Any]
 # codes of weights that are inputs: no x86 kernel's sum of two products with uint8 leaves 16 bits, and ONNX Runtime
 # mends constants only
 NO_SATURATION = 63
+TINY = np.finfo(np.float32).tiny
 CHUNK = 1 << 22  # weights handled at a time
 HADAMARD = (32, 16, 8)  # inputs that are mixed, the first that divides a width
 SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantize_blocks`
@@ -91,17 +92,22 @@ def dequantize_rows(codes: Array, scales: Array) -> Array:
     return codes.astype(np.float32) * scales[:, None]
 
 
-def quantize_blocks(weight: Array | LazyMatrix, bits: int, block: int) -> tuple[Array, Array, Array | None]:
+def quantize_blocks(
+    weight: Array | LazyMatrix, bits: int, block: int, importance: Array | None = None
+) -> tuple[Array, Array, Array | None]:
     """MatMulNBits layout: packed [out, blocks, block*bits/8], scales [out, blocks], packed zero points (4 bits) or
     None.
 
     4 bits: asymmetric; per block the best of a few shrunken ranges and both neighbouring zero points, then the scale
-    that minimises the squared error for those codes. 8 bits: symmetric around 128, the operator's default zero point.
+    that minimises the squared error for those codes, each weighted by its input's `importance` [in]. 8 bits: symmetric
+    around 128, the operator's default zero point.
     """
     count = -(-weight.shape[1] // block)
     packed = np.empty((weight.shape[0], count, block * bits // 8), np.uint8)
     scales = np.empty((weight.shape[0], count), np.float32)
     zeros = np.empty((weight.shape[0], -(-count // 2)), np.uint8) if bits == 4 else None
+    shares = np.ones(weight.shape[1], np.float32) if importance is None else np.asarray(importance, np.float32)
+    shares = np.pad(shares, (0, count * block - len(shares))).reshape(count, block)
     for rows in _chunks(weight):
         part = np.asarray(weight[rows], np.float32)
         padded = np.pad(part, ((0, 0), (0, count * block - part.shape[1]))).reshape(len(part), count, block)
@@ -109,7 +115,7 @@ def quantize_blocks(weight: Array | LazyMatrix, bits: int, block: int) -> tuple[
             scale = np.maximum(np.abs(padded).max(axis=2) / np.float32(127), np.finfo(np.float32).tiny)
             packed[rows] = np.clip(np.rint(padded / scale[:, :, None]), -127, 127) + 128
         else:
-            codes, scale, zero = _best_blocks(padded)
+            codes, scale, zero = _best_blocks(padded, shares)
             packed[rows] = codes[:, :, 0::2] | codes[:, :, 1::2] << 4
             even = np.pad(zero, ((0, 0), (0, count % 2)))
             zeros[rows] = even[:, 0::2] | even[:, 1::2] << 4
@@ -147,8 +153,10 @@ def unpack(packed: Array) -> Array:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:
-    """4-bit codes, scales and zero points of blocks [rows, count, block], each block at its smallest squared error."""
+def _best_blocks(blocks: Array, shares: Array) -> tuple[Array, Array, Array]:
+    """4-bit codes, scales and zero points of blocks [rows, count, block], each block at its smallest squared error,
+    weighted by `shares` [count, block].
+    """
     low = np.minimum(blocks.min(axis=2), 0)
     span = np.maximum(np.maximum(blocks.max(axis=2), 0) - low, np.finfo(np.float32).tiny)
     shape = span.shape
@@ -162,8 +170,9 @@ def _best_blocks(blocks: Array) -> tuple[Array, Array, Array]:
             zero = np.clip(rounding(-low * np.float32(factor) / step), 0, 15)[:, :, None]
             code = np.clip(np.rint(blocks / step[:, :, None]) + zero, 0, 15)
             level = code - zero
-            fitted = (blocks * level).sum(axis=2) / np.maximum((level * level).sum(axis=2), 1)
-            error = np.square(blocks - fitted[:, :, None] * level).sum(axis=2)
+            counted = shares * level
+            fitted = (blocks * counted).sum(axis=2) / np.maximum((level * counted).sum(axis=2), TINY)
+            error = (shares * np.square(blocks - fitted[:, :, None] * level)).sum(axis=2)
             better = error < best
             best[better], scales[better] = error[better], fitted[better]
             codes[better], zeros[better] = code[better].astype(np.uint8), zero[better][:, 0].astype(np.uint8)

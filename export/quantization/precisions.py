@@ -58,13 +58,16 @@ P = TypeVar("P")
 
 @dataclass(frozen=True)
 class Weight:
-    """A linear map's weight [out, in], made only when it is written. `sensitive`: int4 keeps 8 bits of it."""
+    """A linear map's weight [out, in], made only when it is written. `sensitive`: int4 keeps 8 bits of it.
+    `importance`: of its inputs [in] where 4 bits are chosen, by name of a linear map.
+    """
 
     name: str
     rows: int
     columns: int
     load: Callable[[], Array | LazyMatrix]
     sensitive: bool = False
+    importance: Callable[[], Array | None] = lambda: None
 
 
 @dataclass
@@ -184,7 +187,7 @@ class Int8:
 
     def _block(self, weight: Weight) -> int:
         """Blocks in which a table's columns are mixed: final states have outliers, and so have columns."""
-        return mixed_inputs(weight.columns) if self.simulation else 0
+        return mixed_inputs(weight.columns) if self.simulation and self.simulation.mixes else 0
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [out, in] and scales [out], columns mixed."""
@@ -325,7 +328,7 @@ def _blocks(store: WeightStore, weight: Weight, bits: int, block: int) -> tuple[
     """Codes, scales and zero points ('' where they are the operator's own) as MatMulNBits reads them."""
     codes, scales, zeros = (f"{weight.name}.int{bits}", f"{weight.name}.scale", f"{weight.name}.zero")
     if codes not in store:
-        packed, scale, zero = quantize_blocks(weight.load(), bits, block)
+        packed, scale, zero = quantize_blocks(weight.load(), bits, block, weight.importance())
         store.add(codes, packed)
         store.add(scales, scale)
         if zero is not None:

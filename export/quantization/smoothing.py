@@ -128,6 +128,7 @@ class SmoothedSource(ChangedSource):
         super().__init__(source)
         self.scales = Scales()
         self.rows, self.columns = self.scales.rows, self.scales.columns
+        self.powers: dict[str, Array] = {}  # by name of a module: mean squares of its scaled inputs [in]
 
     def weight(self, name: str) -> Array:
         """Returns a weight with its scales multiplied in."""
@@ -142,6 +143,11 @@ class SmoothedSource(ChangedSource):
     def mixed(self, module: str) -> int:
         """Returns the size of blocks in which a linear map's inputs are mixed; 0: not."""
         return self.scales.block(module)
+
+    def importance(self, module: str) -> Array | None:
+        """Returns the mean squares of a map's inputs, none far below the others: the sample is small."""
+        power = self.powers.get(module)
+        return None if power is None else power + np.float32(RARE) * power.mean()
 
     def bias(self, name: str) -> Array | None:
         """Returns a bias with its scales multiplied in; None where there is none."""
@@ -180,7 +186,9 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             heads = (spec.kv_heads, spec.group, spec.head_dim) if group.values else None
             block = smoothed.mixed(names[0])
             rounding = simulation.mixed(block) if block else simulation
-            scale = _best_scale(inputs[group.readers[0]], weight, rounding, heads, RARE if group.sleeping else 0.0)
+            x = inputs[group.readers[0]]
+            scale = _best_scale(x, weight, rounding, heads, RARE if group.sleeping else 0.0)
+            smoothed.powers |= dict.fromkeys(names, np.square(x if scale is None else x / scale).mean(axis=0))
             if scale is None:
                 continue
             smoothed.columns |= dict.fromkeys(names, scale)

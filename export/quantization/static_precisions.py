@@ -94,7 +94,7 @@ class StaticInt4(StaticInt8):
             )
         names = (f"{weight.name}.uint4", f"{weight.name}.scale", f"{weight.name}.zero")
         if names[0] not in store:
-            packed, scale, zeros = quantize_blocks(weight.load(), 4, self.block)
+            packed, scale, zeros = quantize_blocks(weight.load(), 4, self.block, weight.importance())
             assert zeros is not None
             store.add_uint4(names[0], unpack(packed).reshape(weight.rows, -1).T)
             store.add(names[1], scale.T)

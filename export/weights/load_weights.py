@@ -68,6 +68,9 @@ class ModelSource:
         """Returns 0: inputs are as the model has them."""
         return 0
 
+    def importance(self, module: str) -> None:
+        """Returns None: nothing was measured."""
+
     def _find(self, name: str) -> tuple[torch.nn.Module, torch.Tensor] | None:
         """The module and the parameter of that name."""
         holder: Any = None

@@ -150,7 +150,7 @@ class Rounded(ModelSource):
         sensitive = any(
             name == f"{self.spec.weight_name(i, module)}.weight"
             for i in range(self.spec.layers)
-            for module in self.spec.family.out
+            for module in (*self.spec.family.out, *(self.spec.family.down if i in (0, 2) else ()))
         )
         if self.kind == "int8" or sensitive:
             return dequantize_rows(*quantize_rows(weight))

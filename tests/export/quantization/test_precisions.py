@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from streamspec.errors import ConfigError
+from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import (
@@ -24,8 +25,9 @@ from streamspec.export.quantization.arithmetic import (
     unmixed,
 )
 from streamspec.export.quantization.precisions import PRECISIONS, Int4, Int8, Rows, Weight, mixed_rows, precision
-from streamspec.export.quantization.smoothing import RARE, _best_scale
+from streamspec.export.quantization.smoothing import RARE, _best_scale, smooth
 from streamspec.export.validate.graph_runner import open_session
+from streamspec.export.weights.load_weights import ModelSource
 from tests.support.tiny_exports import FAMILIES, build, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(3)
@@ -154,6 +156,30 @@ def test_four_bit_blocks_are_closer_than_plain_rounding() -> None:
     assert np.sqrt(np.square(searched - weight).mean()) < 0.1
 
 
+def test_four_bits_are_spent_on_inputs_that_count() -> None:
+    rng = np.random.default_rng(0)
+    weight, x = rng.standard_normal((48, 128)).astype(np.float32), rng.standard_normal((200, 128)).astype(np.float32)
+    x[:, ::8] *= 8
+    exact, lost = x @ weight.T, []
+    for importance in (None, np.square(x).mean(axis=0)):
+        rounded = dequantize_blocks(*quantize_blocks(weight, 4, 32, importance), 128)
+        lost.append(np.square(x @ rounded.T - exact).mean())
+    assert lost[1] < 0.8 * lost[0]
+
+
+def test_smoothing_measures_which_inputs_count_and_int4_keeps_some_output_maps_in_8_bits(tmp_path: Path) -> None:
+    model, kind = tiny_model(), Int4()
+    spec, tokens = describe(model), np.arange(40)
+    assert kind.simulation is not None
+    source = smooth(model, spec, ModelSource(model, spec), tokens, kind.simulation)
+    decoder = Decoder(spec, source, kind)
+    for modules in (spec.family.qkv, spec.family.up, spec.family.down):
+        importance = decoder.fused(1, modules).importance()
+        assert importance is not None and importance.shape == (spec.in_width(modules[0]),) and (importance > 0).all()
+    finer = [layer for layer in range(spec.layers) if decoder.fused(layer, spec.family.down).sensitive]
+    assert finer == [0, 2] and all(decoder.fused(layer, spec.family.out).sensitive for layer in range(spec.layers))
+
+
 def test_four_bit_grid_with_whole_zero_point_is_kept() -> None:
     codes = RNG.integers(0, 16, (6, 2, 32))
     codes[..., 0], codes[..., 1] = 0, 15
@@ -207,16 +233,16 @@ def test_larger_blocks_and_what_keeps_8_bits_are_computed_as_they_are_written(bi
 
 def test_inputs_that_slept_while_scales_were_chosen_may_wake_up() -> None:
     """After a ReLU a unit can be zero on a page of text and as large as any other on the next."""
-    kind = Int8.simulation
+    kind, rng = Int8.simulation, np.random.default_rng(1)
     assert kind is not None
-    weight = RNG.standard_normal((64, 256)).astype(np.float32)
+    weight = rng.standard_normal((64, 256)).astype(np.float32)
     rows, rounded = kind.rows, kind.weight
-    page = np.maximum(RNG.standard_normal((160, 256)), 0).astype(np.float32)
-    page[:, :128] *= np.float32([0, 1e-3])[RNG.integers(0, 2, 128)]
+    page = np.maximum(rng.standard_normal((160, 256)), 0).astype(np.float32)
+    page[:, :128] *= np.float32([0, 1e-3])[rng.integers(0, 2, 128)]
     page[:, 200] *= 50  # something to smooth
     scale = _best_scale(page, weight, kind, None, RARE)
     assert scale is not None
-    awake = np.maximum(RNG.standard_normal((32, 256)), 0).astype(np.float32)
+    awake = np.maximum(rng.standard_normal((32, 256)), 0).astype(np.float32)
     awake[:, 200] *= 50
     exact = awake @ weight.T
 
