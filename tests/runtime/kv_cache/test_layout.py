@@ -95,6 +95,9 @@ def test_a_sequence_cannot_go_back_behind_what_rings_hold() -> None:
         cache.rewind(oldest - 1)
     cache.reserve(3)  # three rows that are never committed overwrite three that were
     assert cache.reachable(oldest) == 0 and cache.reachable(oldest + 3) == oldest + 3
+    cache.rewind(900)
+    cache.reserve(3)  # after going back, what was overwritten stays so
+    assert cache.reachable(oldest + 2) == 0 and cache.reachable(oldest + 3) == oldest + 3
     cache.rewind(0)
     cache.reserve(3)
     assert cache.reachable(0) == 0 and cache.most_rows == SLOTS - WINDOW
