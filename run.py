@@ -22,9 +22,23 @@ VENV_BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = VENV_BIN / ("python.exe" if os.name == "nt" else "python")
 BESIDE = ("adapters", "export", "runtime")  # sub-packages that stand beside the folder `streamspec` in a checkout
 TORCH = "torch==2.13.0"
+LOWEST = ROOT / "tests" / "lowest.txt"  # the oldest libraries that pyproject.toml allows, torch apart
+LOWEST_VENV = ROOT / ".venv-lowest"
+# What breaks first with an old library: reading bases, training, export, transformers' own answers.
+LOWEST_TESTS = (
+    "tests/adapters/base_models/gguf",
+    "tests/adapters/base_models/test_resolve.py",
+    "tests/adapters/training",
+    "tests/export/test_bundle_writer.py",
+    "tests/export/test_peft_lora.py",
+    "tests/integration/test_whole_path.py::test_the_runtime_writes_what_transformers_writes",
+    "-k",
+    "not internlm3",  # new in transformers 5.23
+)
 USAGE = """usage: python3 run.py demo [options]    the whole loop on the reference base: export, plain vs speculative
        python3 run.py test              format, lint, import contracts, types, docs and tests, as CI runs them
        python3 run.py test -k words     further arguments are pytest's; `--only lint` runs one of the other steps
+       python3 run.py lowest            the tests of training and export with the oldest libraries allowed
        python3 run.py COMMAND ...       any streamspec command: train, shrink, export, generate, bench, tune, inspect"""
 
 
@@ -106,6 +120,30 @@ def pytest(arguments: list[str]) -> int:
     return call(PYTHON, "-m", "pytest", *arguments)
 
 
+def lowest(arguments: list[str]) -> int:
+    """Runs LOWEST_TESTS in a second environment, which sees the packages of `.venv`, and before them those of LOWEST:
+    torch need not be fetched twice, and stays as new as there. STREAMSPEC_LOWEST_TORCH=2.6.0 installs that one as well.
+    """
+    torch = os.environ.get("STREAMSPEC_LOWEST_TORCH")
+    wanted = hashlib.sha256(LOWEST.read_bytes() + str(torch).encode()).hexdigest()
+    stamp = LOWEST_VENV / "streamspec.stamp"
+    python = LOWEST_VENV / PYTHON.relative_to(VENV)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print(f"run.py: setting up {LOWEST_VENV} (once)", flush=True)
+        shutil.rmtree(LOWEST_VENV, ignore_errors=True)
+        check(PYTHON, "-m", "venv", LOWEST_VENV)
+        paths = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+        ours, theirs = (
+            subprocess.run([one, "-c", paths], check=True, capture_output=True, text=True).stdout.strip()
+            for one in (python, PYTHON)
+        )
+        (Path(ours) / "zz-main.pth").write_text(theirs + "\n")
+        pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet")
+        check(*pip, "-r", LOWEST, *([f"torch=={torch}"] if torch else []))
+        stamp.write_text(wanted)
+    return call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or LOWEST_TESTS))
+
+
 STEPS: dict[str, Callable[[], int]] = {
     "format": lambda: call(PYTHON, "-m", "ruff", "format", "--check", "."),
     "lint": lambda: call(PYTHON, "-m", "ruff", "check", "."),
@@ -116,8 +154,8 @@ STEPS: dict[str, Callable[[], int]] = {
 
 
 def test(arguments: list[str]) -> int:
-    """All steps, or the one of `--only STEP`; further arguments are pytest's."""
-    steps = STEPS | {"pytest": lambda: pytest(arguments)}
+    """All steps, or the one of `--only STEP`; further arguments are pytest's, and leave out the oldest libraries."""
+    steps = STEPS | {"pytest": lambda: pytest(arguments)} | ({} if arguments else {"lowest": lambda: lowest([])})
     if arguments[:1] == ["--only"]:
         if len(arguments) != 2 or arguments[1] not in STEPS:
             sys.exit(f"run.py: --only takes one of {', '.join(STEPS)}")
@@ -141,6 +179,9 @@ def main(arguments: list[str]) -> int:
     if command == "test":
         set_up("dev")
         return test(rest)
+    if command == "lowest":
+        set_up("dev")
+        return lowest(rest)
     set_up("all")
     return call(PYTHON, "-m", "streamspec", command, *rest, cwd=None)  # paths are the user's own
 

@@ -4,6 +4,7 @@ own.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -106,3 +107,14 @@ def test_without_its_adapter_the_demo_says_so_in_one_line(site: Path, tmp_path: 
     assert done.stdout.startswith("AdapterError no SQL adapter") and done.stdout.count("\n") == 1, (
         done.stdout + done.stderr
     )
+
+
+def test_the_oldest_libraries_are_those_that_are_tested() -> None:
+    """`run.py lowest` installs exactly the lower bounds of pyproject.toml, torch apart, which CI on GitHub adds."""
+    root = Path(__file__).parents[2]
+    pinned = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (root / "tests" / "lowest.txt").read_text(), re.MULTILINE))
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    torch = re.findall(r'STREAMSPEC_LOWEST_TORCH: "([\d.]+)"', (root / ".github" / "workflows" / "ci.yml").read_text())
+    for name, version in [*pinned.items(), ("torch", torch[0])]:
+        bounds = set(re.findall(rf'"{name}>=([\d.]+)"', text))
+        assert {bound + ".0" * (2 - bound.count(".")) for bound in bounds} == {version}, name

@@ -330,12 +330,13 @@ CASES: dict[str, Case] = {
         {
             "num_hidden_layers": 4,
             "sliding_window": 8,
-            "rope_parameters": {"full_attention": YARN, "sliding_attention": ONE | {"rope_theta": 1e6}},
+            "rope_parameters": {"full_attention": YARN, "sliding_attention": ONE | {"rope_theta": 3e5}},
             "pad_token_id": 0,
         },
         {
             "attention.sliding_window": 8,
             "attention.sliding_window_pattern": [True, True, True, False],
+            "rope.freq_base_swa": 3e5,
             "rope.freq_base": 1e6,
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": 4.0,

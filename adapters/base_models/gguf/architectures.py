@@ -151,7 +151,7 @@ def _olmo(keys: Keys, config: Config) -> None:
     if not keys.has("attention.sliding_window"):
         return
     _windows(keys, config, None, 4)
-    theta = config["rope_parameters"]["rope_theta"]
+    theta = float(keys.take("rope.freq_base_swa", config["rope_parameters"]["rope_theta"]))
     config |= {
         "model_type": "olmo3",
         "rope_parameters": {
