@@ -106,7 +106,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     import torch
 
     from streamspec.acceptance_stats import MISSED, node_order, per_stream_accuracy, simulated_tau
-    from streamspec.adapters import models, stages
+    from streamspec.adapters import models, recipe_stages
     from streamspec.adapters.train import prepare
     from streamspec.adapters.training.acceptance_eval import record_ranks
     from streamspec.adapters.training.config import TrainConfig
@@ -140,7 +140,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     run = prepare(shared)
     model = models.load_target(run, task_lora(shared))
     rows, val_rows = (
-        stages.own_answers(run, model, some, count, name, None)
+        recipe_stages.own_answers(run, model, some, count, name, None)
         for some, count, name in (
             (run.examples, shared.regenerate_rows, "train"),
             (run.val_examples, shared.val_rows, "val"),
@@ -156,7 +156,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     kind.prepare_target(run, model)
     torch.manual_seed(shared.seed)
     streams = kind.fresh(run, model, vocabulary, frozen=True)
-    stages.fit_drafter(
+    recipe_stages.fit_drafter(
         run, "streams", streams, rows, vocabulary, run.config.stream_lr, run.state.left(arguments.minutes)
     )
     streams.eval()

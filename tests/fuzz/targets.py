@@ -209,7 +209,7 @@ def _conversation(folder: Path) -> tuple[Any, list[bytes]]:
     from streamspec.runtime import saved_session as saved
 
     about = manifest()
-    rows = np.zeros((2, 2, 1, 1, 3, 8), np.float32)
+    rows = [np.zeros((2, 2, 1, 1, 3, 8), np.float32)]
     out = []
     for messages in ([], [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]):
         saved.write(folder / "good", saved.SavedSession([1, 2, 3], rows, messages), about)
@@ -234,7 +234,7 @@ def run_conversation(data: bytes, folder: Path) -> object:
     from streamspec.runtime import saved_session as saved
 
     (folder / "talk").write_bytes(data)
-    return saved.read(folder / "talk", manifest(), 128, np.dtype(np.float32), 2)
+    return saved.read(folder / "talk", manifest(), 128)
 
 
 # ---- graphs and tokenizers
