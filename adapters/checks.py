@@ -60,11 +60,11 @@ def read_target(config: TrainConfig, base: Base) -> Adapter | None:
     path = task_lora(config)
     if path is None:
         return None
-    if not (path / STREAM_CONFIG).exists() and not (path / TASK_CONFIG).exists():
-        raise AdapterError(f"{path} has no {TASK_WEIGHTS}", "an adapter folder with it", "check --target-adapter")
-    target = read_adapter(path)
-    check_adapter(target, base, config.allow_base_mismatch, say)
-    if not (path / TASK_WEIGHTS).exists():
+    described = any((path / name).exists() for name in (STREAM_CONFIG, TASK_CONFIG))
+    target = read_adapter(path) if described else None
+    if target is not None:
+        check_adapter(target, base, config.allow_base_mismatch, say)
+    if target is None or not (path / TASK_WEIGHTS).exists():
         raise AdapterError(f"{path} has no {TASK_WEIGHTS}", "an adapter folder with it", "check --target-adapter")
     return target
 

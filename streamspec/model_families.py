@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from streamspec.errors import BaseModelError
+
 
 @dataclass(frozen=True)
 class Family:
@@ -32,12 +34,9 @@ class Family:
     attention: str = "self_attn"
     attention_norm: str | None = "input_layernorm"  # None: it reads the residual stream as it is
     mlp_norm: str | None = "post_attention_layernorm"
-    shares_norm: bool | str = (
-        False  # in parallel layers the MLP reads what attention reads; a name: where this config switch is on
-    )
-    parallel: bool | str = (
-        False  # attention and MLP read the same residual stream; a name: where this config switch is on
-    )
+    # The next two, by name: where this config switch is on.
+    shares_norm: bool | str = False  # in parallel layers the MLP reads what attention reads
+    parallel: bool | str = False  # attention and MLP read the same residual stream
     attention_out_norm: str | None = None  # norms of what a half of the layer adds
     mlp_out_norm: str | None = None
     head_norms: tuple[str, ...] = ()  # of queries and keys: of each head, or of all heads together
@@ -347,6 +346,19 @@ TEXT_PARTS = {
     "qwen3_vl": TextPart(family="qwen3"),
     "smolvlm": TextPart("text_model"),
 }
+
+
+def family_of(model_type: object, found: str) -> Family:
+    """The description of a family by its `model_type`. Raises BaseModelError where there is none, of what was `found`
+    to be of it.
+    """
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise BaseModelError(
+            f"{found} of the family `{model_type}`",
+            f"one of {', '.join(FAMILIES)}",
+            "choose a base of one of these families",
+        )
+    return FAMILIES[model_type]
 
 
 def switched(config: Any, switch: bool | str | None) -> bool:

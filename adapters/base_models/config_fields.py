@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from streamspec.adapters.base_models.text_part import text_config
 from streamspec.errors import BaseModelError
-from streamspec.model_families import FAMILIES
+from streamspec.model_families import FAMILIES, family_of
 
 ACTIVATIONS = {  # of Hugging Face -> of the graph
     "silu": "silu",
@@ -80,10 +80,7 @@ def check_config(config: PreTrainedConfig) -> tuple[str, ...]:
     """Returns the fields with unusual values that no code of the model reads, as `name = value`. Raises BaseModelError
     that names everything its code reads and streamspec does not compute.
     """
-    if config.model_type not in FAMILIES:
-        raise BaseModelError(
-            f"model family `{config.model_type}`", ", ".join(FAMILIES), "choose a base of one of these families"
-        )
+    family_of(config.model_type, "a model")
     if getattr(config, "quantization_config", None):
         raise BaseModelError(
             "a base that is quantized already", "weights in float16, bfloat16 or float32", "use the original"

@@ -18,20 +18,14 @@ from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import read_field
 from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
-from streamspec.errors import BaseModelError
-from streamspec.model_families import FAMILIES, factor, switched
+from streamspec.model_families import factor, family_of, switched
 
 
 class HFDecoder:
     """Uniform view of a causal LM's decoder: `layers`, `call_layer`, `head`. Holds no parameters of its own."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        model_type = model.config.model_type
-        if model_type not in FAMILIES:
-            raise BaseModelError(
-                f"model family `{model_type}`", ", ".join(FAMILIES), "choose a base of one of these families"
-            )
-        self.family = family = FAMILIES[model_type]
+        self.family = family = family_of(model.config.model_type, "a model")
         stack = attrgetter(family.stack)(model)
         self.model = model
         self.layers: nn.ModuleList = getattr(stack, family.layers)

@@ -165,7 +165,7 @@ def _from_hub(name: str, say: Progress) -> Base:
 
 
 def _model_type(folder: Path) -> str:
-    from streamspec.model_families import FAMILIES, TEXT_PARTS
+    from streamspec.model_families import FAMILIES, TEXT_PARTS, family_of
 
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
@@ -177,12 +177,7 @@ def _model_type(folder: Path) -> str:
             f"one of {', '.join(FAMILIES)}",
             "fetch the config of the model's publisher",
         )
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise BaseModelError(
-            f"{folder} is of the family `{model_type}`",
-            f"one of {', '.join(FAMILIES)}",
-            "choose a base of one of these families",
-        )
+    family_of(model_type, f"{folder} is")
     return str(model_type)
 
 

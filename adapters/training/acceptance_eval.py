@@ -42,7 +42,6 @@ def record_ranks(
             rows_ = torch.tensor([positions], device=device)
             roots = torch.tensor([[row.input_ids[t + 1] for t in positions]], device=device)
             states = model.draft_pass(main.of(i), DraftRows(rows_, roots, labels[None]))[0]
-            depths = torch.arange(gamma, device=device).repeat(len(positions))
             before = vocabulary_index(torch.cat([roots[0][:, None], labels[:, :-1]], dim=1), lookup)
             depths = torch.arange(gamma, device=device).repeat(len(positions))
             rank = partial(true_ranks, model, vocabulary)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,24 +69,15 @@ def bench(
         raise ConfigError("sampling without a seed", "a seed, so that all sides draw alike", "add --seed")
     from streamspec.runtime import load
 
-    session = load(
-        bundle, threads=threads, provider=provider, tree=tree, ngram=ngram, adapter=adapter, prepare_grammar=False
-    )
+    opened = partial(load, threads=threads, provider=provider, prepare_grammar=False)
+    session = opened(bundle, tree=tree, ngram=ngram, adapter=adapter)
     check_rows(rows, session)
     check_length(cases, session)
     if prune:
         session.manifest.check_prunes()
     forced = [Arm(f"{n} rows", session, True, sampling, n) for n in rows]
     forced += [Arm(f"chance {one.min_probability:g}", session, True, sampling, pruning=one) for one in pruning]
-    others = [
-        Arm(
-            str(path),
-            load(path, threads=threads, provider=provider, tree="plain", prepare_grammar=False),
-            False,
-            sampling,
-        )
-        for path in also
-    ]
+    others = [Arm(str(path), opened(path, tree="plain"), False, sampling) for path in also]
     own = [Arm(PLAIN, session, False, sampling), Arm(SPECULATIVE, session, True, sampling)]
     check_names([*own, *forced, *others])
     record = run_passes([*own, *forced, *others], cases, repeats, max_new_tokens)

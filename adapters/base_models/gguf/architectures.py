@@ -234,13 +234,7 @@ _EPSILON = (MEAN, "layer_norm_eps")
 _BIASES = {"attention_bias": "attn_output", "mlp_bias": "ffn_down"}
 
 ARCHITECTURES = {
-    "llama": Architecture(
-        "llama",
-        head_dim=True,
-        biases={"attention_bias": "attn_output", "mlp_bias": "ffn_down"},
-        permuted=True,
-        more=_llama,
-    ),
+    "llama": Architecture("llama", head_dim=True, biases=_BIASES, permuted=True, more=_llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture(
         "qwen3", _names(None, **_HEAD_NORMS), head_dim=True, biases={"attention_bias": "attn_output"}

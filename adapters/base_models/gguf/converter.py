@@ -19,7 +19,6 @@ from streamspec.adapters.base_models.gguf.file import GgufFile, read_gguf
 from streamspec.adapters.base_models.gguf.tensors import Shapes, parameters_of, write_safetensors
 from streamspec.adapters.base_models.gguf.tokenizer import GgufTokenizer, tokenizer_of
 from streamspec.errors import BaseModelError
-from streamspec.model_families import FAMILIES
 
 
 def convert(gguf: Path, folder: Path) -> None:
@@ -48,10 +47,6 @@ def convert(gguf: Path, folder: Path) -> None:
 def _convert(gguf: Path, folder: Path) -> None:
     model = read_gguf(gguf)
     row = architecture_of(model)
-    if row.model_type not in FAMILIES:
-        raise BaseModelError(
-            f"{gguf.name} is of the family `{row.model_type}`", f"one of {', '.join(FAMILIES)}", "choose another base"
-        )
     fields = config_of(model, row)
     tokens = tokenizer_of(model)
     fields |= {name: token for name, token in tokens.special.items() if name != "unk_token_id"}

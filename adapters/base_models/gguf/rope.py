@@ -65,6 +65,8 @@ def _scaling(keys: Keys, length: int, factors: Factors, rotated: int, theta: flo
             keys.refuse("rope.scaling.factor", factor, f"none beside {DIVISORS}")
         return _llama3(divisors, theta) or _carried(divisors, length)
     if kind == "yarn":
+        if factor <= 0:
+            keys.refuse("rope.scaling.factor", factor or "missing", "a number above 0")
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | yarn
     if kind == "none" or factor in (0.0, 1.0):
         return {}

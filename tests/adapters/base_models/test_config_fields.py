@@ -81,7 +81,7 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
             "layers of kind `linear_attention` (only full_attention",
         ),
         ("granitemoehybrid", {"num_local_experts": 4}, "`num_local_experts` = 4 (only 0 is supported)"),
-        ("mamba", {}, "model family `mamba`"),
+        ("mamba", {}, "of the family `mamba`"),
     ],
 )
 def test_what_would_be_computed_wrongly_is_refused_by_name(family: str, changes: dict[str, Any], words: str) -> None:
