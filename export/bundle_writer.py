@@ -43,7 +43,6 @@ from streamspec.export.drafters.streams import DEFAULT_STREAM_WEIGHTS, STREAM_WE
 from streamspec.export.graphs.device_cache_graph import compact_graph
 from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
-from streamspec.export.layers.decoder import Source
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.sampling import choice_graph
 from streamspec.export.ops.builder import IR_VERSION, OPSET, Array, WeightStore
@@ -56,6 +55,7 @@ from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
 from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all, perplexities
 from streamspec.export.weights.load_weights import ModelSource, load_model
+from streamspec.export.weights.source import Source
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat
 

@@ -22,7 +22,7 @@ from streamspec.atomic import new_folder
 from streamspec.bundle.precision_cost import MEASURED, cost
 from streamspec.errors import BaseModelError, BundleError
 from streamspec.export.bundle_writer import DATA, Progress, resolve_pair, to_stderr, weights
-from streamspec.export.layers.decoder import Decoder, Source, Tables
+from streamspec.export.layers.decoder import Decoder, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import Array
@@ -34,6 +34,7 @@ from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import check_rows, expect, passage
 from streamspec.export.validate.perplexity import losses_of, measure_all
 from streamspec.export.weights.load_weights import load_model
+from streamspec.export.weights.source import Source
 from streamspec.model_families import FAMILIES
 from streamspec.step_graph import (
     CACHE_KINDS,

@@ -14,9 +14,9 @@ from streamspec.bundle.adapter_folder import odd_draft_layer
 from streamspec.bundle.manifest import MAX_CONTEXT, DrafterInfo
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import DraftSpec
-from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Array
+from streamspec.export.weights.source import ChangedSource, Source
 
 BEAM = 4  # candidates of a level that the next one goes on from
 

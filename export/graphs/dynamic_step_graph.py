@@ -23,7 +23,7 @@ from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.graphs.swappable_step_graph import SwappableDecoder, SwappableStore, SwappableStreams
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import RowExactAttention
-from streamspec.export.layers.decoder import Decoder, Residual, Source
+from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.sampling import TokenSampler
@@ -31,6 +31,7 @@ from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
 from streamspec.export.layers.window_ring import Ring, ring_after
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.quantization.precisions import Precision, Rows
+from streamspec.export.weights.source import Source
 from streamspec.step_graph import (
     CACHE_KINDS,
     CHOICES,

@@ -25,7 +25,7 @@ from streamspec.export.drafters.streams import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head, loaded, stored
-from streamspec.export.layers.decoder import Decoder, Source, Tables
+from streamspec.export.layers.decoder import Decoder, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.short_conv import Read, RowsBefore, beside_cache
 from streamspec.export.layers.window_ring import Ring, ring_beside
@@ -33,6 +33,7 @@ from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.ops.static_scope import StaticScope
 from streamspec.export.quantization.precisions import Rows
 from streamspec.export.quantization.static_precisions import StaticPrecision
+from streamspec.export.weights.source import Source
 from streamspec.layer_cache import DTYPES, LayerCache
 from streamspec.step_graph import (
     CACHE_KINDS,

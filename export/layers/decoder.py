@@ -18,55 +18,12 @@ from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision, Rows, Weight, mixed_rows
-from streamspec.export.weights.lazy_weights import LazyMatrix
+from streamspec.export.weights.source import Source
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12
 
 Tables = tuple[tuple[str, str], ...]  # cos and sin [rows, rotated / 2] for each kind of rotary embedding
-
-
-class Source(Protocol):
-    """A source of weights: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
-    order (`DecoderSpec.row_order`), None for a bias that does not exist."""
-
-    def weight(self, name: str) -> Array:
-        """Returns the weight `name`."""
-
-    def rows_of(self, name: str) -> LazyMatrix:
-        """Returns a table, such as the embedding, to be read part by part."""
-
-    def bias(self, name: str) -> Array | None:
-        """Returns the bias `name`, or None."""
-
-    def mixed(self, module: str) -> int:
-        """Returns the size of blocks in which a linear map's inputs are mixed (`arithmetic.hadamard`); 0: not."""
-
-    def importance(self, module: str) -> Array | None:
-        """Returns how much each input [in] of a linear map counts where its weight is rounded; None: all the same."""
-
-
-class ChangedSource:
-    """Passes tables and biases of another source on; subclasses change its weights."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def rows_of(self, name: str) -> LazyMatrix:
-        """Returns a table unchanged."""
-        return self.source.rows_of(name)
-
-    def bias(self, name: str) -> Array | None:
-        """Returns the bias `name`, or None."""
-        return self.source.bias(name)
-
-    def mixed(self, module: str) -> int:
-        """Returns the size of blocks in which a linear map's inputs are mixed."""
-        return self.source.mixed(module)
-
-    def importance(self, module: str) -> Array | None:
-        """Returns how much each input of a linear map counts."""
-        return self.source.importance(module)
 
 
 class Linear(Protocol):

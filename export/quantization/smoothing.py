@@ -25,10 +25,10 @@ from safetensors.numpy import load_file, save_file
 
 from streamspec.errors import BundleError
 from streamspec.export.drafters.draft_pass import DraftSpec, Lora
-from streamspec.export.layers.decoder import ChangedSource, Source
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.quantization.arithmetic import HADAMARD, Array, Simulation, mixed_inputs, unmixed
 from streamspec.export.validate.pytorch_reference import ReferenceModel
+from streamspec.export.weights.source import ChangedSource, Source
 
 TINY = np.float32(1e-6)
 RARE = 0.25  # of the mean peak: the least that a mostly zero input is taken to reach beyond this sample

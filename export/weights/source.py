@@ -1,0 +1,53 @@
+"""Where a graph's weights come from: the interface that the exporter reads them by, whatever scales or drafters change
+about them on the way. Covered by the tests of `load_weights`, `smoothing` and the drafters.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.weights.lazy_weights import LazyMatrix
+
+
+class Source(Protocol):
+    """A source of weights: arrays float32 under Hugging Face names, linear maps [out, in] with rows in the graph's
+    order (`DecoderSpec.row_order`), None for a bias that does not exist."""
+
+    def weight(self, name: str) -> Array:
+        """Returns the weight `name`."""
+
+    def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table, such as the embedding, to be read part by part."""
+
+    def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
+
+    def mixed(self, module: str) -> int:
+        """Returns the size of blocks in which a linear map's inputs are mixed (`arithmetic.hadamard`); 0: not."""
+
+    def importance(self, module: str) -> Array | None:
+        """Returns how much each input [in] of a linear map counts where its weight is rounded; None: all the same."""
+
+
+class ChangedSource:
+    """Passes tables and biases of another source on; subclasses change its weights."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def rows_of(self, name: str) -> LazyMatrix:
+        """Returns a table unchanged."""
+        return self.source.rows_of(name)
+
+    def bias(self, name: str) -> Array | None:
+        """Returns the bias `name`, or None."""
+        return self.source.bias(name)
+
+    def mixed(self, module: str) -> int:
+        """Returns the size of blocks in which a linear map's inputs are mixed."""
+        return self.source.mixed(module)
+
+    def importance(self, module: str) -> Array | None:
+        """Returns how much each input of a linear map counts."""
+        return self.source.importance(module)
