@@ -72,7 +72,7 @@ def layer_caches(
 def in_words(caches: Sequence[LayerCache]) -> str:
     """What layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
     counts = Counter("a convolution's inputs" if cache.kind == CONV else _kept(cache.window) for cache in caches)
-    return ", ".join([*(f"{count} layers {kept}" for kept, count in counts.items()), caches[0].dtype])
+    return ", ".join([*(f"{count} layer{'s' * (count > 1)} {kept}" for kept, count in counts.items()), caches[0].dtype])
 
 
 def _kept(window: int | None) -> str:

@@ -273,8 +273,9 @@ class StreamPass(ParallelDraftPass):
         spec = decoder.spec
         if taps := spec.taps[layer]:
             gate, inputs = gated_inputs(decoder, g, normed, rows, layer, self.linear)
-            main = accepted.last_inputs(g, present, taps - 1)
-            mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
+            with g.named("conv"):
+                main = accepted.last_inputs(g, present, taps - 1)
+                mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
         q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
         mask = masks.of(g, spec.windows[layer])

@@ -60,7 +60,7 @@ class BaseInfo:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Sizes of the target model. `caches`: of each layer, empty: all keep everything; `heads`: 0 where they fill it."""
+    """Sizes of the target. `caches`: of each layer, empty: all keep everything; `heads`: 0: hidden_size / head_dim."""
 
     layers: int
     kv_heads: int

@@ -24,8 +24,8 @@ def test_layers_keep_a_window_where_that_takes_fewer_slots() -> None:
 
 def test_what_layers_keep_is_said_in_words() -> None:
     said = in_words(layer_caches([512, 512, None], 4096, "float16"))
-    assert said == "2 layers a window of 512, 1 layers everything, float16"
-    assert in_words([LayerCache("conv", 3)]) == "1 layers a convolution's inputs, float32"
+    assert said == "2 layers a window of 512, 1 layer everything, float16"
+    assert in_words([LayerCache("conv", 3)]) == "1 layer a convolution's inputs, float32"
 
 
 def test_an_answer_of_the_default_length_can_be_taken_back() -> None:
