@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.errors import BaseModelError
 from streamspec.model_families import TEXT_PARTS
 
@@ -118,8 +118,4 @@ def _text_name(name: str, stack: str) -> str:
 
 
 def _tensor_names(folder: Path) -> list[str]:
-    names: list[str] = []
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            names += tensors.keys()
-    return names
+    return [tensor.name for tensor in stored_tensors(folder)]

@@ -74,6 +74,15 @@ def test_a_base_is_of_its_texts_family_and_tells_what_is_left_out(tmp_path: Path
     assert lines == ["the text part of a multimodal checkpoint; left out: multi_modal_projector, vision_tower"]
 
 
+def test_a_file_that_is_cut_off_is_one_line(tmp_path: Path) -> None:
+    tiny_multimodal("gemma3").save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, 64)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(BaseModelError, match="model.safetensors is cut off or damaged"):
+        resolve_base(tmp_path, lambda line: None)
+
+
 def test_end_tokens_beside_the_text_config_count(tmp_path: Path) -> None:
     tiny_multimodal("gemma3").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
