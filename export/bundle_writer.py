@@ -49,7 +49,7 @@ from streamspec.export.ops.builder import IR_VERSION, OPSET, Array, WeightStore
 from streamspec.export.quantization import smoothing as smooth
 from streamspec.export.quantization.precisions import Precision
 from streamspec.export.quantization.static_precisions import StaticPrecision
-from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
+from streamspec.export.tokenizer_files import begin_token, copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.validate.measured_text import texts_for
 from streamspec.export.validate.parity import TREE_ROWS, Expected, check_parity, expect, make_probe, page, passage
@@ -313,7 +313,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
             vocab_size=spec.vocab,
             hidden_size=spec.hidden,
             context_length=spec.context_length,
-            bos_token_id=spec.bos_token_id,
+            bos_token_id=begin_token(base, tokenizer, spec.bos_token_id),
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter.path if adapter else None),
             caches=spec.caches,
             heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,

@@ -11,7 +11,7 @@ from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.task_lora import template_of
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER
 from streamspec.errors import BaseModelError
-from streamspec.prompt.template_file import special_token
+from streamspec.prompt.template_file import special_token, tokenizer_settings
 
 
 def copy_tokenizer(base: Base, folder: Path, adapter: Path | None = None) -> Tokenizer:
@@ -31,6 +31,17 @@ def copy_tokenizer(base: Base, folder: Path, adapter: Path | None = None) -> Tok
         return Tokenizer.from_file(str(source))
     except Exception as error:  # the library raises bare Exception
         raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
+
+
+def begin_token(base: Base, tokenizer: Tokenizer, named: int | None) -> int | None:
+    """The token that chat templates know as `bos_token`: the one that the base's tokenizer names, which may be another
+    than `named` by its config, as in DeepSeek-R1's distilled Qwen models; none where it names none in so many words.
+    """
+    if "bos_token" not in tokenizer_settings(base.path):
+        return named
+    text = special_token(base.path, "bos_token")
+    own: int | None = None if text is None else tokenizer.token_to_id(text)
+    return own
 
 
 def end_tokens(

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedConfig
 
-from streamspec.adapters.base_models.config_fields import check_config, read_config
+from streamspec.adapters.base_models.config_fields import check_config, quantized, read_config
 from streamspec.adapters.base_models.text_part import left_out, load_reported
 from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.errors import BaseModelError
@@ -22,6 +22,7 @@ from streamspec.json_fields import parse_object
 
 # Tables that older versions of transformers saved and newer ones compute.
 HARMLESS = re.compile(r"(\.masked_bias|\.attn\.bias|\.attention\.bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))$")
+PACKED = re.compile(r"F8|F4|[IU](8|16|32)$")  # dtypes of weights that are rounded already
 CONFIG, TOKENIZER, SETTINGS, TEMPLATE = "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
@@ -42,7 +43,9 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
 
 def check_tensors(folder: Path) -> None:
     """Raises BaseModelError unless the files hold exactly the model's tensors, in its shapes."""
-    stored_tensors(folder)  # cut files are named before transformers reads them
+    for tensor in stored_tensors(folder):  # cut files are named before transformers reads them
+        if PACKED.match(tensor.dtype) and not HARMLESS.search(tensor.name):
+            raise quantized(f"{tensor.name} is of type {tensor.dtype}")
     try:
         _, missing, besides, shapes = load_reported(folder, device_map="meta", ignore_mismatched_sizes=True)
     except Exception as error:  # transformers and torch raise all kinds of errors for sizes that do not go together

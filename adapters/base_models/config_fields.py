@@ -34,7 +34,10 @@ ACTIVATIONS = {  # of Hugging Face -> of the graph
 ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond the length of pre-training
-HEAD_MULTIPLE = 8  # of a head's size
+# Of a head's size. Narrow heads of other sizes, such as 12 or 36, give other last bits for one row than for several.
+HEAD_MULTIPLE, WIDE_HEAD, WIDE_MULTIPLE = 8, 64, 4
+HEADS = f"multiples of {HEAD_MULTIPLE}, from {WIDE_HEAD} on of {WIDE_MULTIPLE}, are supported"
+QUANTIZED = ("quantization_config", "compression_config", "quantization")  # fields of transformers, old vLLM, MLX
 UNDERSTOOD = frozenset(
     {  # fields that the modules show, that export reads, or that matter to training alone
         "attention_bias",
@@ -81,10 +84,10 @@ def check_config(config: PreTrainedConfig) -> tuple[str, ...]:
     that names everything its code reads and streamspec does not compute.
     """
     family_of(config.model_type, "a model")
-    if getattr(config, "quantization_config", None):
-        raise BaseModelError(
-            "a base that is quantized already", "weights in float16, bfloat16 or float32", "use the original"
-        )
+    for name in QUANTIZED:
+        if settings := getattr(config, name, None):
+            method = settings.get("quant_method") if isinstance(settings, dict) else None
+            raise quantized(str(method or f"`{name}` in its config"))
     left, faults = _unknown_fields(config)
     if faults := faults + _other_values(config):
         raise BaseModelError(
@@ -145,9 +148,23 @@ def _other_values(config: PreTrainedConfig) -> list[str]:
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
     size = read_field(config, "head_dim") or config.hidden_size // config.num_attention_heads
-    if size % HEAD_MULTIPLE:
-        faults.append(f"heads of {size} (only multiples of {HEAD_MULTIPLE} are supported)")
+    if not fits(size):
+        faults.append(f"heads of {size} (only {HEADS})")
     return faults
+
+
+def fits(head: int) -> bool:
+    """Tells whether heads of this size are supported (`HEAD_MULTIPLE`)."""
+    return head % (HEAD_MULTIPLE if head < WIDE_HEAD else WIDE_MULTIPLE) == 0
+
+
+def quantized(how: str) -> BaseModelError:
+    """The refusal of a base whose weights are rounded already."""
+    return BaseModelError(
+        f"a base that is quantized already ({how})",
+        "weights in float16, bfloat16 or float32",
+        "use the original model; export rounds it itself (--precision int8 or int4)",
+    )
 
 
 def _unread_rope(config: PreTrainedConfig) -> list[str]:

@@ -16,9 +16,10 @@ from transformers.pytorch_utils import Conv1D
 from streamspec.adapters.base_models.config_fields import (
     ACTIVATIONS,
     FIXED_WITHIN,
-    HEAD_MULTIPLE,
+    HEADS,
     activation,
     check_config,
+    fits,
     read_field,
 )
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
@@ -276,10 +277,10 @@ def _eos(model: Any) -> tuple[int, ...]:
 
 
 def _check(spec: DecoderSpec, scales: list[float | None]) -> None:
-    if spec.head_dim % HEAD_MULTIPLE or spec.rotated > spec.head_dim:
+    if not fits(spec.head_dim) or spec.rotated > spec.head_dim:
         raise BaseModelError(
             f"heads of {spec.head_dim} with {spec.rotated} rotated",
-            f"a multiple of {HEAD_MULTIPLE}",
+            f"{HEADS}, no more rotated than they hold",
             "choose another base",
         )
     if any(kind.growth for kind in spec.rotaries) and spec.rotated < spec.head_dim:

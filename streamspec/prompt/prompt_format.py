@@ -78,6 +78,8 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
             {
                 "bos_token": "",
                 "eos_token": "",
+                "tools": None,  # templates ask whether they are none, as in transformers, not whether they are there
+                "documents": None,
                 **(specials or {}),
                 "messages": list(messages),
                 "add_generation_prompt": True,

@@ -11,6 +11,7 @@ from streamspec.errors import BaseModelError
 from streamspec.json_fields import parse_object
 
 TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
+SPECIALS = "special_tokens_map.json"  # of older folders: names of special tokens that the settings may lack
 PROCESSOR_TEMPLATE = "chat_template.json"  # of multimodal models, beside their processor
 
 
@@ -36,7 +37,7 @@ def special_token(folder: Path, name: str) -> str | None:
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Returns the settings beside the tokenizer in `folder`; empty where there are none. Raises BaseModelError."""
-    return _settings(folder / SETTINGS)
+    return _settings(folder / SPECIALS) | _settings(folder / SETTINGS)
 
 
 def _settings(file: Path) -> dict[str, Any]:

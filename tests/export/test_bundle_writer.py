@@ -13,6 +13,7 @@ import onnx
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.base_models.resolve import Base
@@ -348,6 +349,31 @@ def test_a_base_is_a_chat_bundle_where_it_brings_a_template(tmp_path: Path, temp
     (base.path / "chat_template.jinja").unlink(missing_ok=True)
     made = export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lambda line: None)
     assert made.prompt_format.kind == kind == ("chat" if (tmp_path / "out" / "chat_template.jinja").exists() else "raw")
+
+
+@pytest.mark.parametrize(
+    ("settings", "specials", "begin", "end"),
+    [
+        ({"bos_token": {"content": "w7"}, "eos_token": "w8"}, {}, "w7", "w8"),  # its config says otherwise
+        ({"bos_token": None}, {"bos_token": "w7", "eos_token": {"content": "w8"}}, None, "w8"),
+        ({}, {"bos_token": "w7"}, "w7", "w3"),
+        ({}, {}, "w2", "w3"),
+    ],
+)
+def test_a_template_gets_the_special_tokens_that_the_tokenizer_names(
+    tmp_path: Path, settings: dict[str, Any], specials: dict[str, Any], begin: str | None, end: str
+) -> None:
+    base = save_base(tmp_path / "base")
+    tokenizer = Tokenizer.from_file(str(base.path / "tokenizer.json"))
+    config = json.loads((base.path / "config.json").read_text())
+    named = {"bos_token_id": tokenizer.token_to_id("w2"), "eos_token_id": tokenizer.token_to_id("w3")}
+    (base.path / "config.json").write_text(json.dumps(config | named))
+    (base.path / "generation_config.json").unlink(missing_ok=True)
+    (base.path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (base.path / "special_tokens_map.json").write_text(json.dumps(specials))
+    model = export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lambda line: None).model
+    assert model.bos_token_id == (None if begin is None else tokenizer.token_to_id(begin))
+    assert model.eos_token_ids[0] == tokenizer.token_to_id(end)
 
 
 def test_damaged_tokenizer_settings_are_one_line(tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ def only_bin(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def packed(name: str, dtype: torch.dtype) -> Callable[[Path], None]:
+    """The map `UP` as quantizers store it."""
+    return lambda folder: change_weights(folder, lambda t: t.update({name: t.pop(UP)[:, :8].to(dtype)}))
+
+
 def template(folder: Path) -> None:
     add_tokens(folder, "<|turn|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "<|turn|>{{ messages }}"}))
@@ -106,6 +111,13 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "pickled weights alone": (only_bin, r"holds no \*.safetensors, only pytorch_model.bin; expected weights in safe"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"holds no \*.safetensors; expected"),
+    "GPTQ without a word of it in the config": (
+        packed(f"{UP[:-7]}.qweight", torch.int32),
+        r"quantized already \(model.layers.1.mlp.up_proj.qweight is of type I32\); .*--precision int8 or int4",
+    ),
+    "MLX": (packed(UP, torch.uint32), "quantized already .* of type U32"),
+    "bitsandbytes": (packed(UP, torch.uint8), "quantized already .* of type U8"),
+    "FP8": (packed(UP, torch.float8_e4m3fn), "quantized already .* of type F8_E4M3"),
     "a tensor missing": (lambda folder: change_weights(folder, lambda tensors: tensors.pop(UP)), f"holds no {UP};"),
     "a layer too many": (
         lambda folder: change_config(folder, num_hidden_layers=1),

@@ -42,6 +42,11 @@ def test_templates_see_the_usual_globals() -> None:
     assert text == '<s>[{"role": "user", "content": "<é>"}]</s>014'
 
 
+def test_tools_and_documents_are_none_as_in_transformers() -> None:
+    template = "{% if tools is not none or documents is not none %}{{ tools[0].name }}{% endif %}{{ tools is defined }}"
+    assert PromptFormat("chat").render("hi", template) == "True"
+
+
 def test_sums_and_printf_work_as_ever() -> None:
     template = "{{ 'a' ~ 1 ~ missing ~ 'é' }}{{ '%s-%03d'|format('x', 7) }}{{ '%d%%' % 5 }}{{ [1] + [2] }}{{ 1 + 2 }}"
     assert PromptFormat("chat").render("hi", template) == "a1éx-0075%[1, 2]3"
