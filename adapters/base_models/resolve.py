@@ -169,7 +169,7 @@ def _model_type(folder: Path) -> str:
 
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if model_type in TEXT_PARTS:
+    if isinstance(model_type, str) and model_type in TEXT_PARTS:
         return _text_type(folder)
     if model_type is None:
         raise BaseModelError(

@@ -209,13 +209,15 @@ class LoadedModel:
             found, row = inputs[name], expected[name]
             if not _fits(found.shape, row.dims):
                 raise BundleError(
-                    f"{name} of shape {found.shape}",
+                    f"a graph with {name} of shape {found.shape}",
                     f"{list(row.dims)} as the manifest says",
                     "export the bundle again",
                 )
             if TYPES[found.type] != np.dtype(row.dtype):
                 raise BundleError(
-                    f"{name} of type {found.type}", f"{row.dtype} as the manifest says", "export the bundle again"
+                    f"a graph with {name} of type {found.type}",
+                    f"{row.dtype} as the manifest says",
+                    "export the bundle again",
                 )
         if self.rows is not None and list(inputs[sg.INPUT_IDS].shape) != list(expected[sg.INPUT_IDS].dims):
             raise BundleError(
