@@ -4,7 +4,6 @@ and shape.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +137,7 @@ def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:
             model: Any = AutoModelForCausalLM.from_config(read_config(base.path))
         tuned = get_peft_model(model, LoraConfig.from_pretrained(str(adapter)), low_cpu_mem_usage=True)
         tensors = get_peft_model_state_dict(tuned, save_embedding_layers=False)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
         raise AdapterError(
             f"{adapter / TASK_CONFIG}: {' '.join(str(error).split())[:200]}", f"a LoRA for {base.id}", "check --base"
         ) from None

@@ -147,8 +147,9 @@ def _other_values(config: PreTrainedConfig) -> list[str]:
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
-    size = read_field(config, "head_dim") or config.hidden_size // config.num_attention_heads
-    if not fits(size):
+    heads = config.num_attention_heads
+    size = read_field(config, "head_dim") or (config.hidden_size // heads if heads > 0 else 0)
+    if not size or not fits(size):
         faults.append(f"heads of {size} (only {HEADS})")
     return faults
 

@@ -32,6 +32,8 @@ NOT_NEEDED = (
     "target_parameters",
     "use_bdlora",
     "use_qalora",
+    "kasa_config",
+    "monteclora_config",
     "megatron_config",
     "layer_replication",
     "loftq_config",
@@ -207,7 +209,8 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 def more_than_low_rank(folder: Path) -> list[str]:
     """What the task LoRA in `folder` has beside low-rank updates of linear maps, in words; empty for a plain one."""
     raw = read_json(folder / TASK_CONFIG)
-    found = [f"{title} ({', '.join(map(str, raw[key]))})" for key, title in WHOLE.items() if raw.get(key)]
+    named = {key: raw[key] if isinstance(raw[key], (list, dict)) else [raw[key]] for key in WHOLE if raw.get(key)}
+    found = [f"{WHOLE[key]} ({', '.join(map(str, names))})" for key, names in named.items()]
     found += [title for key, title in VARIANTS.items() if raw.get(key)]
     return found + [f"biases of the base ({raw['bias']})"] * (raw.get("bias", "none") != "none")
 

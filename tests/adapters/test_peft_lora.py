@@ -19,7 +19,7 @@ from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.shrink import shrink
 from streamspec.adapters.task_lora import check_adapter, merged
 from streamspec.adapters.train import train
-from streamspec.bundle.adapter_folder import read_adapter
+from streamspec.bundle.adapter_folder import more_than_low_rank, read_adapter
 from streamspec.cli import app
 from streamspec.errors import AdapterError, ConfigError
 from tests.support.tiny_models import options, tiny_model, tiny_tokenizer
@@ -230,3 +230,12 @@ def test_inspect_describes_a_lora_of_peft(base: Path, tmp_path: Path) -> None:
     facts = json.loads(done.stdout)
     assert facts["base"].startswith("someone/a-1b (a LoRA of PEFT")
     assert facts["task LoRA"] == "rank 2 to 4, DoRA; modules down_proj, q_proj"
+
+
+@pytest.mark.parametrize("changes", [{"modules_to_save": 3}, {"trainable_token_indices": 1e30}], ids=str)
+def test_settings_of_another_type_are_one_line(changes: dict[str, Any], lora: Path, base: Path) -> None:
+    rename(lora, **changes)
+    assert str(next(iter(changes.values()))) in more_than_low_rank(lora)[0]
+    with pytest.raises(AdapterError) as caught:
+        checked(lora, resolve_base(base, lambda line: None), allow=True)
+    assert "\n" not in str(caught.value)

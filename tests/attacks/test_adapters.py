@@ -78,6 +78,8 @@ SETTINGS = {
     "numbers computed from the base": {"init_lora_weights": "pissa"},
     "another method of PEFT": {"peft_type": "PROMPT_TUNING"},
     "an unknown method": {"peft_type": "EXEC"},
+    "a base that loses singular values": {"kasa_config": {"beta": 1e-4, "gamma": 1e-3}},
+    "samples": {"monteclora_config": {"num_samples": 4}},
     "quantization at load": {"loftq_config": {"loftq_bits": 4}},
 }
 

@@ -72,6 +72,7 @@ def test_fields_that_the_model_does_not_read_are_left_alone_by_name(family: str)
         ("llama", {"quantization_config": {"bits": 4}}, "quantized already (`quantization_config` in its config)"),
         ("qwen2", {"quantization": {"group_size": 64, "bits": 4}}, "quantized already (`quantization` in its config)"),
         ("llama", {"hidden_size": 60, "num_attention_heads": 5}, "heads of 12 (only multiples of 8, from 64 on of 4"),
+        ("lfm2", {"num_attention_heads": 0}, "heads of 0"),
         ("llama", {"head_dim": 102}, "heads of 102 (only multiples of 8, from 64 on of 4"),
         ("opt", {"do_layer_norm_before": False}, "`do_layer_norm_before` = False (only True is supported)"),
         ("opt", {"word_embed_proj_dim": 32, "hidden_size": 64, "num_attention_heads": 4}, "(only 64 is supported)"),
