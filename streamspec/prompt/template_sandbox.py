@@ -189,7 +189,12 @@ def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     if indent is not None and not 0 <= indent <= MAX_INDENT:
         raise SecurityError(f"an indent of {indent}")
     # jinja2's own filter escapes HTML; models were trained on plain JSON.
-    encoder = json.JSONEncoder(ensure_ascii=bool(options.get("ensure_ascii", False)), indent=indent)
+    encoder = json.JSONEncoder(
+        ensure_ascii=bool(options.get("ensure_ascii", False)),
+        indent=indent,
+        separators=options.get("separators"),
+        sort_keys=bool(options.get("sort_keys", False)),
+    )
     pieces = []
     for piece in encoder.iterencode(value):
         pay(STEP + len(piece))

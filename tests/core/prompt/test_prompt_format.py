@@ -47,6 +47,11 @@ def test_tools_and_documents_are_none_as_in_transformers() -> None:
     assert PromptFormat("chat").render("hi", template) == "True"
 
 
+def test_json_is_written_as_the_template_asks() -> None:
+    template = "{{ {'b': 1, 'a': ['é']}|tojson }}{{ {'b': 1, 'a': ['é']}|tojson(sort_keys=true, separators=(',', ':')) }}"
+    assert PromptFormat("chat").render("hi", template) == '{"b": 1, "a": ["é"]}{"a":["é"],"b":1}'
+
+
 def test_sums_and_printf_work_as_ever() -> None:
     template = "{{ 'a' ~ 1 ~ missing ~ 'é' }}{{ '%s-%03d'|format('x', 7) }}{{ '%d%%' % 5 }}{{ [1] + [2] }}{{ 1 + 2 }}"
     assert PromptFormat("chat").render("hi", template) == "a1éx-0075%[1, 2]3"
