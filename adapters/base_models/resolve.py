@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
+from streamspec.adapters.base_models.tokenizer import with_tokenizer
 from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
 from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.errors import BaseModelError
@@ -30,6 +31,7 @@ IDENTITY_FILE = "streamspec_base.json"
 # scaled positions, windows and special tokens as the file has them.
 CONVERTER = 2
 KINDS = f"`{REFERENCE}`, a Hugging Face folder, a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
+HUB_COPIES = ["*/*", "consolidated*"]  # the same weights in other layouts: of ONNX, of Mistral's and Meta's own code
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
 
 Progress = Callable[[str], None]
@@ -143,6 +145,7 @@ def _check(folder: Path, say: Progress) -> None:
 
 def _from_folder(folder: Path, label: str, say: Progress, revision: str | None = None) -> Base:
     model_type = _model_type(folder)
+    folder = with_tokenizer(folder, say)
     _check(folder, say)
     identity = _read_identity(folder)  # a cached base named by its path keeps its name
     return identity or Base(folder, label, _cached_hash(folder), model_type, revision)
@@ -153,7 +156,7 @@ def _from_hub(name: str, say: Progress) -> Base:
 
     say(f"fetching {name} from the hub")
     try:
-        folder = Path(snapshot_download(name, allow_patterns=HUB_FILES))
+        folder = Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_COPIES))
     except Exception as error:  # the hub's client raises a dozen unrelated types for "cannot be reached"
         reason = str(error).strip().splitlines()[:1] or [""]
         raise BaseModelError(

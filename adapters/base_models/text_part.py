@@ -79,7 +79,7 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
         names = {mapped for name in _tensor_names(folder) if (mapped := _text_name(name, stack))}
         text.tie_word_embeddings = "lm_head.weight" not in names
         options |= {"config": text, "key_mapping": _patterns(stack)}
-    with _quiet():  # it warns of every tensor that is no part of a text, and we say it in one line
+    with quiet():  # it warns of every tensor that is no part of a text, and we say it in one line
         model, report = AutoModelForCausalLM.from_pretrained(folder, **options)
     missing, unknown = set(report["missing_keys"]), set(report["unexpected_keys"])
     if names is not None:
@@ -89,7 +89,8 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """transformers prints no warnings and no bars while the block runs."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -6,12 +6,22 @@ their own instead of reading the file; which ones depends on its version. `gguf/
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from streamspec.adapters.base_models.resolve import Base
+from streamspec.atomic import write_text
 from streamspec.errors import BaseModelError
+from streamspec.paths import cache_dir
 from streamspec.prompt.template_file import chat_template, special_token
+
+if TYPE_CHECKING:
+    from streamspec.adapters.base_models.resolve import Base
+
+TOKENIZER, OLDER = "tokenizer.json", ("vocab.json", "merges.txt")
 
 
 def load_tokenizer(base: Base, adapter: Path | None = None) -> Any:
@@ -36,3 +46,53 @@ def load_tokenizer(base: Base, adapter: Path | None = None) -> Any:
         if end is not None and end in tokenizer.get_vocab():
             tokenizer.eos_token = end
     return tokenizer
+
+
+def with_tokenizer(folder: Path, say: Callable[[str], None]) -> Path:
+    """Returns `folder`; where it has a byte-level tokenizer's two older files alone, a folder in the cache with links
+    to all its files and the `tokenizer.json` that transformers makes of them. Raises BaseModelError where it cannot.
+
+    Of sentencepiece's `tokenizer.model` transformers makes other tokenizers than sentencepiece: those are left alone.
+    """
+    if (folder / TOKENIZER).is_file() or not all((folder / name).is_file() for name in OLDER):
+        return folder
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    state = [str(folder), [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]]
+    made = cache_dir() / "tokenizers" / hashlib.sha256(json.dumps(state).encode()).hexdigest()[:24]
+    if (made / TOKENIZER).is_file():
+        return made
+    say(f"making {TOKENIZER} of {' and '.join(OLDER)} (once)")
+    try:
+        text = _converted(folder)
+        made.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            if not (made / file.name).is_symlink():
+                (made / file.name).symlink_to(file.resolve())
+    except Exception as error:  # whatever the many classes and libraries of tokenizers raise
+        shutil.rmtree(made, ignore_errors=True)
+        why = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        raise BaseModelError(
+            f"{folder} holds no {TOKENIZER}, only {' and '.join(OLDER)} ({why})",
+            "a fast tokenizer",
+            "save the tokenizer with transformers' AutoTokenizer",
+        ) from None
+    write_text(made / TOKENIZER, text)  # last: the folder is whole
+    return made
+
+
+def _converted(folder: Path) -> str:
+    """The `tokenizer.json` that transformers makes of older files, as text. It makes empty tokenizers where its class
+    for this model knows other files: raises ValueError for one without the files' tokens.
+    """
+    from transformers import AutoTokenizer
+
+    from streamspec.adapters.base_models.text_part import quiet
+
+    with quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
+    wanted = json.loads((folder / OLDER[0]).read_text(encoding="utf-8"))
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    if odd := [token for token, i in wanted.items() if known.get(token) != i]:
+        raise ValueError(f"{len(odd)} of its tokens are lost, such as {odd[0]!r}")
+    text: str = tokenizer.to_str()
+    return text

@@ -8,6 +8,7 @@ import os
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,6 +223,70 @@ def test_what_is_no_base_is_refused_in_one_line(
     with pytest.raises(BaseModelError, match=message) as caught:
         resolve_base(name, quiet)
     assert "\n" not in str(caught.value)
+
+
+def test_tokenizers_in_older_files_become_fast_ones_beside_links(tmp_path: Path, cache: Path) -> None:
+    from tokenizers import Tokenizer, pre_tokenizers
+
+    folder = tmp_path / "base"
+    tiny_model(num_hidden_layers=1, vocab_size=300).save_pretrained(folder)
+    words = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "hel"]
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("#version: 0.2\nh e\nhe l\n")
+    named = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>"}
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True}  # as of OPT
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | named))
+    before, lines = sorted(file.name for file in folder.iterdir()), list[str]()
+    base = resolve_base(folder, lines.append)
+    assert lines == ["making tokenizer.json of vocab.json and merges.txt (once)"] and base.id == "base"
+    assert sorted(file.name for file in folder.iterdir()) == before  # it is the user's
+    ids = Tokenizer.from_file(str(base.path / "tokenizer.json")).encode("helo").ids
+    assert ids == [0, words.index("hel"), words.index("o")]
+    assert resolve_base(folder, lines.append) == base and len(lines) == 1
+    (folder / "merges.txt").write_text("#version: 0.2\nh e\n")
+    assert resolve_base(folder, lines.append).path != base.path
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer.model": "x"}, "holds no tokenizer.json; expected a fast tokenizer; save"),
+        ({"vocab.json": '{"a": 0}'}, "holds no tokenizer.json; expected a fast tokenizer; save"),
+        (
+            {"vocab.json": "{", "merges.txt": ""},
+            "only vocab.json and merges.txt .*; expected a fast tokenizer; save",
+        ),
+        ({"vocab.json": '{"a": 7}', "merges.txt": ""}, r"\(ValueError: 1 of its tokens are lost, such as 'a'\)"),
+    ],
+)
+def test_tokenizers_that_cannot_be_read_are_one_line(
+    files: dict[str, str], message: str, tmp_path: Path, cache: Path
+) -> None:
+    folder = tmp_path / "base"
+    tiny_model(num_hidden_layers=1).save_pretrained(folder)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    with pytest.raises(BaseModelError, match=message) as caught:
+        resolve_base(folder, quiet)
+    assert "\n" not in str(caught.value) and not list(cache.rglob("tokenizers/*"))
+
+
+def test_the_hub_gives_one_copy_of_the_weights(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    files = ["config.json", "model-1.safetensors", "consolidated.safetensors", "original/consolidated.00.pth"]
+    files += ["tokenizer.json", "merges.txt", "onnx/config.json", "chat_template.jinja", "pytorch_model.bin"]
+    wanted = ["config.json", "model-1.safetensors", "tokenizer.json", "merges.txt", "chat_template.jinja"]
+
+    def listed(_: str, **patterns: Any) -> str:
+        assert list(filter_repo_objects(files, **patterns)) == wanted
+        raise ConnectionError
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", listed)
+    with pytest.raises(BaseModelError, match="ConnectionError"):
+        resolve_base("some/model", quiet)
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

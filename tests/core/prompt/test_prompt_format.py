@@ -48,7 +48,9 @@ def test_tools_and_documents_are_none_as_in_transformers() -> None:
 
 
 def test_json_is_written_as_the_template_asks() -> None:
-    template = "{{ {'b': 1, 'a': ['é']}|tojson }}{{ {'b': 1, 'a': ['é']}|tojson(sort_keys=true, separators=(',', ':')) }}"
+    template = (
+        "{{ {'b': 1, 'a': ['é']}|tojson }}{{ {'b': 1, 'a': ['é']}|tojson(sort_keys=true, separators=(',', ':')) }}"
+    )
     assert PromptFormat("chat").render("hi", template) == '{"b": 1, "a": ["é"]}{"a":["é"],"b":1}'
 
 
