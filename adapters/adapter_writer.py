@@ -37,7 +37,7 @@ from streamspec.bundle.adapter_folder import (
     read_adapter,
 )
 from streamspec.errors import AdapterError
-from streamspec.prompt.template_file import SETTINGS, TEMPLATE
+from streamspec.prompt.template_file import SETTINGS, SPECIALS, TEMPLATE
 
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
@@ -55,7 +55,7 @@ def copy_task_lora(source: Path, out: Path) -> None:
     """Copies the task LoRA of `source` into the folder of the drafter trained over it, and the chat template and the
     tokenizer's settings where `source` has its own.
     """
-    for name in (TASK_CONFIG, TASK_WEIGHTS, TEMPLATE, SETTINGS):
+    for name in (TASK_CONFIG, TASK_WEIGHTS, TEMPLATE, SETTINGS, SPECIALS):
         if name in (TASK_CONFIG, TASK_WEIGHTS) or (source / name).is_file():
             write_bytes(out / name, (source / name).read_bytes())
 

@@ -176,11 +176,13 @@ def test_a_lora_of_a_shared_matrix_is_merged_into_one_end_only(tmp_path: Path, m
 
 def test_a_drafter_learns_over_a_lora_of_peft(base: Path, data: Path, tmp_path: Path) -> None:
     folder, chat = tuned(tmp_path / "lora", base), tiny_tokenizer(chat=True)
+    (folder / "special_tokens_map.json").write_text('{"eos_token": "</s>"}')
     chat.save_pretrained(folder)  # as TRL does: its chat template is the one the LoRA was trained with
     train(options(base, data, tmp_path / "out", recipe="staged", target_adapter=folder))
     described = json.loads((tmp_path / "out" / "streamspec_config.json").read_text())
     assert described["prompt_format"]["kind"] == "chat" and len(described["base"]["sha256"]) == 64
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == chat.chat_template
+    assert (tmp_path / "out" / "special_tokens_map.json").is_file()
     rename(folder, base_model_name_or_path="someone/llama-2-7b")
     wrong = tmp_path / "llama-3-8b"
     shutil.copytree(base, wrong)
