@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ def _quantization(run: Run, dtype: torch.dtype) -> dict[str, Any]:
     bits = run.config.base_bits
     if bits is None:
         return {}
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a cast in every product
     four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
     kind = {4: {"load_in_4bit": True} | four, 8: {"load_in_8bit": True}}[bits]
     return {"quantization_config": BitsAndBytesConfig(**kind), "device_map": {"": run.device}}

@@ -15,7 +15,7 @@ import numpy as np
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import MAX_JSON, parse_object
 
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READ_BYTES = 1 << 26
 # Numbers with all bits of their exponent set are infinite or NaN: the integers to read them as, and these bits.
 EXPONENTS = {
@@ -47,17 +47,19 @@ class SafeTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the folder's safetensors files. Raises BaseModelError where there are none, or not all that its index
-    names.
+    """Returns the safetensors files that transformers reads: `model.safetensors`, else those that the index names, else
+    all; not copies in other layouts beside them. Raises BaseModelError where there are none, or not all of the index.
     """
-    if missing := sorted(name for name in _indexed(folder) if not (folder / name).is_file()):
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    indexed = _indexed(folder)
+    if missing := sorted(name for name in indexed if not (folder / name).is_file()):
         raise BaseModelError(
-            f"{folder} lacks {len(missing)} of the {len(_indexed(folder))} files that {INDEX} names: "
-            f"{', '.join(missing[:3])}",
+            f"{folder} lacks {len(missing)} of the {len(indexed)} files that {INDEX} names: {', '.join(missing[:3])}",
             "every shard",
             "fetch the base again",
         )
-    if files := sorted(folder.glob("*.safetensors")):
+    if files := sorted(folder / name for name in indexed) or sorted(folder.glob("*.safetensors")):
         return files
     others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     raise BaseModelError(
@@ -68,9 +70,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _indexed(folder: Path) -> set[str]:
-    """Files that the folder's index names; nothing where there is no index or it is not used."""
+    """Files that the folder's index names; nothing where there is no index."""
     index = folder / INDEX
-    if not index.is_file() or (folder / "model.safetensors").is_file():
+    if not index.is_file():
         return set()
     names = parse_object(index.read_bytes(), str(index), BaseModelError, "fetch the base again").get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) and "/" not in name for name in names.values()):
