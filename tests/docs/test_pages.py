@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if DOCS / "lab" not in page.parents)
+LAB = sorted((DOCS / "lab").rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "SECURITY.md", *PAGES]
 # Words of the glossary's last column that everyday prose may still need.
 PRIVATE = r"\b(guess|guesses|guessed|chances?|quiet guest|whose turn|strangers?)\b|\bbehind\b"
@@ -48,7 +49,7 @@ def test_prose_is_wrapped_and_in_the_fields_words(page: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=named)
+@pytest.mark.parametrize("page", [*TEXTS, *LAB], ids=named)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(
         r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
