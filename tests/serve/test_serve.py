@@ -247,9 +247,13 @@ class Process:
 
     def __init__(self, bundle: Path, *options: str, **environment: str) -> None:
         command = [sys.executable, "-m", "streamspec", "serve", str(bundle), "--port", "0", "--threads", "1", *options]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
-        )
+        kept = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children ignore it
+        try:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+            )
+        finally:
+            signal.signal(signal.SIGINT, kept)
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         self.url = self.line.split("/v1")[0]
