@@ -50,8 +50,9 @@ class LayerCopy:
 def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
     """Copies the last layer with attention of a target whose LoRA, if any, is merged."""
     family, config = decoder.family, decoder.model.config
-    layer = whole_weights(copy.deepcopy(decoder.layers[decoder.last_attention])).float().requires_grad_(True)
+    layer = copy.deepcopy(decoder.layers[decoder.last_attention])
     _plain_maps(layer)
+    layer.float().requires_grad_(True)
     shared = switched(config, family.shares_norm)
     named = {part: name for part, name in family.draft_layer_parts.items() if not (shared and part == "norm_mid")}
     up = [_affine(layer.get_submodule(name)) for name in family.up]
@@ -75,26 +76,17 @@ def _affine(module: nn.Module) -> Affine:
     return module.weight.detach(), None if bias is None else bias.detach()  # type: ignore[union-attr, operator]
 
 
-def _plain_maps(module: nn.Module) -> None:
-    """Replaces transposed linear maps below `module`."""
-    for name, child in list(module.named_children()):
-        if isinstance(child, Conv1D):
-            out, into = child.weight.shape[1], child.weight.shape[0]
-            plain = nn.utils.skip_init(nn.Linear, into, out, device=child.weight.device)
-            with torch.no_grad():
-                plain.weight.copy_(child.weight.T)
-                plain.bias.copy_(child.bias)
-            setattr(module, name, plain)
-        else:
-            _plain_maps(child)
-
-
-def whole_weights(layer: nn.Module) -> nn.Module:
-    """Replaces the linear maps of a layer in 8 or 4 bits by plain ones of the same values; returns the layer."""
+def _plain_maps(layer: nn.Module) -> None:
+    """Replaces transposed linear maps, and those in 8 or 4 bits, by plain ones of the same values."""
     for name, module in list(layer.named_modules()):
-        if isinstance(module, nn.Linear) and not module.weight.is_floating_point():
-            plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
-            plain.weight = nn.Parameter(dequantize_module_weight(module).float())
-            plain.bias = module.bias
-            layer.set_submodule(name, plain)
-    return layer
+        if isinstance(module, Conv1D):
+            weight = module.weight.T
+        elif isinstance(module, nn.Linear) and not module.weight.is_floating_point():
+            weight = dequantize_module_weight(module)
+        else:
+            continue
+        out, into = weight.shape
+        plain = nn.utils.skip_init(nn.Linear, into, out, bias=module.bias is not None, device=weight.device)
+        plain.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format))
+        plain.bias = module.bias
+        layer.set_submodule(name, plain)

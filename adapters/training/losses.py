@@ -19,11 +19,16 @@ MOST_LIKELY = 10  # tokens that top-k distillation counts
 MOST_LOGITS = 1 << 25  # that a loss holds at once: 128 MiB in float32, and a few times that with their gradients
 
 
+def rows_at_once(vocabulary: int) -> int:
+    """Counts the rows whose logits over `vocabulary` tokens may exist at a time."""
+    return max(1, MOST_LOGITS // vocabulary)
+
+
 def in_chunks(losses: Callable[..., Tensor], vocabulary: int, *rows: Tensor) -> Tensor:
     """Computes `losses(*rows)` [n], one for each of n rows, so that at most `MOST_LOGITS` logits over `vocabulary`
     tokens exist at a time: chunks of rows are computed again in the backward pass (torch.utils.checkpoint).
     """
-    size = max(1, MOST_LOGITS // vocabulary)
+    size = rows_at_once(vocabulary)
     if len(rows[0]) <= size:
         return losses(*rows)
     chunks = zip(*(part.split(size) for part in rows), strict=True)
@@ -38,12 +43,12 @@ class _HeadLosses(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, head: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor, size: int) -> Tensor:
+    def forward(ctx: Any, score: Callable[..., Tensor], hidden: Tensor, labels: Tensor, size: int) -> Tensor:
         losses, gradients = [], []
         for states, known in zip(hidden.split(size), labels.split(size), strict=True):
             with torch.enable_grad():
                 row = states.detach().requires_grad_()
-                loss = cross_entropy(head(row).float(), known, reduction="none")
+                loss = score(row, known)
                 gradients += torch.autograd.grad(loss.sum(), row)
             losses.append(loss.detach())
         ctx.save_for_backward(torch.cat(gradients))
@@ -59,16 +64,17 @@ def head_losses(model: TargetModel, hidden: Tensor, labels: Tensor, vocabulary: 
     """Cross-entropy [n] of the LM head's logits of finished states [n, E], over all tokens or those of `vocabulary`
     [D]; `labels` int64 [n] count among them.
     """
-    size = max(1, MOST_LOGITS // model.vocabulary_size(vocabulary))
-    frozen = not any(parameter.requires_grad for parameter in model.decoder.lm_head.parameters())
-    if len(hidden) > size and frozen and hidden.requires_grad and torch.is_grad_enabled():
-        losses: Tensor = _HeadLosses.apply(lambda states: model.head(states, vocabulary), hidden, labels, size)
-        return losses
 
     def score(states: Tensor, known: Tensor) -> Tensor:
         return cross_entropy(model.head(states, vocabulary).float(), known, reduction="none")
 
-    return in_chunks(score, model.vocabulary_size(vocabulary), hidden, labels)
+    count = model.vocabulary_size(vocabulary)
+    size = rows_at_once(count)
+    frozen = not any(parameter.requires_grad for parameter in model.decoder.lm_head.parameters())
+    if len(hidden) > size and frozen and hidden.requires_grad and torch.is_grad_enabled():
+        losses: Tensor = _HeadLosses.apply(score, hidden, labels, size)
+        return losses
+    return in_chunks(score, count, hidden, labels)
 
 
 def next_token_loss(model: TargetModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:

@@ -9,20 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
-TEXT = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "head_dim": 16,
-}
+from tests.support.tiny_models import SMALL
+
+TEXT = SMALL | {"intermediate_size": 48, "pad_token_id": 0, "head_dim": 16}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -31,24 +31,25 @@ SIZES: dict[str, dict[str, Any]] = {
     **NEAR,
 }
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+
 
 def tiny_model(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A random model of 4 layers, hidden 32, vocabulary 64, fp32, eager attention."""
     torch.manual_seed(seed)
-    common = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.2,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-        "attn_implementation": "eager",
-    }
+    common = SMALL | {"attn_implementation": "eager"}
     if family in ("phi", "opt", "gpt2", "gpt_neox"):
         common.pop("num_key_value_heads")
     if family == "helium":

@@ -29,6 +29,7 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FUSED = dict.fromkeys(("attn_q", "attn_k", "attn_v", "ffn_gate"), "")  # maps that fused ones stand for
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
@@ -188,10 +189,7 @@ _GPT2_NAMES = _names(
     ffn_norm="ln_2",
     ffn_up="mlp.c_fc",
     ffn_down="mlp.c_proj",
-    attn_q="",
-    attn_k="",
-    attn_v="",
-    ffn_gate="",
+    **_FUSED,
 )
 _NEOX_NAMES = _names(
     {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
@@ -200,10 +198,7 @@ _NEOX_NAMES = _names(
     attn_output="attention.dense",
     ffn_up="mlp.dense_h_to_4h",
     ffn_down="mlp.dense_4h_to_h",
-    attn_q="",
-    attn_k="",
-    attn_v="",
-    ffn_gate="",
+    **_FUSED,
 )
 _GEMMA2_NAMES = _names(
     ffn_norm="pre_feedforward_layernorm",
@@ -254,7 +249,7 @@ ARCHITECTURES = {
     ),
     "phi3": Architecture(
         "phi3",
-        _names(attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj", attn_q="", attn_k="", attn_v="", ffn_gate=""),
+        _names(attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj", **_FUSED),
         partial=True,
         more=_phi3,
     ),
