@@ -249,7 +249,7 @@ ARCHITECTURES = {
     ),
     "phi3": Architecture(
         "phi3",
-        _names(attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj", **_FUSED),
+        _names(None, attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj", **_FUSED),
         partial=True,
         more=_phi3,
     ),
