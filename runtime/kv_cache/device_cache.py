@@ -35,7 +35,7 @@ class DeviceCache(SequenceRows):
         self.capacity = min(FIRST_CAPACITY, limit)
         self.data: list[Sequence[Any]] = []
         for group in self._group_of:
-            empty = np.zeros(group.shape(self._slots(group))[2:], group.dtype)
+            empty = np.zeros(group.shape(self.slots(group))[2:], group.dtype)
             self.data.append([self._on_device(empty) for _ in range(group.parts)])
         self._binding = self._bind()
 
@@ -87,14 +87,11 @@ class DeviceCache(SequenceRows):
         self.data = list(self.data)
         for group, given in zip(self.groups, rows, strict=True):
             for layer, parts in zip(group.layers, given, strict=True):
-                self.data[layer] = [self._filled(part, self._slots(group)) for part in parts]
+                self.data[layer] = [self._filled(part, self.slots(group)) for part in parts]
         self._binding = self._bind()
 
     def views(self) -> list[Sequence[Any]]:
         return self.data
-
-    def _slots(self, group: CacheGroup) -> int:
-        return self.capacity if group.cache.window is None else group.cache.slots(self.limit)
 
     def _grown(self, old: Any) -> Any:
         return self._filled(old.numpy()[:, :, : self.length], self.capacity)

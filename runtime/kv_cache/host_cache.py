@@ -78,7 +78,7 @@ class KeyValueCache(SequenceRows):
         token = sum(group.bytes(1) for group in groups if group.cache.window is None)
         begin = max(FIRST_CAPACITY, RESERVED // max(token, 1)) if LAZY else FIRST_CAPACITY
         self.capacity = min(begin if first is None else first, limit)
-        self.data = [_zeros(group, self._slots(group)) for group in self.groups]
+        self.data = [_zeros(group, self.slots(group)) for group in self.groups]
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
         """See `Cache`; true if `data` is a new list."""
@@ -89,7 +89,7 @@ class KeyValueCache(SequenceRows):
         self.capacity, old = capacity, self.data
         self.data = []
         for group, rows_before in zip(self.groups, old, strict=True):
-            slots = self._slots(group)
+            slots = self.slots(group)
             if slots == rows_before.shape[4]:
                 self.data.append(rows_before)
                 continue
@@ -135,9 +135,6 @@ class KeyValueCache(SequenceRows):
     def views(self) -> list[Sequence[np.ndarray]]:
         """Per layer: its parts, contiguous views of `data`."""
         return views(self.groups, self.data)
-
-    def _slots(self, group: CacheGroup) -> int:
-        return self.capacity if group.cache.window is None else group.cache.slots(self.limit)
 
 
 def _zeros(group: CacheGroup, slots: int) -> np.ndarray:

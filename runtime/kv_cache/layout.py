@@ -61,6 +61,8 @@ class SequenceRows:
     Rows that were written and never committed count as well: they have overwritten what lay in their slots.
     """
 
+    capacity: int  # rows that there is room for, of layers that keep all
+
     def __init__(self, groups: Sequence[CacheGroup], limit: int) -> None:
         """`limit`: most rows."""
         self.groups, self.limit, self.length = tuple(groups), limit, 0
@@ -71,6 +73,10 @@ class SequenceRows:
             for group in groups
             if (window := group.cache.window) is not None and group.cache.slots(limit) < limit
         ]
+
+    def slots(self, group: CacheGroup) -> int:
+        """Slots of a layer of `group`: all of a ring at once, else the capacity."""
+        return self.capacity if group.cache.window is None else group.cache.slots(self.limit)
 
     @property
     def most_rows(self) -> int | None:
