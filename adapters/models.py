@@ -16,6 +16,7 @@ from streamspec.adapters.adapter_writer import read_tensors
 from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.task_lora import merged
+from streamspec.adapters.text_lora import text_lora
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import TokenRow, draft_vocabulary
 from streamspec.adapters.training_run import Run
@@ -70,7 +71,8 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     if task is not None:
         try:
             check_task_lora(task)
-            model = merged(PeftModel.from_pretrained(model, task))
+            with text_lora(task) as folder:
+                model = merged(PeftModel.from_pretrained(model, folder))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None
     return (model if run.config.base_bits else model.to(run.dtype)).requires_grad_(False)

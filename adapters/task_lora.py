@@ -19,9 +19,11 @@ from transformers import AutoModelForCausalLM
 from streamspec.adapters.base_models.base_names import check_named_base
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.text_lora import text_lora
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, tensor_shapes
 from streamspec.bundle.manifest import TOKENIZER
 from streamspec.errors import AdapterError
+from streamspec.model_families.text_parts import left_out, text_names
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.prompt.template_file import chat_template, special_token
 
@@ -42,6 +44,8 @@ def check_adapter(adapter: Adapter, base: Base, allow_mismatch: bool, say: Calla
     check_task_lora(adapter.path)
     check_tokenizer(adapter.path, base)
     check_shapes(adapter.path, base)
+    if others := left_out(tensor_shapes(adapter.path / TASK_WEIGHTS)):
+        say(f"{adapter.path}: left out, since no text passes there: tensors of the LoRA, {others}")
 
 
 def template_of(base: Base, adapter: Path | None) -> bytes | None:
@@ -85,7 +89,8 @@ def check_shapes(adapter: Path, base: Base) -> None:
 
     PEFT says what it expects of a model without weights, on the device `meta`.
     """
-    saved, expected = tensor_shapes(adapter / TASK_WEIGHTS), _expected(adapter, base)
+    shapes, expected = tensor_shapes(adapter / TASK_WEIGHTS), _expected(adapter, base)
+    saved = {mapped: shapes[name] for name, mapped in text_names(shapes).items()}
     kept = {name: shape for name, shape in saved.items() if name in expected or not is_embedding(name)}
     for name in saved.keys() - kept.keys():  # PEFT keeps copies of embeddings that it adapts
         rows = read_config(base.path).get_text_config().vocab_size
@@ -135,7 +140,9 @@ def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(read_config(base.path))
-        tuned = get_peft_model(model, LoraConfig.from_pretrained(str(adapter)), low_cpu_mem_usage=True)
+        with text_lora(adapter, weights=False) as folder:
+            settings = LoraConfig.from_pretrained(str(folder))
+        tuned = get_peft_model(model, settings, low_cpu_mem_usage=True)
         tensors = get_peft_model_state_dict(tuned, save_embedding_layers=False)
     except (OSError, ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
         raise AdapterError(

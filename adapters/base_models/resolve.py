@@ -168,7 +168,8 @@ def _from_hub(name: str, say: Progress) -> Base:
 
 
 def _model_type(folder: Path) -> str:
-    from streamspec.model_families import FAMILIES, TEXT_PARTS, family_of
+    from streamspec.model_families import FAMILIES, family_of
+    from streamspec.model_families.text_parts import TEXT_PARTS
 
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")

@@ -1,14 +1,12 @@
 """Loads a causal LM from a Hugging Face folder; of a multimodal checkpoint its text part, as a model of the text's own
 family.
 
-The text part keeps its place in the folder: its tensors are found by the name of their stack (`TEXT_PARTS`), in the old
-layouts of files (`language_model.model.layers...`, Qwen's `model.layers...`) and in that of transformers 5
-(`model.language_model.layers...`).
+The text part keeps its place in the folder: its tensors are found by the name of their stack (`TEXT_PARTS`), whatever
+the layout of the files.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +17,9 @@ from transformers.utils import logging
 
 from streamspec.adapters.base_models.weight_files import stored_tensors
 from streamspec.errors import BaseModelError
-from streamspec.model_families import TEXT_PARTS
+from streamspec.model_families.text_parts import TEXT_PARTS, name_patterns, text_name
 
 BESIDE = ("bos_token_id", "eos_token_id", "quantization_config")  # what a multimodal config states of its text part
-BARE = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")  # of tensors that have their names already
 AGAIN = "fetch the base again"
 
 
@@ -53,7 +50,7 @@ def left_out(folder: Path, model_type: str) -> tuple[str, ...]:
     """Returns the modules of a multimodal checkpoint that are no part of its text model; none of a text model."""
     if model_type not in TEXT_PARTS:
         return ()
-    others = (name for name in _tensor_names(folder) if not _text_name(name, TEXT_PARTS[model_type].stack))
+    others = (name for name in _tensor_names(folder) if not text_name(name, TEXT_PARTS[model_type].stack))
     return tuple(sorted({name.removeprefix("model.").partition(".")[0] for name in others}))
 
 
@@ -76,9 +73,9 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
     config, names = AutoConfig.from_pretrained(folder), None
     if config.model_type in TEXT_PARTS:
         stack, text = TEXT_PARTS[config.model_type].stack, text_config(config)
-        names = {mapped for name in _tensor_names(folder) if (mapped := _text_name(name, stack))}
+        names = {mapped for name in _tensor_names(folder) if (mapped := text_name(name, stack))}
         text.tie_word_embeddings = "lm_head.weight" not in names
-        options |= {"config": text, "key_mapping": _patterns(stack)}
+        options |= {"config": text, "key_mapping": name_patterns(stack)}
     with quiet():  # it warns of every tensor that is no part of a text, and we say it in one line
         model, report = AutoModelForCausalLM.from_pretrained(folder, **options)
     missing, unknown = set(report["missing_keys"]), set(report["unexpected_keys"])
@@ -100,22 +97,6 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _patterns(stack: str) -> dict[str, str]:
-    """Regular expressions of tensor names, and what takes the place of the match in the text model."""
-    return {
-        rf"^(?:model\.)?{stack}\.lm_head\.": "lm_head.",
-        rf"^(?:model\.)?{stack}\.(?:model\.)?(?!lm_head\.)": "model.",
-    }
-
-
-def _text_name(name: str, stack: str) -> str:
-    """The name of a tensor in the text model; "" for one that is no part of it."""
-    if name.startswith(BARE):
-        return name
-    mapped = (re.sub(pattern, start, name) for pattern, start in _patterns(stack).items() if re.match(pattern, name))
-    return next(mapped, "")
 
 
 def _tensor_names(folder: Path) -> list[str]:

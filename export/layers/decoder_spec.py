@@ -1,6 +1,6 @@
 """Describes a decoder, read off a Hugging Face causal LM: sizes, rotary frequencies, which parts exist.
 
-The family's description (`streamspec/model_families.py`) says only what the modules themselves cannot tell.
+The family's description (`streamspec/model_families/families.py`) says only what the modules themselves cannot tell.
 """
 
 from __future__ import annotations

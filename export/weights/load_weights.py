@@ -17,6 +17,7 @@ from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.base_models.weight_files import stored_dtype
 from streamspec.adapters.task_lora import is_embedding, merged
+from streamspec.adapters.text_lora import text_lora
 from streamspec.bundle.adapter_folder import (
     RESTORE,
     TASK_CONFIG,
@@ -98,8 +99,9 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
 
         check_task_lora(adapter.path)
         try:
-            tuned = PeftModel.from_pretrained(model, str(adapter.path))
-            _check_loaded(tuned, adapter, base)
+            with text_lora(adapter.path) as folder:
+                tuned = PeftModel.from_pretrained(model, str(folder))
+                _check_loaded(tuned, adapter, base, set(load_file(folder / TASK_WEIGHTS)))
             if not whole and _adapts_whole_modules(tuned):
                 return load_model(base, adapter)  # they would be rounded to the base's dtype, or taken to be tied
             model = merged(tuned) if whole else tuned.base_model.model
@@ -118,17 +120,11 @@ def _adapts_whole_modules(tuned: Any) -> bool:
     )
 
 
-def _check_loaded(tuned: Any, adapter: Adapter, base: Base) -> None:
-    """Raises AdapterError unless every tensor of the task LoRA came from its file, every tensor of the file is of the
-    LoRA, and all are finite: PEFT only warns.
+def _check_loaded(tuned: Any, adapter: Adapter, base: Base, saved: set[str]) -> None:
+    """Raises AdapterError unless every tensor of the task LoRA came from its file, every tensor `saved` there is of
+    the LoRA, and all are finite: PEFT only warns.
     """
-    expected, saved = (
-        set(tensors)
-        for tensors in (
-            get_peft_model_state_dict(tuned, save_embedding_layers=False),
-            load_file(adapter.path / TASK_WEIGHTS),
-        )
-    )
+    expected = set(get_peft_model_state_dict(tuned, save_embedding_layers=False))
     known = {name for name in saved - expected if is_embedding(name)}  # PEFT keeps copies beside what it adapts
     faults = [f"no {name}" for name in sorted(expected - saved)] + [
         f"unknown {name}" for name in sorted(saved - expected - known)

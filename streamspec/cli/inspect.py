@@ -23,6 +23,7 @@ from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
 from streamspec.errors import StreamspecError, one_line
 from streamspec.layer_cache import in_words
+from streamspec.model_families.text_parts import left_out, text_names
 from streamspec.prompt.template_file import chat_template
 
 Rows = list[tuple[str, str]]
@@ -198,9 +199,12 @@ def _task_lora(path: Path) -> str:
     if not (path / TASK_CONFIG).is_file():
         return f"rank unknown ({TASK_CONFIG} is missing)"
     raw = read_json(path / TASK_CONFIG)
-    ranks = sorted({shape[0] for name, shape in tensor_shapes(path / TASK_WEIGHTS).items() if ".lora_A." in name})
+    shapes = tensor_shapes(path / TASK_WEIGHTS)
+    ranks = sorted({shapes[name][0] for name in text_names(shapes) if ".lora_A." in name})
     parts = [f"rank {' to '.join(map(str, ranks[:: max(1, len(ranks) - 1)])) or raw.get('r')}"]
     parts += ["scaled by the root of the rank"] * bool(raw.get("use_rslora")) + more_than_low_rank(path)
+    if others := left_out(shapes):
+        parts.append(f"tensors of no use to text: {others}")
     modules = raw.get("target_modules")
     named = modules if isinstance(modules, str) else ", ".join(sorted(map(str, modules or ())))
     return f"{', '.join(parts)}; modules {named[:200]}"

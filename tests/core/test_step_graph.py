@@ -103,7 +103,7 @@ ORDINARY = {  # also ordinary words, keys of JSON, or options: not looked for
 }
 ALLOWED = {  # a key of the manifest's probe, and a field of a config
     ("streamspec/bundle/manifest.py", "input_ids"),
-    ("streamspec/model_families.py", "logit_scale"),
+    ("streamspec/model_families/families.py", "logit_scale"),
 }
 
 

@@ -17,7 +17,8 @@ from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.export import export_bundle
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.validate.graph_runner import GraphRunner, open_session
-from streamspec.model_families import FAMILIES, TEXT_PARTS
+from streamspec.model_families import FAMILIES
+from streamspec.model_families.text_parts import TEXT_PARTS
 from tests.support.published_configs import CONFIGS
 from tests.support.tiny_exports import write_tokenizer
 

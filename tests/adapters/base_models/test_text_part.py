@@ -14,7 +14,7 @@ from streamspec.adapters.base_models.text_part import load_causal_lm
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.errors import BaseModelError
 from streamspec.export.tokenizer_files import copy_tokenizer
-from streamspec.model_families import TEXT_PARTS
+from streamspec.model_families.text_parts import TEXT_PARTS
 from tests.support.multimodal import rename, tiny_multimodal
 from tests.support.tiny_exports import write_tokenizer
 

@@ -324,30 +324,6 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class TextPart:
-    """Where a multimodal checkpoint keeps its text model."""
-
-    stack: str = "language_model"  # the module that holds it
-    family: str | None = None  # the family that computes the same for text alone, where its own class has no causal LM
-
-
-# Multimodal checkpoints whose text part is a model of a family above. Attention over text must be causal (PaliGemma's
-# is not), and the whole model's logits those of the text model (Aya Vision's lack Cohere's multiplier).
-TEXT_PARTS = {
-    "gemma3": TextPart(),
-    "idefics3": TextPart("text_model"),
-    "internvl": TextPart(),
-    "lfm2_vl": TextPart(),
-    "llava": TextPart(),
-    "mistral3": TextPart(),
-    "qwen2_5_vl": TextPart(family="qwen2"),
-    "qwen2_vl": TextPart(family="qwen2"),
-    "qwen3_vl": TextPart(family="qwen3"),
-    "smolvlm": TextPart("text_model"),
-}
-
-
 def family_of(model_type: object, found: str) -> Family:
     """The description of a family by its `model_type`. Raises BaseModelError where there is none, of what was `found`
     to be of it.

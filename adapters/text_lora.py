@@ -1,0 +1,73 @@
+"""A LoRA of PEFT that was trained on a multimodal checkpoint, as a LoRA of its text part.
+
+Its tensors are named as in the whole model (`base_model.model.model.language_model.layers...`, or as older layouts
+have it), and so are the modules of its configuration: a pattern such as `.*language_model.*q_proj` names nothing in
+the text model. The configuration for the text model therefore lists the modules that the file holds. Updates of the
+vision tower and of the projector are left out: no text passes there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from peft.utils.other import get_pattern_key
+from safetensors.torch import load_file, save_file
+
+from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, read_json, tensor_shapes
+from streamspec.model_families.text_parts import WRAPPER, text_names, unwrapped
+
+LORA_A = (".lora_A", ".lora_embedding_A")
+
+
+@contextmanager
+def text_lora(folder: Path, weights: bool = True) -> Iterator[Path]:
+    """A folder of PEFT's with the LoRA in `folder` for the text model: `folder` itself where its tensors are named so
+    already, else a copy that lasts as long as the block; without tensors unless `weights`.
+    """
+    shapes = tensor_shapes(folder / TASK_WEIGHTS)
+    names = text_names(shapes)
+    if all(names.get(name) == name for name in shapes):
+        yield folder
+        return
+    with TemporaryDirectory(prefix="streamspec-lora-") as made:
+        settings = _settings(read_json(folder / TASK_CONFIG), names)
+        (Path(made) / TASK_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
+        if weights:
+            tensors = load_file(folder / TASK_WEIGHTS)
+            save_file({mapped: tensors[name] for name, mapped in names.items()}, Path(made) / TASK_WEIGHTS)
+        yield Path(made)
+
+
+def _settings(raw: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """PEFT's configuration `raw` of the whole model for the text model. Ranks and scales of each module are those that
+    PEFT gives it by its name in the whole model.
+    """
+    modules = {_module(name): _module(mapped) for name, mapped in names.items() if any(part in name for part in LORA_A)}
+    own: dict[str, Any] = {
+        "target_modules": sorted(modules.values()),
+        "exclude_modules": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+    }
+    for setting, default in (("rank_pattern", "r"), ("alpha_pattern", "lora_alpha")):
+        given = raw.get(setting) or {}
+        values = {module: given.get(get_pattern_key(list(given), module), raw.get(default)) for module in modules}
+        own[setting] = {modules[module]: value for module, value in values.items() if value != raw.get(default)}
+    if whole := raw.get("modules_to_save"):
+        held = {part for name in names for part in name.split(".")}
+        mapped = [unwrapped(f"{module}.")[:-1] for module in whole]
+        own["modules_to_save"] = [module for module in mapped if module.split(".")[-1] in held] or None
+    if isinstance(rows := raw.get("trainable_token_indices"), dict):
+        own["trainable_token_indices"] = {unwrapped(f"{module}.")[:-1]: ids for module, ids in rows.items()}
+    return raw | own
+
+
+def _module(name: str) -> str:
+    """The module that the tensor `name` of a file is an update of."""
+    cut = next(name.index(part) for part in LORA_A if part in name)
+    return name[:cut].removeprefix(WRAPPER)

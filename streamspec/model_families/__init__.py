@@ -1,0 +1,5 @@
+"""What differs between models: the supported families, and where multimodal checkpoints keep their text model."""
+
+from streamspec.model_families.families import FAMILIES, Family, factor, family_of, switched
+
+__all__ = ["FAMILIES", "Family", "factor", "family_of", "switched"]
