@@ -140,7 +140,10 @@ def _other_values(config: PreTrainedConfig) -> list[str]:
         for name, wanted in only.items()
         if (value := getattr(config, name, wanted)) != wanted
     ]
-    for kind in sorted(set(getattr(config, "layer_types", None) or ()) - set(family.layer_kinds)):
+    kinds = set(getattr(config, "layer_types", None) or ())
+    needed = {*family.needed, *(("sliding_window",) if "sliding_attention" in kinds else ())}
+    faults += [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
+    for kind in sorted(kinds - set(family.layer_kinds)):
         faults.append(f"layers of kind `{kind}` (only {', '.join(family.layer_kinds)} are supported)")
     if (function := activation(config)) not in ACTIVATIONS:
         faults.append(f"activation `{function}` (only {', '.join(ACTIVATIONS)} are supported)")

@@ -168,7 +168,7 @@ def _from_hub(name: str, say: Progress) -> Base:
 
 
 def _model_type(folder: Path) -> str:
-    from streamspec.model_families import FAMILIES, family_of
+    from streamspec.model_families import family_of, supported
     from streamspec.model_families.text_parts import TEXT_PARTS
 
     config = _read_json(folder / "config.json")
@@ -178,7 +178,7 @@ def _model_type(folder: Path) -> str:
     if model_type is None:
         raise BaseModelError(
             f"{folder / 'config.json'} names no model_type",
-            f"one of {', '.join(FAMILIES)}",
+            supported(),
             "fetch the config of the model's publisher",
         )
     family_of(model_type, f"{folder} is")

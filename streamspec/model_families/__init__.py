@@ -1,5 +1,5 @@
 """What differs between models: the supported families, and where multimodal checkpoints keep their text model."""
 
-from streamspec.model_families.families import FAMILIES, Family, factor, family_of, switched
+from streamspec.model_families.families import FAMILIES, Family, factor, family_of, supported, switched
 
-__all__ = ["FAMILIES", "Family", "factor", "family_of", "switched"]
+__all__ = ["FAMILIES", "Family", "factor", "family_of", "supported", "switched"]

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 from streamspec.errors import BaseModelError
+
+NEAR = 3  # names in an error
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Family:
     residual_multiplier: str | None = None
     logit_multiplier: str | None = None
     logit_divisor: str | None = None
+    needed: tuple[str, ...] = ()  # config fields without which its Hugging Face model does not run
     only: Mapping[str, Any] = field(default_factory=dict)  # config fields of which one value is understood
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in
     # ways that the modules show.
@@ -274,7 +278,7 @@ FAMILIES = {
     "olmo3": _POST_NORM,
     "exaone4": replace(_POST_NORM, local_rotary=True, ignored=frozenset({"sliding_window_pattern"})),
     "cohere": _COHERE,
-    "cohere2": replace(_COHERE, head_norms=(), head_norm_switch=None, local_rotary=True),
+    "cohere2": replace(_COHERE, head_norms=(), head_norm_switch=None, local_rotary=True, needed=("sliding_window",)),
     "lfm2": Family(
         final_norm="embedding_norm",
         attention_norm="operator_norm",
@@ -324,6 +328,13 @@ FAMILIES = {
 }
 
 
+def supported(like: str = "") -> str:
+    """The families in a few words, those with names `like` one first."""
+    near = get_close_matches(like, FAMILIES, NEAR)
+    shown = [*near, *(name for name in FAMILIES if name not in near)][:NEAR]
+    return f"{', '.join(shown)} or another of the {len(FAMILIES)} families of docs/reference/families.md"
+
+
 def family_of(model_type: object, found: str) -> Family:
     """The description of a family by its `model_type`. Raises BaseModelError where there is none, of what was `found`
     to be of it.
@@ -331,7 +342,7 @@ def family_of(model_type: object, found: str) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise BaseModelError(
             f"{found} of the family `{model_type}`",
-            f"one of {', '.join(FAMILIES)}",
+            supported(str(model_type)),
             "choose a base of one of these families",
         )
     return FAMILIES[model_type]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from streamspec.adapters.base_models.config_fields import check_config, fields_read, read_config
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
@@ -17,7 +18,7 @@ from streamspec.adapters.train import train
 from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export import export_bundle, export_genai, export_swappable
 from streamspec.export.layers.decoder_spec import describe
-from streamspec.model_families import FAMILIES
+from streamspec.model_families import FAMILIES, family_of
 from tests.support.tiny_exports import save_base, tiny_model
 from tests.support.tiny_models import options
 
@@ -171,7 +172,10 @@ def test_fields_left_alone_are_told_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"hidden_size": 64}', "names no model_type; expected one of llama"),
+        (
+            '{"hidden_size": 64}',
+            "names no model_type; expected llama, mistral, qwen2 or another of the .* families of docs/",
+        ),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json cannot be read"),
         ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 5}', "config.json cannot be read"),
     ],
@@ -183,6 +187,32 @@ def test_a_config_that_makes_no_sense_is_one_line(text: str, words: str, tmp_pat
     with pytest.raises(BaseModelError, match=words) as caught:
         resolve_base(tmp_path / "base", lambda line: None)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("cohere2", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+        ("cohere2", {"sliding_window": None}),
+        ("gemma3_text", {"sliding_window": None}),
+    ],
+)
+def test_windows_without_a_length_are_refused_as_transformers_cannot_run_them(
+    family: str, values: dict[str, Any]
+) -> None:
+    config = config_of(family, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **values)
+    with pytest.raises(BaseModelError, match="no `sliding_window` in the config of this"):
+        check_config(config)
+    with pytest.raises((ValueError, TypeError)):
+        AutoModelForCausalLM.from_config(config)(input_ids=torch.ones(1, 4, dtype=torch.long))
+
+
+def test_a_family_that_is_not_supported_is_refused_with_the_nearest_names() -> None:
+    with pytest.raises(
+        BaseModelError, match="of the family `gemma33_text`; expected gemma3_text, .* or another"
+    ) as told:
+        family_of("gemma33_text", "a model")
+    assert len(str(told.value)) < 250
 
 
 def test_a_config_reads_back(tmp_path: Path) -> None:
