@@ -16,6 +16,7 @@ import onnx
 from tokenizers import Tokenizer
 
 from streamspec import __version__
+from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
 from streamspec.adapters.training.data import TokenRow
@@ -47,7 +48,7 @@ from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.sampling import choice_graph
 from streamspec.export.ops.builder import IR_VERSION, OPSET, Array, WeightStore
 from streamspec.export.quantization import smoothing as smooth
-from streamspec.export.quantization.precisions import Precision
+from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.tokenizer_files import begin_token, copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
@@ -57,7 +58,8 @@ from streamspec.export.validate.perplexity import HeldOut, Measured, measure_all
 from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.export.weights.source import Source
 from streamspec.layer_cache import DTYPES
-from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.prompt.prompt_format import PromptFormat, check_template
+from streamspec.prompt.template_file import special_token
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
 DATA = f"{MODEL}.data"
@@ -120,6 +122,7 @@ def export_bundle(
     check_cache_dtype(kv_cache_dtype)
     resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     layout = choose_format(resolved, described, prompt_format)
+    check_hidden_size(kind, read_config(resolved.path).hidden_size)
     if held_out is not None:
         held_out.read()  # its faults are reported before the long work
     with bundle_folder(out, force) as folder:
@@ -188,7 +191,21 @@ def choose_format(base: Base, adapter: Adapter | None, given: PromptFormat | Non
             "a base with chat_template.jinja",
             "use --format raw, or put the template into the base's folder",
         )
+    if own.kind == "chat":
+        _check_template(base, adapter)
     return own
+
+
+def _check_template(base: Base, adapter: Adapter | None) -> None:
+    """Raises ConfigError where the chat template cannot render a message, with a system prompt or without."""
+    names = ("bos_token", "eos_token")
+    specials = {name: text for name in names if (text := special_token(base.path, name)) is not None}
+    try:
+        check_template(template_of(base, adapter.path if adapter else None) or b"", specials)
+    except ConfigError as error:
+        recorded = adapter is not None and adapter.prompt_format is not None
+        advice = "mend it" if recorded else "mend it, or export with --format raw"
+        raise ConfigError(f"{base.id}: {error.found}", error.expected, advice) from None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.atomic import new_folder
 from streamspec.bundle.precision_cost import MEASURED, cost
 from streamspec.errors import BaseModelError, BundleError
@@ -26,7 +27,7 @@ from streamspec.export.layers.decoder import Decoder, Tables
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import Array
-from streamspec.export.quantization.precisions import Precision, Rows
+from streamspec.export.quantization.precisions import Precision, Rows, check_hidden_size
 from streamspec.export.quantization.precisions import precision as precision_named
 from streamspec.export.tokenizer_files import copy_tokenizer, end_tokens
 from streamspec.export.validate.graph_runner import open_session
@@ -169,6 +170,7 @@ def export_genai(
             "a model with attention in every layer",
             "export it as a bundle, without --plain-genai",
         )
+    check_hidden_size(kind, read_config(resolved.path).hidden_size)
     with new_folder(target) as folder:
         say("loading the base")
         model = load_model(resolved, described, whole=False)

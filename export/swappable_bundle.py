@@ -18,6 +18,7 @@ import onnx
 from tokenizers import Tokenizer
 
 from streamspec import __version__
+from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.task_lora import check_adapter, template_of
 from streamspec.atomic import new_folder
@@ -64,7 +65,7 @@ from streamspec.export.graphs.swappable_step_graph import SwappableStore, adapte
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.layers.lora_inputs import PIECE
 from streamspec.export.quantization.arithmetic import Array
-from streamspec.export.quantization.precisions import Precision
+from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.precisions import precision as precision_named
 from streamspec.export.quantization.smoothing import Scales, SmoothedSource
 from streamspec.export.swappable_tensors import adapter_tensors, capacity_for, fitting_info
@@ -115,6 +116,7 @@ def export_swappable(
         check_adapter(adapter, resolved, allow_base_mismatch, say)
         _check(adapter)
         described[name] = _with_format(adapter, resolved, prompt_format)
+    check_hidden_size(kind, read_config(resolved.path).hidden_size)
     with bundle_folder(out, force) as folder:
         bundle = _write_base(folder, resolved, list(described.values()), kind, kv_cache_dtype, layout, say)
         for name, adapter in described.items():

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 
 from streamspec.adapters.base_models.config_fields import check_config, quantized, read_config
 from streamspec.adapters.base_models.text_part import left_out, load_reported
-from streamspec.adapters.base_models.weight_files import stored_tensors
+from streamspec.adapters.base_models.weight_files import check_names, stored_tensors
 from streamspec.errors import BaseModelError
 from streamspec.json_fields import parse_object
 
@@ -24,6 +24,7 @@ from streamspec.json_fields import parse_object
 HARMLESS = re.compile(r"(\.masked_bias|\.attn\.bias|\.attention\.bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))$")
 PACKED = re.compile(r"F8|F4|[IU](8|16|32)$")  # dtypes of weights that are rounded already
 CONFIG, TOKENIZER, SETTINGS, TEMPLATE = "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+GENERATION, AGAIN = "generation_config.json", "fetch the base again"
 
 
 def check_folder(folder: Path, say: Callable[[str], None]) -> None:
@@ -36,13 +37,32 @@ def check_folder(folder: Path, say: Callable[[str], None]) -> None:
         say(f"the text part of a multimodal checkpoint; left out: {', '.join(modules)}")
     if left := check_config(config):
         say(f"config fields that this model's code does not read, left alone: {', '.join(left)}")
+    if ends := ends_beyond(folder, config):
+        say(f"tokens that begin or end texts and that the model has no embedding for, left alone: {', '.join(ends)}")
     check_tensors(folder)
     if outside := check_tokens(folder, config):
         say(f"tokens that the model has no embedding for, left alone: {', '.join(outside)}")
 
 
+def ends_beyond(folder: Path, config: PreTrainedConfig) -> list[str]:
+    """Returns the tokens that begin or end texts, by config or generation config, beyond the model's vocabulary. Raises
+    BaseModelError for a generation config that transformers would pass over without a word, or without whole numbers.
+    """
+    file = folder / GENERATION
+    settings = parse_object(file.read_bytes(), str(file), BaseModelError, AGAIN) if file.is_file() else {}
+    beyond = dict[str, None]()
+    for name in ("bos_token_id", "eos_token_id"):
+        for place, given in ((CONFIG, getattr(config, name, None)), (GENERATION, settings.get(name))):
+            tokens = given if isinstance(given, list) else [] if given is None else [given]
+            if not all(type(token) is int for token in tokens):
+                raise BaseModelError(f"{folder / place}: {name} {str(given)[:60]}", "whole numbers", AGAIN)
+            beyond |= {f"{name} {token}": None for token in tokens if not 0 <= token < config.vocab_size}
+    return list(beyond)
+
+
 def check_tensors(folder: Path) -> None:
     """Raises BaseModelError unless the files hold exactly the model's tensors, in its shapes."""
+    check_names(folder)
     for tensor in stored_tensors(folder):  # cut files are named before transformers reads them
         if PACKED.match(tensor.dtype) and not HARMLESS.search(tensor.name):
             raise quantized(f"{tensor.name} is of type {tensor.dtype}")

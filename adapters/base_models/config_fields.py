@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from streamspec.adapters.base_models.text_part import text_config
+from streamspec.adapters.base_models.text_part import quiet, text_config
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES, family_of
 
@@ -272,7 +272,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     where transformers cannot read it.
     """
     try:
-        config = text_config(AutoConfig.from_pretrained(folder))
+        with quiet():  # it warns of fields that make no difference here, and what does we say in one line
+            config = text_config(AutoConfig.from_pretrained(folder))
     except Exception as error:  # its checks of single fields raise all kinds of errors
         raise BaseModelError(
             f"{folder / 'config.json'} cannot be read ({type(error).__name__}: {error})",

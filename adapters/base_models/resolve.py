@@ -22,6 +22,7 @@ from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
 from streamspec.adapters.base_models.tokenizer import with_tokenizer
 from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
 from streamspec.atomic import new_folder, sha256_file, write_text
+from streamspec.bundle.adapter_folder import TASK_CONFIG
 from streamspec.errors import BaseModelError
 from streamspec.paths import cache_dir
 
@@ -144,11 +145,23 @@ def _check(folder: Path, say: Progress) -> None:
 
 
 def _from_folder(folder: Path, label: str, say: Progress, revision: str | None = None) -> Base:
+    _check_whole(folder)
     model_type = _model_type(folder)
     folder = with_tokenizer(folder, say)
     _check(folder, say)
     identity = _read_identity(folder)  # a cached base named by its path keeps its name
     return identity or Base(folder, label, _cached_hash(folder), model_type, revision)
+
+
+def _check_whole(folder: Path) -> None:
+    """Refuses a LoRA of PEFT, and a model with one beside it, which transformers would load into it unasked."""
+    if not (folder / TASK_CONFIG).is_file():
+        return
+    if (folder / "config.json").is_file():
+        found, advice = "holds a model and an adapter", f"move {TASK_CONFIG} and its weights to a folder of their own"
+    else:
+        found, advice = "is an adapter", "give it as --adapter (train: --target-adapter), and its base as --base"
+    raise BaseModelError(f"{folder} {found} ({TASK_CONFIG})", "a base alone", advice)
 
 
 def _from_hub(name: str, say: Progress) -> Base:

@@ -70,7 +70,9 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
     that have another shape (with both shapes; only with `ignore_mismatched_sizes`).
     """
     options |= {"attn_implementation": "eager", "use_safetensors": True, "output_loading_info": True}
-    config, names = AutoConfig.from_pretrained(folder), None
+    with quiet():
+        config = AutoConfig.from_pretrained(folder)
+    names, options = None, options | {"config": config}  # else an attention that the config names would be looked for
     if config.model_type in TEXT_PARTS:
         stack, text = TEXT_PARTS[config.model_type].stack, text_config(config)
         names = {mapped for name in _tensor_names(folder) if (mapped := text_name(name, stack))}

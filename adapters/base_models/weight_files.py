@@ -62,11 +62,23 @@ def weight_files(folder: Path) -> list[Path]:
     if files := sorted(folder / name for name in indexed) or sorted(folder.glob("*.safetensors")):
         return files
     others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
+    convert = "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers"
     raise BaseModelError(
         f"{folder} holds no *.safetensors" + (f", only {', '.join(others[:3])}" if others else ""),
         "weights in safetensors files",
-        "save the model with save_pretrained of transformers",
+        f"convert them where you trust them: {convert}"  # pickles can run code
+        if any(name.startswith("pytorch_model") for name in others)
+        else "fetch the model in the layout of transformers",
     )
+
+
+def check_names(folder: Path) -> None:
+    """Raises BaseModelError for safetensors files under names that transformers does not look for."""
+    files = weight_files(folder)
+    if not (folder / WHOLE).is_file() and not (folder / INDEX).is_file():
+        advice = f"rename it to {WHOLE}, if it is the whole model" if len(files) == 1 else f"fetch {INDEX}, too"
+        found = f"{folder} holds {', '.join(file.name for file in files[:3])} and no {INDEX}"
+        raise BaseModelError(found, f"{WHOLE}, or {INDEX}", advice)
 
 
 def _indexed(folder: Path) -> set[str]:

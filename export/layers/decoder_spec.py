@@ -206,7 +206,7 @@ def describe(model: Any) -> DecoderSpec:
         widths=widths,
         shapes=_shapes(attending[-1]),
         eos_token_ids=_eos(model),
-        bos_token_id=config.bos_token_id,
+        bos_token_id=next(iter(_known(model, config.bos_token_id)), None),
     )
     _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
     return spec
@@ -271,9 +271,14 @@ def _eos(model: Any) -> tuple[int, ...]:
     value = getattr(generation, "eos_token_id", None)
     if value is None:
         value = model.config.eos_token_id
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+    return _known(model, value)
+
+
+def _known(model: Any, tokens: int | list[int] | None) -> tuple[int, ...]:
+    """Those of the tokens that the model has an embedding for; `check_folder` has told of the others."""
+    listed = tokens if isinstance(tokens, (list, tuple)) else [] if tokens is None else [tokens]
+    rows = model.get_input_embeddings().weight.shape[0]
+    return tuple(int(token) for token in listed if 0 <= token < rows)
 
 
 def _check(spec: DecoderSpec, scales: list[float | None]) -> None:

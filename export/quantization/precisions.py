@@ -85,6 +85,7 @@ class Precision(Protocol):
     name: str
     simulation: Simulation | None  # None: nothing is rounded, so nothing needs smoothing
     coded: bool  # whether rows are quantized before they are multiplied
+    multiple: int  # of the hidden size
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Applies `weight` and low-rank `updates` to x [1, n, in]: [1, n, out]."""
@@ -104,6 +105,7 @@ class _Float:
     dtype: Any
     simulation: Simulation | None = None
     coded = False
+    multiple = 1
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by the transposed weight."""
@@ -148,6 +150,7 @@ class Int8:
     """Per-row W8A8; see the module's header."""
 
     name = "int8"
+    multiple = 1
     simulation: Simulation | None = Simulation(
         weight=lambda weight: dequantize_rows(*quantize_rows(weight)),
         rows=lambda x: dequantize_rows(*quantize_rows(x)),
@@ -223,6 +226,7 @@ class Int4:
 
     name = "int4"
     coded = False
+    multiple = BLOCKS[0]
 
     def __init__(self, block: int = BLOCKS[0]) -> None:
         self.block = block
@@ -239,12 +243,8 @@ class Int4:
         return self._product(g, x, weight, 8, BLOCKS[0], out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
-        """Gathers packed rows and dequantizes them. Raises ConfigError unless blocks divide the hidden size."""
+        """Gathers packed rows and dequantizes them."""
         block = BLOCKS[0]
-        if weight.columns % block:
-            raise ConfigError(
-                f"hidden size {weight.columns}", f"a multiple of {block} for int4", "use --precision int8"
-            )
         codes, scales, _ = _blocks(g.store, weight, 8, block)
         # The packed table is [V, blocks, block]; gathered as it is, so that no reshaped copy of it is ever made.
         column = g.op("Reshape", scales, g.ints(weight.rows, weight.columns // block, 1))
@@ -283,6 +283,14 @@ class Int8Blocks(Int4):
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by packed blocks of 8 bits."""
         return super().linear(g, x, rows, replace(weight, sensitive=True), updates)
+
+
+def check_hidden_size(precision: Precision, hidden: int) -> None:
+    """Raises ConfigError unless the precision's blocks divide the hidden size."""
+    if hidden % precision.multiple:
+        other = "fp32" if precision.name == "int8" else "int8"
+        found, expected = f"hidden size {hidden}", f"a multiple of {precision.multiple} for {precision.name}"
+        raise ConfigError(found, expected, f"use --precision {other}")
 
 
 PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8, "int4": Int4}

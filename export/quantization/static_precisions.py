@@ -71,7 +71,8 @@ class StaticInt4(StaticInt8):
     opset = 21  # the first with 4-bit types and blocks
 
     def __init__(self, block: int = BLOCKS[0]) -> None:
-        self.block, self.simulation = block, Int4(block).simulation
+        self.block = self.multiple = block
+        self.simulation = Int4(block).simulation
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by blocks of 4 bits, dequantized in front of the product."""

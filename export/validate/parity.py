@@ -14,7 +14,7 @@ import numpy as np
 
 from streamspec.bundle.manifest import ProbeInfo
 from streamspec.draft_tree import DraftTree
-from streamspec.errors import StreamspecError
+from streamspec.errors import BaseModelError, StreamspecError
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.drafters.registry import row_of
 from streamspec.export.layers.decoder_spec import DecoderSpec
@@ -131,7 +131,14 @@ def expect(
     if streams is not None:
         drafts = row_of(streams).reference(reference, streams).expect(case, TreePass(output, positions, sees))
     long = expect_long(model, spec, tokens, say) if spec else None
-    return Expected(case, reference.logits(output), drafts, long)
+    logits = reference.logits(output)
+    if not np.isfinite(logits).all():
+        raise BaseModelError(
+            "PyTorch's own logits of this base are not finite",
+            "numbers",
+            "check its config (rope_theta, soft caps, epsilon), or fetch the base again",
+        )
+    return Expected(case, logits, drafts, long)
 
 
 def check_parity(

@@ -95,6 +95,25 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
         ) from None
 
 
+def check_template(template: bytes, specials: Mapping[str, str] | None = None) -> None:
+    """Raises ConfigError for a chat template that fails on a message, with a system prompt before it or without. One
+    that refuses both works for other messages, or for none: that is its own affair.
+    """
+    try:
+        text = template.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            "the chat template is no UTF-8 text", "a chat template", "restore chat_template.jinja"
+        ) from None
+    user = {"role": "user", "content": "Hello"}
+    for messages in ([user], [{"role": "system", "content": "Be brief."}, user]):
+        try:
+            render_chat(messages, text, specials)
+            return
+        except DataError:
+            continue
+
+
 def check_messages(messages: Sequence[Message]) -> None:
     """Raises DataError for anything but objects with a role and a content."""
     for i, message in enumerate(messages):

@@ -16,16 +16,16 @@ PROCESSOR_TEMPLATE = "chat_template.json"  # of multimodal models, beside their 
 
 
 def chat_template(folder: Path) -> bytes | None:
-    """Returns the chat template of `folder`, UTF-8, or None where it has none. Raises BaseModelError."""
+    """Returns the chat template of `folder`, UTF-8, or None without one or with an empty one. Raises BaseModelError."""
     if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_bytes()
+        return (folder / TEMPLATE).read_bytes() or None
     written = tokenizer_settings(folder).get("chat_template")
     if isinstance(written, list):  # several by name
         written = next(
             (one.get("template") for one in written if isinstance(one, dict) and one.get("name") == "default"), None
         )
     written = written or _settings(folder / PROCESSOR_TEMPLATE).get("chat_template")
-    return written.encode() if isinstance(written, str) else None
+    return written.encode() if isinstance(written, str) and written else None
 
 
 def special_token(folder: Path, name: str) -> str | None:

@@ -339,6 +339,9 @@ def test_saved_scales_keep_the_mixing_and_those_of_older_bundles_have_none(tmp_p
         ("{{ messages }}", "chat"),
         ([{"name": "default", "template": "{{ messages }}"}], "chat"),
         ([], "raw"),
+        ("", "raw"),
+        ("{{ raise_exception('a system prompt is needed') if messages|length == 1 }}", "chat"),
+        ("{{ raise_exception('never') }}", "chat"),  # its own affair
     ],
 )
 def test_a_base_is_a_chat_bundle_where_it_brings_a_template(tmp_path: Path, template: Any, kind: str) -> None:
@@ -381,3 +384,13 @@ def test_damaged_tokenizer_settings_are_one_line(tmp_path: Path) -> None:
     (base.path / "tokenizer_config.json").write_text("{")
     with pytest.raises(BaseModelError, match=r"tokenizer_config\.json"):
         export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lambda line: None)
+
+
+@pytest.mark.parametrize("template", [b"{% for m in messages %}", b"{{ '{}'.format(messages) }}", b"\xff"])
+def test_a_chat_template_that_fails_is_refused_before_any_work(tmp_path: Path, template: bytes) -> None:
+    base = save_base(tmp_path / "base")
+    (base.path / "chat_template.jinja").write_bytes(template)
+    lines: list[str] = []
+    with pytest.raises(ConfigError, match="chat template .*mend it, or export with --format raw"):
+        export_bundle(base.path, None, tmp_path / "out", "fp32", progress=lines.append)
+    assert not lines

@@ -109,7 +109,34 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: [shards()(folder), (folder / INDEX).write_text('{"weight_map": ["a"]}')],
         "has no weight_map",
     ),
-    "pickled weights alone": (only_bin, r"holds no \*.safetensors, only pytorch_model.bin; expected weights in safe"),
+    "pickled weights alone": (
+        only_bin,
+        r"holds no \*.safetensors, only pytorch_model.bin; .*M.from_pretrained\(FOLDER\).save",
+    ),
+    "pickles of another layout": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "consolidated.00.pth"),
+        "only consolidated.00.pth; .* the layout of transformers",
+    ),
+    "weights under a name that transformers does not look for": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors"),
+        f"holds model-00001-of-00002.safetensors and no {INDEX}; expected model.safetensors, or .* rename it",
+    ),
+    "an adapter beside the model": (
+        lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+        "holds a model and an adapter .*; expected a base alone; move adapter_config.json",
+    ),
+    "an adapter": (
+        lambda folder: (folder / "config.json").rename(folder / "adapter_config.json"),
+        "is an adapter .*; give it as --adapter .*, and its base as --base",
+    ),
+    "a damaged generation config": (
+        lambda folder: (folder / "generation_config.json").write_text("{"),
+        "generation_config.json: .*; expected JSON",
+    ),
+    "an end that is no number": (
+        lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}'),
+        r"generation_config.json: eos_token_id \['</s>'\]; expected whole numbers",
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"holds no \*.safetensors; expected"),
     "GPTQ without a word of it in the config": (
         packed(f"{UP[:-7]}.qweight", torch.int32),
@@ -236,6 +263,26 @@ def test_added_tokens_that_nothing_uses_are_told(folder: Path) -> None:
     lines: list[str] = []
     resolve_base(folder, lines.append)
     assert lines == ["tokens that the model has no embedding for, left alone: <image_soft_token>"]
+
+
+def test_ends_of_texts_that_the_model_cannot_write_are_told_and_left_out(folder: Path, tmp_path: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [3, 128009], "temperature": 7}')
+    change_config(folder, bos_token_id=128000, eos_token_id=[3, -1])
+    lines: list[str] = []
+    made = export_bundle(folder, None, tmp_path / "out", "fp32", progress=lines.append)
+    assert (made.model.bos_token_id, made.model.eos_token_ids) == (None, (3,))
+    assert lines[0].endswith("left alone: bos_token_id 128000, eos_token_id -1, eos_token_id 128009")
+
+
+def test_warnings_of_transformers_are_not_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    change_config(folder, pad_token_id=-1)
+    resolve_base(folder, lambda line: None)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_attention_that_the_config_names_is_not_looked_for(folder: Path) -> None:
+    change_config(folder, _attn_implementation="flash_attention_2")
+    resolve_base(folder, lambda line: None)
 
 
 def test_weights_that_were_seen_before_are_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

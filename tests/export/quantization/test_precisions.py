@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from streamspec.errors import ConfigError
+from streamspec.export import Target, export_bundle, export_genai, export_swappable
 from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
@@ -28,7 +29,7 @@ from streamspec.export.quantization.precisions import PRECISIONS, Int4, Int8, Ro
 from streamspec.export.quantization.smoothing import RARE, _best_scale, smooth
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.weights.load_weights import ModelSource
-from tests.support.tiny_exports import FAMILIES, build, tiny_model, tiny_streams
+from tests.support.tiny_exports import FAMILIES, build, save_base, tiny_model, tiny_streams
 
 RNG = np.random.default_rng(3)
 
@@ -202,9 +203,21 @@ def test_tied_table_and_shared_layers_are_stored_once(kind: str, tmp_path: Path)
     assert sizes["streams"] - sizes["plain"] < 4 * spec.hidden * (spec.hidden + 10) + 4096
 
 
-def test_int4_refuses_an_odd_hidden_size_and_unknown_names_are_listed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="72.*multiple of 32"):
-        build(tmp_path, tiny_model(hidden_size=72, head_dim=16), kind="int4", streams=False)
+def test_int4_refuses_an_odd_hidden_size_before_any_work(tmp_path: Path) -> None:
+    base = save_base(tmp_path / "base", tiny_model(hidden_size=72, head_dim=16)).path
+    static, lines = Target(static=True), list[str]()
+    for way in (
+        lambda: export_bundle(base, None, tmp_path / "out", "int4", progress=lines.append),
+        lambda: export_bundle(base, None, tmp_path / "out", "int4", progress=lines.append, target=static),
+        lambda: export_swappable(base, [], tmp_path / "out", "int4", progress=lines.append),
+        lambda: export_genai(base, None, tmp_path / "out", "int4", progress=lines.append),
+    ):
+        with pytest.raises(ConfigError, match="72.*multiple of 32 for int4; use --precision int8"):
+            way()
+        assert not lines
+
+
+def test_unknown_names_are_listed() -> None:
     with pytest.raises(ConfigError, match="fp8.*fp32, fp16, int8, int4"):
         precision("fp8")
     with pytest.raises(ConfigError, match="blocks of 64 in int4.*32 or 128"):
