@@ -5,9 +5,12 @@ would be one node, but it takes another kernel for one row than for several, and
 ancestor in a gapped slot of a draft tree changes the last bit. With int8 activations one such bit moves a rounding now
 and then, the next layers carry it on, and two of five long answers differ from plain decoding. Here
 
-- scores are products of at least two rows, so the same kernel computes them for any number of rows;
+- weights enter their products transposed: ONNX Runtime then adds slot after slot in blocks of 128, while the blocks of
+  the plain product grow where few columns are left to a thread, and rows decide how many threads take part;
+- so do queries of more than 128 values, whose products are added in blocks, too; shorter ones are added in one run;
 - the softmax's denominator is a product with a block of ones: like the values' product it adds slot after slot, and a
-  slot that is masked adds an exact zero, wherever it stands.
+  slot that is masked adds an exact zero, wherever it stands;
+- no product has a row alone, an untransposed one and a factor of 1: such rows take another kernel.
 
 Both products add in blocks of slots (the runtime keeps trees off their borders, see
 `streamspec.runtime.decoding.verify`). New rows go into the cache in place (TensorScatter, past and present bound to one
@@ -24,10 +27,10 @@ from onnx import TensorProto
 
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import Scope
-from streamspec.layer_cache import DTYPES
+from streamspec.layer_cache import DTYPES, SUM_BLOCK
 from streamspec.step_graph import PAST_LENGTH, past, present
 
-ONES_WIDTH = 16  # narrower products take another kernel, whose order of summation depends on the length
+ONES_WIDTH = 16  # columns that a kernel computes at once
 
 
 def capped(g: Scope, x: str, cap: float, out: str | None = None) -> str:
@@ -60,15 +63,22 @@ class RowExactAttention:
         g, spec, used = self.g, self.spec, used or self.visible
         kv, group, width = spec.kv_heads, spec.group, spec.head_dim
         keys, values = (loaded(g, spec, cache, used) for cache in (key, value))
+        split = g.op("Reshape", q, g.ints(-1, kv, group, width))
         # Query heads that share a key head become further rows of it: [1, Hkv, group * n, D].
-        split = g.op("Transpose", g.op("Reshape", q, g.ints(-1, kv, group, width)), perm=[1, 2, 0, 3])
-        rows = self._at_least_two(g.op("Reshape", split, g.ints(1, kv, -1, width)))
-        products = g.contrib("FusedMatMul", rows, keys, transB=1, alpha=spec.attention_scale)
+        if width > SUM_BLOCK or spec.attention_scale == 1.0:  # transposed: [1, Hkv, D, group * n]
+            rows = g.op("Reshape", g.op("Transpose", split, perm=[1, 3, 2, 0]), g.ints(1, kv, width, -1))
+            products = g.contrib("FusedMatMul", rows, keys, transA=1, transB=1, alpha=spec.attention_scale)
+        else:
+            rows = g.op("Reshape", g.op("Transpose", split, perm=[1, 2, 0, 3]), g.ints(1, kv, -1, width))
+            products = g.contrib("FusedMatMul", rows, keys, transB=1, alpha=spec.attention_scale)
         products = capped(g, products, spec.attention_cap) if spec.attention_cap else products
         scores = g.op("Add", products, self._per_query_head(bias))
-        weights = g.op("Exp", g.op("Sub", scores, g.op("ReduceMax", scores, g.ints(-1), keepdims=1)))
-        total = g.op("Slice", g.op("MatMul", weights, self._block_of_ones(used)), g.ints(0), g.ints(1), g.ints(3))
-        mixed = self._without_spare(g.op("Div", g.op("MatMul", weights, values), total))
+        below = g.op("Sub", scores, g.op("ReduceMax", scores, g.ints(-1), keepdims=1))
+        # Before the exponential: ONNX Runtime merges a transposition with the product after it, which would undo it.
+        weights = g.op("Exp", g.op("Transpose", below, perm=[0, 1, 3, 2]))
+        sums = g.contrib("FusedMatMul", weights, self._block_of_ones(used), transA=1)
+        total = g.op("Slice", sums, g.ints(0), g.ints(1), g.ints(3))
+        mixed = g.op("Div", g.contrib("FusedMatMul", weights, values, transA=1), total)
         merged = g.op("Transpose", g.op("Reshape", mixed, g.ints(kv, group, -1, width)), perm=[2, 0, 1, 3])
         return g.op("Reshape", merged, g.ints(1, -1, kv * group * width))
 
@@ -81,22 +91,12 @@ class RowExactAttention:
 
     def _per_query_head(self, bias: str) -> str:
         """The bias for the rows of `mix`, made once per distinct bias."""
+        if self.spec.group == 1:
+            return bias
         if bias not in self._tiled:
             g = self.g
-            tiled = bias if self.spec.group == 1 else g.op("Tile", bias, g.ints(1, 1, self.spec.group, 1))
-            self._tiled[bias] = self._at_least_two(tiled)
+            self._tiled[bias] = g.op("Tile", bias, g.ints(1, 1, self.spec.group, 1))
         return self._tiled[bias]
-
-    def _at_least_two(self, rows: str) -> str:
-        """A spare copy of the first row where a single row would be alone (no grouped heads)."""
-        g = self.g
-        if self.spec.group > 1:
-            return rows
-        return g.op("Concat", rows, g.op("Slice", rows, g.ints(0), g.ints(1), g.ints(2)), axis=2)
-
-    def _without_spare(self, rows: str) -> str:
-        g = self.g
-        return rows if self.spec.group > 1 else g.op("Slice", rows, g.ints(0), g.ints(-1), g.ints(2))
 
 
 def stored(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> str:

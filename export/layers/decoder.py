@@ -22,6 +22,7 @@ from streamspec.export.weights.source import Source
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12
+LANES = 4  # numbers of which a kernel takes one sine or cosine each in the same way; what is left over, in another
 
 Tables = tuple[tuple[str, str], ...]  # cos and sin [rows, rotated / 2] for each kind of rotary embedding
 
@@ -312,10 +313,14 @@ class Decoder:
         tables = []
         for number, kind in enumerate(self.spec.rotaries):
             frequencies = f"rotary.{number}.inv_freq"
+            count = len(kind.inv_freq)
+            spare = -count % LANES
             if frequencies not in g.store:
-                g.store.add(frequencies, kind.inv_freq.reshape(1, -1))
+                g.store.add(frequencies, np.pad(kind.inv_freq, (0, spare)).reshape(1, -1))
             angles = g.op("Mul", column, frequencies)
             cos, sin = g.op("Cos", angles), g.op("Sin", angles)
+            if spare:  # else how a row's last numbers are computed depends on how many rows follow
+                cos, sin = (g.op("Slice", side, g.ints(0), g.ints(count), g.ints(1)) for side in (cos, sin))
             if kind.scale != 1.0:
                 scale = g.store.constant(kind.scale, np.float32)
                 cos, sin = g.op("Mul", cos, scale), g.op("Mul", sin, scale)

@@ -21,8 +21,15 @@ SLOTS = 700
 
 
 @pytest.fixture(
-    params=[(4, 4, 16, None), (9, 3, 64, None), (8, 2, 128, None), (8, 4, 64, 5.0)],
-    ids=["mha", "gqa-64", "gqa-128", "capped"],
+    params=[
+        (4, 4, 16, None),
+        (9, 3, 64, None),
+        (8, 2, 128, None),
+        (8, 4, 64, 5.0),
+        (3, 1, 72, None),
+        (4, 1, 256, None),
+    ],
+    ids=["mha", "gqa-64", "gqa-128", "capped", "one-72", "one-256"],
 )
 def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     heads, kv, width, cap = request.param
