@@ -66,6 +66,9 @@ class TwoModelEngine:
     def reset(self) -> None:
         self.begin(())
 
+    def reusable(self, prompt: Sequence[int]) -> int:
+        return 0
+
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         self.target.reset()
         self.target.begin((), sampling, logits)

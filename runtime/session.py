@@ -120,6 +120,12 @@ class Session:
         """Returns the token ids in the KV cache: the text that a next prompt may continue without reading it again."""
         return self.runner.tokens
 
+    def reusable_tokens(self, prompt: Sequence[int]) -> int:
+        """Returns how many tokens of `prompt`, as ids, a generation would not read again: layers that keep a window
+        cannot go back beyond it.
+        """
+        return self.runner.reusable(prompt)
+
     @property
     def context_length(self) -> int:
         """Returns the maximum number of tokens of prompt and answer together."""

@@ -131,6 +131,9 @@ class ModelRunner(Protocol):
     def release(self) -> None:
         """Empties the cache and gives its memory back."""
 
+    def reusable(self, prompt: Sequence[int]) -> int:
+        """How many tokens `begin` would keep."""
+
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
         """Begins a generation that chooses tokens by `sampling` and, where `logits`, returns logits with every call.
         Keeps the cached tokens that `prompt` begins with, all but its last token at most, forgets the rest, and returns

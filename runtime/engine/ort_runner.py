@@ -106,10 +106,13 @@ class OrtRunner:
         """Tokens in the cache."""
         return self.cache.length
 
-    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+    def reusable(self, prompt: Sequence[int]) -> int:
         same = shared_prefix(self.tokens, prompt[:-1])
         # What a draft layer keeps of a token depends on the token after it.
-        self.rewind(self.cache.reachable(max(0, same - bool(self._drafter.levels))))
+        return self.cache.reachable(max(0, same - bool(self._drafter.levels))) if same else 0
+
+    def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
+        self.rewind(self.reusable(prompt))
         self._choose_by(sampling, logits)
         return self.length
 

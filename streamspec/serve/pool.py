@@ -19,7 +19,6 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session, Stream
-from streamspec.runtime.engine.ort_runner import shared_prefix
 from streamspec.serve.errors import closing, out_of_time, too_many
 from streamspec.serve.limits import Limits
 
@@ -253,14 +252,15 @@ class Pool:
             request.begin(slot)
 
     def _choose(self, request: QueuedRequest) -> Slot:
-        """Chooses, of the free sessions with the request's adapter, the one that has most of the prompt, where that is
-        nearly all of the prompt (sent again) or of what it has (the conversation goes on). Else a new one: what merely
-        begins alike may be gone on with yet. Else the one longest unused."""
+        """Chooses, of the free sessions with the request's adapter, the one that can reuse most of the prompt, where
+        that is nearly all of the prompt (sent again) or of what it has (the conversation goes on). Else a new one: what
+        merely begins alike may be gone on with yet. Else the one longest unused."""
         free = [slot for slot in self.slots if not slot.busy]
         same = [slot for slot in free if slot.session is not None and slot.session.adapter == request.adapter]
-        overlaps = [(shared_prefix(_cached(slot.session), request.hint or []), slot) for slot in same]
-        best, kept = max(overlaps, key=lambda pair: pair[0], default=(0, None))
-        if kept is not None and best >= NEARLY_ALL * min(len(request.hint or []), len(_cached(kept.session))) > 0:
+        prompt = request.hint or []
+        reusable = [(slot.session.reusable_tokens(prompt), slot) for slot in same if slot.session is not None]
+        best, kept = max(reusable, key=lambda pair: pair[0], default=(0, None))
+        if kept is not None and best >= NEARLY_ALL * min(len(prompt), len(_cached(kept.session))) > 0:
             return kept
         empty = [slot for slot in same if not _cached(slot.session)] or [slot for slot in free if slot.session is None]
         return empty[0] if empty else min(same or free, key=lambda slot: slot.used)

@@ -47,6 +47,15 @@ def test_a_request_gets_the_cache_that_knows_it(held: list[str | None], prompt: 
     assert choose(slots, prompt) == chosen
 
 
+def test_a_cache_that_cannot_go_back_to_the_prompt_is_no_better_than_none() -> None:
+    ring = session("abcdefghij")
+    slots = [Slot(ring, used=0), Slot(session("abcdefg"), used=1)]
+    assert choose(slots, "abcdefgh") == 0
+    ring.taken_back = 2  # of the ten tokens that it holds, three are not of the prompt
+    assert choose(slots, "abcdefgh") == 1
+    assert choose(slots, "abcdefghijk") == 0
+
+
 def test_busy_sessions_and_those_of_other_adapters_are_left_alone() -> None:
     slots = [
         Slot(session("abcdef"), busy=True, used=0),

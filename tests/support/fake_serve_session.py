@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from streamspec.errors import ConfigError, ContextOverflow
 from streamspec.runtime import Chunk, GenerationOptions
 from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.engine.ort_runner import shared_prefix
 from streamspec.runtime.options import GenerationKwargs
 from tests.support.byte_tokenizers import byte_level
 
@@ -45,6 +46,11 @@ class FakeServeSession:
         self.adapters = ["alpha", "beta"]
         self.manifest = SimpleNamespace(prompt_format=SimpleNamespace(kind="raw"))
         self.cached_tokens: list[int] = []
+        self.taken_back = CONTEXT  # most tokens that it can go back
+
+    def reusable_tokens(self, prompt: Sequence[int]) -> int:
+        same = shared_prefix(self.cached_tokens, prompt[:-1])
+        return same if len(self.cached_tokens) - same <= self.taken_back else 0
 
     def another(self) -> FakeServeSession:
         return FakeServeSession(self.shared, self.adapter)
@@ -77,10 +83,7 @@ class FakeServeSession:
             shared.most = max(shared.most, shared.running)
             shared.asked.append(TOKENIZER.decode(ids).split()[-1])
         try:
-            reused = next(
-                (i for i, (a, b) in enumerate(zip(self.cached_tokens, ids, strict=False)) if a != b),
-                min(len(ids), len(self.cached_tokens)),
-            )
+            reused = self.reusable_tokens([*ids, 0])
             word = TOKENIZER.decode(ids).split()[-1] + " "
             stats = Stats(prompt_tokens=len(ids), reused_tokens=reused, prefill_seconds=0.01)
             said = list(TOKENIZER.encode(word).ids) * (1 + limit // len(word))

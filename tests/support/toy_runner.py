@@ -113,8 +113,11 @@ class ToyRunner:
     def restore(self, tokens: Sequence[int], rows: Sequence[np.ndarray]) -> None:
         self.tokens = list(tokens)
 
+    def reusable(self, prompt: Sequence[int]) -> int:
+        return shared_prefix(self.tokens, prompt[:-1])
+
     def begin(self, prompt: Sequence[int], sampling: Sampling = GREEDY, logits: bool = False) -> int:
-        same = shared_prefix(self.tokens, prompt[:-1])
+        same = self.reusable(prompt)
         self.tokens, self.sampling, self._wants_logits = self.tokens[:same], sampling, logits
         return same
 

@@ -158,6 +158,8 @@ def test_a_turn_that_is_taken_back_is_answered_anew(name: str, windowed: Any) ->
     session.generate(ids, max_new_tokens=60)
     again = session.generate([*ids, 33], max_new_tokens=60)  # 60 tokens back: the rings still hold them
     assert again.stats.reused_tokens >= len(ids) - 1 and again.token_ids == alone(session, [*ids, 33])
+    back = session.reusable_tokens([*ids, 34]), session.reusable_tokens([*ids[:200], 33])
+    assert back == (again.stats.reused_tokens, 0)
     far = session.generate([*ids[:200], 33], max_new_tokens=60)  # more than they hold: read again
     assert far.stats.reused_tokens == 0 and far.token_ids == alone(session, [*ids[:200], 33])
     same = session.generate([*ids[:200], 33], max_new_tokens=60)
