@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from streamspec.errors import BaseModelError
+from streamspec.model_families.recurrent import RECURRENT
 
 NEAR = 3  # names in an error
 
@@ -340,8 +341,9 @@ def family_of(model_type: object, found: str) -> Family:
     to be of it.
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
+        why = RECURRENT.get(str(model_type))
         raise BaseModelError(
-            f"{found} of the family `{model_type}`",
+            f"{found} of the family `{model_type}`{f', which has {why}' if why else ''}",
             supported(str(model_type)),
             "choose a base of one of these families",
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,12 @@ import pytest
 
 from streamspec.adapters.base_models import download, resolve
 from streamspec.adapters.base_models.resolve import REFERENCE, Base, cached_reference, resolve_base, weights_hash
+from streamspec.adapters.train import train
+from streamspec.adapters.training.config import TrainConfig
 from streamspec.errors import BaseModelError
+from streamspec.export import export_bundle
 from streamspec.model_families import FAMILIES
+from streamspec.model_families.recurrent import RECURRENT
 from tests.support.tiny_exports import save_base, tiny_model
 
 FILE = b"GGUF but not really"
@@ -323,3 +329,23 @@ def test_an_identity_outside_the_cache_is_not_believed(tmp_path: Path, cache: Pa
     claims = {"id": REFERENCE, "sha256": "0" * 64, "model_type": "llama", "revision": None}
     (folder / resolve.IDENTITY_FILE).write_text(json.dumps(claims))
     assert resolve_base(folder) == Base(folder, "mine", weights_hash(folder), "llama")
+
+
+@pytest.mark.parametrize("model_type", RECURRENT)
+def test_layers_with_a_recurrent_state_are_refused_in_one_line_by_training_and_export(
+    model_type: str, tmp_path: Path
+) -> None:
+    assert model_type not in FAMILIES
+    base, data = hf_folder(tmp_path / "base", model_type), tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: train(TrainConfig(base=str(base), data=data, out=tmp_path / "adapter")),
+        lambda: export_bundle(base, None, tmp_path / "bundle", progress=quiet),
+    )
+    for call in calls:
+        with pytest.raises(
+            BaseModelError, match=f"`{model_type}`, which has {re.escape(RECURRENT[model_type])};"
+        ) as told:
+            call()
+        assert "\n" not in str(told.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "data.jsonl"]
