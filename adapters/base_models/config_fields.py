@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from streamspec.adapters.base_models.text_part import quiet, text_config
 from streamspec.errors import BaseModelError
-from streamspec.model_families import FAMILIES, family_of
+from streamspec.model_families import FAMILIES, Family, family_of
 
 ACTIVATIONS = {  # of Hugging Face -> of the graph
     "silu": "silu",
@@ -31,6 +31,7 @@ ACTIVATIONS = {  # of Hugging Face -> of the graph
     "relu": "relu",
     "relu2": "relu2",
 }
+LEARNED = {"xielu": "xielu"}  # those with parameters, in families that say where these are
 ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function")
 FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond the length of pre-training
@@ -109,6 +110,11 @@ def activation(config: PreTrainedConfig) -> str:
     return next(named, FAMILIES[config.model_type].activation)
 
 
+def activations(family: Family) -> dict[str, str]:
+    """Returns the activations of a family's MLP, by their names in `ACT2FN`."""
+    return ACTIVATIONS | LEARNED if family.activation_module else ACTIVATIONS
+
+
 def _unknown_fields(config: PreTrainedConfig) -> tuple[list[str], list[str]]:
     """Returns the fields with unusual values that nothing reads, and those that the model reads and nobody here."""
     kind, family = type(config), FAMILIES[config.model_type]
@@ -145,8 +151,9 @@ def _other_values(config: PreTrainedConfig) -> list[str]:
     faults += [f"no `{name}`" for name in sorted(needed) if not getattr(config, name, None)]
     for kind in sorted(kinds - set(family.layer_kinds)):
         faults.append(f"layers of kind `{kind}` (only {', '.join(family.layer_kinds)} are supported)")
-    if (function := activation(config)) not in ACTIVATIONS:
-        faults.append(f"activation `{function}` (only {', '.join(ACTIVATIONS)} are supported)")
+    usable = activations(family)
+    if (function := activation(config)) not in usable:
+        faults.append(f"activation `{function}` (only {', '.join(usable)} are supported)")
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")

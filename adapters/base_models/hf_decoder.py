@@ -42,6 +42,12 @@ class HFDecoder:
         self.logit_multiplier = factor(model.config, family.logit_multiplier)
         self.logit_divisor = factor(model.config, family.logit_divisor)
 
+    @property
+    def eps(self) -> float:
+        """Of the norms."""
+        norm: Any = self.norm
+        return self.family.bare_norms or float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+
     def window(self, index: int) -> int | None:
         """Sliding attention window of layer `index` in tokens, or None."""
         config = self.model.config

@@ -54,7 +54,7 @@ from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, co
 from streamspec.adapters.drafters.draft_layer_start import fit_start
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
 from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
-from streamspec.adapters.drafters.layer_copy import copy_last_layer
+from streamspec.adapters.drafters.layer_copy import copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.training.data import Collator, TokenRow
 from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows
@@ -97,7 +97,7 @@ class DraftLayerModel(DraftingModel):
             layer.parts.get(part) for part in ("norm_in", "norm_mid", "norm_attention", "norm_mlp")
         )
         assert self.decoder.norm is not None
-        self.norm_out = copy.deepcopy(self.decoder.norm).float().requires_grad_(True)
+        self.norm_out = weighted(copy.deepcopy(self.decoder.norm), self.decoder).float().requires_grad_(True)
         own = range(self.passes - 1) if config.own_heads else ()
         self.heads = nn.ModuleList(LaterPass(layer, width, *shape) for _ in own)
         self.from_token = nn.Parameter(torch.eye(width))

@@ -65,10 +65,32 @@ def copy_last_layer(decoder: HFDecoder) -> LayerCopy:
         gate=up[0] if family.gated else None,
         up=up[-1],
         down=_affine(layer.get_submodule(family.down[0])),
-        activation=ACT2FN[activation(config)],
+        activation=_activation(decoder, layer),
     )
     parts = {part: layer.get_submodule(name) for part, name in named.items()}
+    parts |= {part: weighted(module, decoder) for part, module in parts.items() if part.startswith("norm")}
     return LayerCopy(parts, mlp, switched(config, family.parallel))
+
+
+def weighted(norm: nn.Module, decoder: HFDecoder) -> nn.Module:
+    """A norm of the target as one to be trained: where it has no weights, one with ones."""
+    if not decoder.family.bare_norms:
+        return norm
+    weights = {"eps": decoder.eps, "device": decoder.embedding.weight.device}
+    if decoder.family.layernorm:
+        return nn.LayerNorm(decoder.hidden_size, bias=False, **weights)
+    return nn.RMSNorm(decoder.hidden_size, **weights)
+
+
+def _activation(decoder: HFDecoder, layer: nn.Module) -> nn.Module:
+    """The MLP's activation; its parameters, if any, stay those of the target."""
+    if not decoder.family.activation_module:
+        return ACT2FN[activation(decoder.model.config)]
+    function = layer.get_submodule(decoder.family.activation_module)
+    for name, parameter in list(function.named_parameters(recurse=False)):
+        delattr(function, name)
+        function.register_buffer(name, parameter.detach(), persistent=False)
+    return function
 
 
 def _affine(module: nn.Module) -> Affine:

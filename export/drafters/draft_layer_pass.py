@@ -341,10 +341,10 @@ class DraftLayerPass(DraftPass):
             biases = np.concatenate([tensors[f"{part}experts.{n}_bias"].reshape(-1) for n in sides])
             mapped = g.op("Add", mapped, self._constant(g, f"{part}{'_'.join(sides)}.bias", biases))
         if len(sides) == 1:
-            return decoder.activate(g, mapped)
+            return decoder.activate(g, mapped, decoder.spec.last_attention)
         half = len(stacked) // 2
         gate, up = g.ops("Split", mapped, g.ints(half, half), out=(None, None), axis=-1)
-        return g.op("Mul", decoder.activate(g, gate), up)
+        return g.op("Mul", decoder.activate(g, gate, decoder.spec.last_attention), up)
 
     @staticmethod
     def _contrast_weights(g: Scope, zeros: str, best: str, sides: str) -> str:

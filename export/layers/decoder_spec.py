@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import (
-    ACTIVATIONS,
     FIXED_WITHIN,
     HEADS,
     activation,
+    activations,
     check_config,
     fits,
     read_field,
@@ -54,7 +54,7 @@ class DecoderSpec:
     vocab: int
     context_length: int
     eps: float
-    activation: str  # silu, gelu, gelu_tanh, relu or relu2
+    activation: str  # silu, gelu, gelu_tanh, relu, relu2 or xielu
     parallel: bool
     mlp_norm: str | None  # None: no norm of its own
     head_norms: tuple[str, ...]
@@ -70,6 +70,7 @@ class DecoderSpec:
     attention_cap: float | None  # scores and logits are cap * tanh(x / cap)
     logit_scale: float
     logit_cap: float | None
+    clip: float | None  # of queries, keys and values: no number of them is larger
     widths: Mapping[str, tuple[int, int]]  # (out, in) of a layer's linear maps
     shapes: Mapping[str, tuple[int, ...]]  # of the parameters of the last layer with attention, linear maps [out, in]
     eos_token_ids: tuple[int, ...]
@@ -162,7 +163,7 @@ def describe(model: Any) -> DecoderSpec:
     attending = [layer for layer, count in zip(layers, taps, strict=True) if not count]
     if not attending:
         raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
-    attention, norm = getattr(attending[0], family.attention), cast(Any, decoder.norm)
+    attention = getattr(attending[0], family.attention)
     heads = config.num_attention_heads
     widths = {
         module: _widths(layer.get_submodule(module))
@@ -186,8 +187,8 @@ def describe(model: Any) -> DecoderSpec:
         head_dim=head_dim,
         vocab=embedding.weight.shape[0],
         context_length=length,
-        eps=norm.eps if hasattr(norm, "eps") else norm.variance_epsilon,
-        activation=ACTIVATIONS[activation(config)],
+        eps=decoder.eps,
+        activation=activations(family)[activation(config)],
         parallel=switched(config, family.parallel),
         mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
         head_norms=head_norms,
@@ -203,8 +204,9 @@ def describe(model: Any) -> DecoderSpec:
         attention_cap=read_field(config, "attn_logit_softcapping"),
         logit_scale=decoder.logit_multiplier / decoder.logit_divisor,
         logit_cap=read_field(config, "final_logit_softcapping"),
+        clip=getattr(config, family.clip) if family.clip else None,
         widths=widths,
-        shapes=_shapes(attending[-1]),
+        shapes=_shapes(attending[-1]) | _bare_shapes(family, config.hidden_size),
         eos_token_ids=_eos(model),
         bos_token_id=next(iter(_known(model, config.bos_token_id)), None),
     )
@@ -221,6 +223,12 @@ def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
         shape = _widths(layer.get_submodule(module)) if value.ndim == 2 else tuple(value.shape)
         shapes[f"{module.removesuffix('.base_layer')}.{kind}"] = shape
     return shapes
+
+
+def _bare_shapes(family: Family, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Of the ones that a layer's norms without weights multiply by, which draft layers learn."""
+    norms = family.attention_norm, family.mlp_norm, family.attention_out_norm, family.mlp_out_norm
+    return {f"{norm}.weight": (hidden,) for norm in norms if norm and family.bare_norms}
 
 
 def _widths(module: Any) -> tuple[int, int]:

@@ -63,7 +63,7 @@ def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     """Lists the groups of a layer."""
     family, (before, after) = spec.family, spec.mixer(layer)
     # A convolution is linear in the last part of its input map.
-    groups = [Group(after, before[-1], values=not spec.taps[layer])]
+    groups = [Group(after, before[-1], values=not spec.taps[layer])] if spec.clip is None else []
     if family.attention_norm and spec.mlp_norm:
         groups += [Group(before, family.attention_norm), Group(family.up, spec.mlp_norm)]
     elif family.attention_norm:

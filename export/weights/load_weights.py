@@ -46,8 +46,10 @@ class ModelSource:
             self._beside[f"{spec.stacked(spec.family.position_table)}."] = self.decoder.positions
 
     def weight(self, name: str) -> Array:
-        """Returns the weight or bias `name`, rows in the graph's order."""
+        """Returns the weight or bias `name`, rows in the graph's order; ones for a norm without weights."""
         parameter = self._find(name)
+        if parameter is None and self.spec.family.bare_norms and name.endswith("norm.weight"):
+            return np.ones(self.spec.hidden, np.float32)
         assert parameter is not None, name
         module, tensor = parameter
         array: Array = tensor.detach().float().numpy()

@@ -35,6 +35,7 @@ class Family:
     cache_argument: str = "past_key_values"  # of a layer
     layernorm: bool = False  # mean and bias too, instead of the root mean square alone
     one_added: bool = False  # norms multiply by 1 + weight
+    bare_norms: float | None = None  # norms have no weights; the epsilon of all
     attention: str = "self_attn"
     attention_norm: str | None = "input_layernorm"  # None: it reads the residual stream as it is
     mlp_norm: str | None = "post_attention_layernorm"
@@ -52,9 +53,11 @@ class Family:
     down: tuple[str, ...] = ("mlp.down_proj",)
     gated: bool = True
     activation: str = "silu"  # of the MLP, where no config field says it
+    activation_module: str | None = None  # that holds the parameters of an activation, where it may have some
     conv: str | None = None  # short convolution in place of attention, in the layers that have one
     conv_in: tuple[str, ...] = ("conv.in_proj",)
     conv_out: tuple[str, ...] = ("conv.out_proj",)
+    clip: str | None = None  # config field: queries, keys and values are cut off at it
     interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
     layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # of the config's `layer_types`
     window_switch: str | None = None  # config switch without which windows are off
@@ -78,6 +81,7 @@ class Family:
             self.head_norm_switch,
             self.window_switch,
             self.rotary_layers,
+            self.clip,
             self.embedding_multiplier,
             self.residual_multiplier,
             self.logit_multiplier,
@@ -211,6 +215,15 @@ FAMILIES = {
             }
         ),
     ),
+    "apertus": Family(
+        attention_norm="attention_layernorm",
+        mlp_norm="feedforward_layernorm",
+        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+        up=("mlp.up_proj",),
+        gated=False,
+        activation_module="mlp.act_fn",
+        ignored=frozenset({"dtype"}),  # in which transformers starts the activation's parameters
+    ),
     "arcee": Family(up=("mlp.up_proj",), gated=False),
     "cwm": Family(ignored=frozenset({"pretraining_tp"})),
     "ernie4_5": Family(rotary_pairs=True, ignored=frozenset({"use_bias"})),
@@ -275,6 +288,7 @@ FAMILIES = {
         only={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
         ignored=frozenset({"_sliding_window_pattern", "sliding_window_pattern"}),
     ),
+    "olmo": Family(layernorm=True, bare_norms=1e-5, clip="clip_qkv"),
     "olmo2": _POST_NORM,
     "olmo3": _POST_NORM,
     "exaone4": replace(_POST_NORM, local_rotary=True, ignored=frozenset({"sliding_window_pattern"})),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 NEAR: dict[str, dict[str, Any]] = {
+    "apertus": {"attention_bias": True},
     "arcee": {"mlp_bias": True, "head_dim": 24},
     "cohere": {"use_qk_norm": True, "logit_scale": 1.5, "attention_bias": True},
     "cohere2": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2, "logit_scale": 1.5},
@@ -59,6 +60,7 @@ NEAR: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.5,
         },
     },
+    "olmo": {"attention_bias": True, "clip_qkv": 0.6},
     "nemotron": {
         "attention_bias": True,
         "mlp_bias": True,

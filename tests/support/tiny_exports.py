@@ -120,6 +120,8 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
         for name, value in model.named_parameters():
             if "norm" in name or ".ln_" in name:
                 value.uniform_(0.5, 1.5)
+            elif "act_fn.alpha" in name:
+                value.uniform_(-1, 1)
             elif name.endswith("bias"):
                 value.normal_(0, 0.1)
     return model.requires_grad_(False)
