@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from streamspec.adapters.adapter_writer import read_tensors
-from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.task_lora import merged
 from streamspec.adapters.text_lora import text_lora
@@ -71,7 +71,7 @@ def load_target(run: Run, task: Path | None) -> PreTrainedModel:
     if task is not None:
         try:
             check_task_lora(task)
-            with text_lora(task) as folder:
+            with text_lora(task) as folder, quiet():
                 model = merged(PeftModel.from_pretrained(model, folder))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {task}: {error}", f"a LoRA for {run.base.id}", RESTORE) from None

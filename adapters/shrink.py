@@ -71,7 +71,7 @@ def cut_task(folder: Path, rank: int) -> float | None:
     more = [title for key, title in VARIANTS.items() if config.get(key)]
     more += ["an embedding's LoRA"] * any("lora_embedding_" in name for name in tensors)
     if more:
-        raise AdapterError(f"{folder}: {', '.join(more)}", "a plain LoRA", "keep it as it is")
+        raise AdapterError(f"a task LoRA with {', '.join(more)}", "a plain LoRA", "keep it as it is")
     scales = {name: scaling(config, name, size) for name, size in ranks.items()}
     tensors, share = cut(tensors, rank, scales)
     save_tensors(tensors, folder / TASK_WEIGHTS)

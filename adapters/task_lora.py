@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from streamspec.adapters.base_models.base_names import check_named_base
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.text_part import quiet
 from streamspec.adapters.text_lora import text_lora
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS, Adapter, check_task_lora, tensor_shapes
 from streamspec.bundle.manifest import TOKENIZER
@@ -140,10 +141,10 @@ def _expected(adapter: Path, base: Base) -> dict[str, tuple[int, ...]]:
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(read_config(base.path))
-        with text_lora(adapter, weights=False) as folder:
+        with text_lora(adapter, weights=False) as folder, quiet():
             settings = LoraConfig.from_pretrained(str(folder))
-        tuned = get_peft_model(model, settings, low_cpu_mem_usage=True)
-        tensors = get_peft_model_state_dict(tuned, save_embedding_layers=False)
+            tuned = get_peft_model(model, settings, low_cpu_mem_usage=True)
+            tensors = get_peft_model_state_dict(tuned, save_embedding_layers=False)
     except (OSError, ValueError, LookupError, TypeError, RuntimeError, AttributeError) as error:
         raise AdapterError(
             f"{adapter / TASK_CONFIG}: {' '.join(str(error).split())[:200]}", f"a LoRA for {base.id}", "check --base"

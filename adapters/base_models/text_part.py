@@ -7,6 +7,7 @@ the layout of the files.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,12 +90,14 @@ def load_reported(folder: Path, **options: Any) -> tuple[PreTrainedModel, list[s
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers prints no warnings and no bars while the block runs."""
+    """transformers and PEFT print no warnings and no bars while the block runs."""
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.base_models.text_part import load_causal_lm
+from streamspec.adapters.base_models.text_part import load_causal_lm, quiet
 from streamspec.adapters.base_models.weight_files import stored_dtype
 from streamspec.adapters.task_lora import is_embedding, merged
 from streamspec.adapters.text_lora import text_lora
@@ -101,12 +101,13 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
 
         check_task_lora(adapter.path)
         try:
-            with text_lora(adapter.path) as folder:
+            with text_lora(adapter.path) as folder, quiet():
                 tuned = PeftModel.from_pretrained(model, str(folder))
                 _check_loaded(tuned, adapter, base, set(load_file(folder / TASK_WEIGHTS)))
             if not whole and _adapts_whole_modules(tuned):
                 return load_model(base, adapter)  # they would be rounded to the base's dtype, or taken to be tied
-            model = merged(tuned) if whole else tuned.base_model.model
+            with quiet():
+                model = merged(tuned) if whole else tuned.base_model.model
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise AdapterError(f"task LoRA of {adapter.path}: {error}", f"a LoRA for {base.id}", RESTORE) from None
     return model.eval().requires_grad_(False)

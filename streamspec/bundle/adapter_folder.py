@@ -37,12 +37,15 @@ NOT_NEEDED = (
     "megatron_config",
     "layer_replication",
     "loftq_config",
-    "eva_config",
     "corda_config",
     "lora_ga_config",
     "arrow_config",
     "runtime_config",
 )
+# Ways to start a LoRA that leave the base as it is: others round its weights or subtract the start from them.
+STARTS = ("gaussian", "eva", "orthogonal")
+MERGE = "merge it into its base with PEFT, and export that as the base"
+BELOW = 3  # folders that hold adapters, in an error
 WHOLE = {"modules_to_save": "whole modules", "trainable_token_indices": "rows of the embedding"}
 VARIANTS = {"use_dora": "DoRA", "lora_bias": "a bias of its own"}
 REPEATED_GROUP = re.compile(r"\)[*+{]")  # in a regular expression, a repeated group: may take exponential time
@@ -99,10 +102,11 @@ def read_adapter(path: Path) -> Adapter:
     if not file.exists() and (path / TASK_CONFIG).is_file():
         return _plain_lora(path)
     if not file.exists():
+        below = sorted({one.parent.name for name in (STREAM_CONFIG, TASK_CONFIG) for one in path.glob(f"*/{name}")})
         raise AdapterError(
             f"{path} has no {STREAM_CONFIG} and no {TASK_CONFIG}",
             "an adapter folder of `streamspec train`, or a LoRA of PEFT",
-            "check the path",
+            f"name a folder in it: {', '.join(below[:BELOW])}" if below else "check the path",
         )
     raw = read_json(file)
     try:
@@ -162,7 +166,7 @@ def check_task_lora(folder: Path) -> None:
     faults = [f"{name} {str(raw[name])[:60]}" for name in NOT_NEEDED if raw.get(name)]
     if raw.get("peft_type") != "LORA":
         faults.append(f"peft_type {str(raw.get('peft_type'))[:60]}")
-    if not isinstance(ranks, dict) or not all(
+    elif not isinstance(ranks, dict) or not all(
         type(rank) is int and 1 <= rank <= MAX_LORA_RANK for rank in (raw.get("r"), *ranks.values())
     ):
         faults.append(f"ranks {str([raw.get('r'), ranks])[:60]}")
@@ -177,7 +181,7 @@ def check_task_lora(folder: Path) -> None:
         for pattern in patterns
     ):
         faults.append("a pattern of modules that may take for ever")
-    if type(start) is not bool and start != "gaussian":
+    if type(start) is not bool and start not in STARTS:
         faults.append(f"init_lora_weights {str(start)[:60]}")
     if not (folder / TASK_WEIGHTS).is_file() and (folder / BIN_WEIGHTS).is_file():
         raise AdapterError(
@@ -185,13 +189,13 @@ def check_task_lora(folder: Path) -> None:
             TASK_WEIGHTS,
             "convert it where you trust it: PeftModel.from_pretrained(base, folder).save_pretrained(folder)",
         )
-    if not (folder / TASK_WEIGHTS).is_file():
-        faults.append(f"no {TASK_WEIGHTS}")
-    if faults:
+    there = (folder / TASK_WEIGHTS).is_file()
+    if faults or not there:
+        faults += [] if there else [f"no {TASK_WEIGHTS}"]
         raise AdapterError(
             f"{folder}: {'; '.join(faults[:4])}",
             f"a plain LoRA of ranks up to {MAX_LORA_RANK} in {TASK_WEIGHTS}",
-            RESTORE,
+            MERGE if there else RESTORE,
         )
 
 

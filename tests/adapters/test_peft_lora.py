@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -222,8 +223,41 @@ def test_a_lora_of_peft_is_cut_and_keeps_its_scales(base: Path, tmp_path: Path, 
 
 def test_what_is_more_than_a_lora_is_not_cut(base: Path, tmp_path: Path) -> None:
     folder = tuned(tmp_path / "lora", base, use_dora=True)
-    with pytest.raises(AdapterError, match="DoRA; expected a plain LoRA"):
+    with pytest.raises(AdapterError, match="^a task LoRA with DoRA; expected a plain LoRA"):
         shrink(folder, tmp_path / "cut", 2)
+
+
+def test_folders_that_hold_adapters_are_named(base: Path, tmp_path: Path) -> None:
+    tuned(tmp_path / "run" / "checkpoint-7", base)
+    with pytest.raises(AdapterError, match="name a folder in it: checkpoint-7"):
+        read_adapter(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}, None),  # both leave the base's weights alone
+        ({"init_lora_weights": "orthogonal"}, None),
+        ({"init_lora_weights": "olora"}, "init_lora_weights olora; .*merge it into its base with PEFT"),
+        ({"peft_type": "LOKR", "r": None}, "peft_type LOKR; .*merge it into its base with PEFT"),
+    ],
+)
+def test_a_start_that_leaves_the_base_alone_is_taken(
+    changes: dict[str, Any], refused: str | None, base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tuned(tmp_path / "lora", base)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    capfd.readouterr()
+    if refused is not None:
+        with pytest.raises(AdapterError, match=refused):
+            read_adapter(folder)
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("error", FutureWarning)
+        check_adapter(read_adapter(folder), resolve_base(base, lambda line: None), True, lambda line: None)
+    assert capfd.readouterr().err == ""
 
 
 def test_inspect_describes_a_lora_of_peft(base: Path, tmp_path: Path) -> None:
