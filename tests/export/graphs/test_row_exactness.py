@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ def drawn(seed: int) -> tuple[Any, ...]:
     return "llama", hidden, heads, kv, width, int(rng.integers(33, 700)), {}
 
 
-CASES = [(name, "fp32") for name in SHAPES]
+CASES = [(name, "fp32", "float32") for name in SHAPES]
 SHAPES |= {f"drawn {seed}": drawn(seed) for seed in range(4)}
-CASES += [(f"drawn {seed}", kind) for seed in range(4) for kind in ("fp32", "int8", "int4")]
+CASES += [(f"drawn {seed}", kind, "float32") for seed in range(4) for kind in ("fp32", "int8", "int4")]
+CASES += [("one K/V head of 72", "int8", "float16"), ("heads of 192", "int4", "float16")]
 
 
 def model_of(shape: str) -> Any:
@@ -55,10 +57,10 @@ def model_of(shape: str) -> Any:
     return tiny_model(family, **sizes | layers | changes)
 
 
-@pytest.mark.parametrize(("shape", "kind"), CASES)
-def test_rows_are_the_same_alone_and_among_others(shape: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "kind", "cache_dtype"), CASES)
+def test_rows_are_the_same_alone_and_among_others(shape: str, kind: str, cache_dtype: str, tmp_path: Path) -> None:
     model = model_of(shape)
-    spec = describe(model)
+    spec = replace(describe(model), cache_dtype=cache_dtype)
     graph = StepGraph(spec, ModelSource(model, spec), precision(kind), None)
     onnx.save(graph.build(WeightStore(tmp_path / "model.onnx.data")), tmp_path / "model.onnx")
     wrong = []
