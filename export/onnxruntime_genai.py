@@ -166,8 +166,8 @@ def export_genai(
     resolved, described = resolve_pair(base, adapter, say, allow_base_mismatch)
     if not FAMILIES[resolved.model_type].all_attention:
         raise BaseModelError(
-            f"`{resolved.model_type}`, a model with short convolutions, for onnxruntime-genai",
-            "a model with attention in every layer",
+            f"`{resolved.model_type}`, a model whose layers differ in what they keep, for onnxruntime-genai",
+            "a model with attention over keys of one size in every layer",
             "export it as a bundle, without --plain-genai",
         )
     check_hidden_size(kind, read_config(resolved.path).hidden_size)

@@ -53,7 +53,7 @@ def adapter_tensors(
     out: dict[str, Array] = {}
     for part, lora in ((TASK_LORA, task), (STREAM_LORA, streams.lora if streams else {})):
         for layer in range(spec.layers) if lora else ():
-            for modules in spec.fused(layer):
+            for modules in spec.fused(layer, streams=part == STREAM_LORA):
                 out |= update(spec, layer, modules, part).tensors(
                     [lora.get((layer, module)) for module in modules], precision.coded
                 )

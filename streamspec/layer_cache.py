@@ -29,21 +29,25 @@ class CacheKind(NamedTuple):
     width: str
 
 
-ATTENTION, CONV = "attention", "conv"
+ATTENTION, CONV, SHARED = "attention", "conv", "shared"
 LAYER_KINDS = {
     ATTENTION: CacheKind((KEY, VALUE), "Hkv", "D"),
     CONV: CacheKind((KEY,), "one", "H"),  # inputs of a short convolution
+    SHARED: CacheKind((), "Hkv", "D"),  # nothing: the layer attends to what one below keeps
 }
 
 
 @dataclass(frozen=True)
 class LayerCache:
     """One layer's share of the cache. `window`: how many tokens back its rows see, themselves included, where it keeps
-    no more than that needs; None: all tokens are kept. `kind`: of `LAYER_KINDS`; `dtype`: of `DTYPES`."""
+    no more than that needs; None: all tokens are kept. `kind`: of `LAYER_KINDS`; `dtype`: of `DTYPES`; `heads`,
+    `width`: of its keys where they differ from the model's, else 0."""
 
     kind: str = ATTENTION
     window: int | None = None
     dtype: str = DTYPES[0]
+    heads: int = 0
+    width: int = 0
 
     def slots(self, limit: int) -> int:
         """Slots where the sequence has at most `limit` rows."""
@@ -56,22 +60,34 @@ def window_slots(window: int) -> int:
 
 
 def layer_caches(
-    windows: Sequence[int | None], context: int, dtype: str = DTYPES[0], taps: Sequence[int] = ()
+    windows: Sequence[int | None],
+    context: int,
+    dtype: str = DTYPES[0],
+    taps: Sequence[int] = (),
+    sizes: Sequence[tuple[int, int]] = (),
+    sources: Sequence[int] = (),
 ) -> tuple[LayerCache, ...]:
     """What layers keep whose rows see `windows` tokens (None: all) of a `context`: a ring where that takes fewer slots.
-    `taps`: of each layer, rows that a short convolution sees in place of attention, 0 for attention. Empty where all
-    layers keep everything in the first of `DTYPES`, as in bundles that do not say."""
+    `taps`: of each layer, rows that a short convolution sees in place of attention, 0 for attention; `sizes`: its heads
+    and their width, 0 for the model's; `sources`: the layer whose keys it attends to. Empty where all layers keep
+    everything in the first of `DTYPES`, as in bundles that do not say."""
     taps = taps or [0] * len(windows)
     seen = [count or window for window, count in zip(windows, taps, strict=True)]
     rings = [window if window is not None and window_slots(window) < context else None for window in seen]
     kinds = [CONV if count else ATTENTION for count in taps]
-    caches = tuple(LayerCache(kind, ring, dtype) for kind, ring in zip(kinds, rings, strict=True))
+    sizes = sizes or [(0, 0)] * len(windows)
+    caches = tuple(LayerCache(kind, ring, dtype, *own) for kind, ring, own in zip(kinds, rings, sizes, strict=True))
+    borrowed = {layer for layer, source in enumerate(sources) if source != layer}
+    caches = tuple(LayerCache(SHARED, None, dtype) if i in borrowed else cache for i, cache in enumerate(caches))
     return () if set(caches) == {LayerCache()} else caches
+
+
+NOT_KEYS = {CONV: "a convolution's inputs", SHARED: "nothing of their own"}
 
 
 def in_words(caches: Sequence[LayerCache]) -> str:
     """What layers keep, such as `15 layers a window of 512, 3 layers everything, float32`."""
-    counts = Counter("a convolution's inputs" if cache.kind == CONV else _kept(cache.window) for cache in caches)
+    counts = Counter(NOT_KEYS.get(cache.kind) or _kept(cache.window) for cache in caches)
     return ", ".join([*(f"{count} layer{'s' * (count > 1)} {kept}" for kept, count in counts.items()), caches[0].dtype])
 
 

@@ -179,7 +179,7 @@ class GraphFeatures:
         """`sizes` for the cache of a layer: a ring's slots are `S` and its window, or their number where `S` is one."""
         cache = self.cache(layer)
         kind = LAYER_KINDS[cache.kind]
-        own: dict[str, int | str] = {"Hkv": sizes[kind.heads], "D": sizes[kind.width]}
+        own: dict[str, int | str] = {"Hkv": cache.heads or sizes[kind.heads], "D": cache.width or sizes[kind.width]}
         if cache.window is not None:
             all_slots = sizes.get(EVERY_TOKEN)
             own[EVERY_TOKEN] = ring_symbol(cache.window) if all_slots is None else cache.slots(all_slots)

@@ -33,11 +33,12 @@ ACTIVATIONS = {  # of Hugging Face -> of the graph
 }
 LEARNED = {"xielu": "xielu"}  # those with parameters, in families that say where these are
 ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function")
-FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+FIXED_ROPE = ("default", "linear", "llama3", "yarn", "proportional")
 FIXED_WITHIN = ("dynamic", "longrope")  # frequencies that change only beyond the length of pre-training
 # Of a head's size. Narrow heads of other sizes, such as 12 or 36, give other last bits for one row than for several.
 HEAD_MULTIPLE, WIDE_HEAD, WIDE_MULTIPLE = 8, 64, 4
 HEADS = f"multiples of {HEAD_MULTIPLE}, from {WIDE_HEAD} on of {WIDE_MULTIPLE}, are supported"
+LAYER_SIZES = frozenset({"head_dim", "num_key_value_heads"})  # in which layers of a model may differ
 QUANTIZED = ("quantization_config", "compression_config", "quantization")  # fields of transformers, old vLLM, MLX
 UNDERSTOOD = frozenset(
     {  # fields that the modules show, that export reads, or that matter to training alone
@@ -101,7 +102,9 @@ def check_config(config: PreTrainedConfig) -> tuple[str, ...]:
 
 def read_field(config: PreTrainedConfig, name: str) -> Any:
     """Returns the config's `name` where its model reads that field, else None."""
-    return getattr(config, name, None) if name in fields_read(config.model_type) else None
+    if name not in fields_read(config.model_type) or name in (getattr(config, "per_layer_attributes", None) or ()):
+        return None  # of layers that differ the modules show it
+    return getattr(config, name, None)
 
 
 def activation(config: PreTrainedConfig) -> str:
@@ -138,13 +141,18 @@ def _unknown_fields(config: PreTrainedConfig) -> tuple[list[str], list[str]]:
 def _other_values(config: PreTrainedConfig) -> list[str]:
     """Returns the fields that are understood with other values only."""
     family = FAMILIES[config.model_type]
+    if odd := sorted(set(getattr(config, "per_layer_attributes", None) or ()) - LAYER_SIZES):
+        return [f"layers that differ in {', '.join(odd)} (only in {', '.join(sorted(LAYER_SIZES))})"]
     only = dict(family.only)
     if hasattr(config, "word_embed_proj_dim"):
         only["word_embed_proj_dim"] = config.hidden_size
+    if read_field(config, "hidden_size_per_layer_input"):
+        only["vocab_size_per_layer_input"] = config.vocab_size
+    values = {name: wanted if isinstance(wanted, tuple) else (wanted,) for name, wanted in only.items()}
     faults = [
-        f"{_quoted(name, value)} (only {wanted} is supported)"
-        for name, wanted in only.items()
-        if (value := getattr(config, name, wanted)) != wanted
+        f"{_quoted(name, value)} (only {' or '.join(map(str, wanted))} is supported)"
+        for name, wanted in values.items()
+        if (value := getattr(config, name, wanted[0])) not in wanted
     ]
     kinds = set(getattr(config, "layer_types", None) or ())
     needed = {*family.needed, *(("sliding_window",) if "sliding_attention" in kinds else ())}
@@ -157,11 +165,16 @@ def _other_values(config: PreTrainedConfig) -> list[str]:
     for rope in sorted({str(rope.get("rope_type")) for rope in rope_parameters(config).values()}):
         if rope not in (*FIXED_ROPE, *FIXED_WITHIN):
             faults.append(f"rotary embedding of type `{rope}` (only {', '.join((*FIXED_ROPE, *FIXED_WITHIN))})")
-    heads = config.num_attention_heads
-    size = read_field(config, "head_dim") or (config.hidden_size // heads if heads > 0 else 0)
-    if not size or not fits(size):
-        faults.append(f"heads of {size} (only {HEADS})")
+    faults += [f"heads of {size} (only {HEADS})" for size in _head_sizes(config) if not size or not fits(size)]
     return faults
+
+
+def _head_sizes(config: PreTrainedConfig) -> list[int]:
+    """The sizes of heads, of each kind of layer."""
+    if "head_dim" in (getattr(config, "per_layer_attributes", None) or ()):
+        return sorted({int(layer.head_dim) for layer in config.per_layer_config})
+    heads = config.num_attention_heads
+    return [read_field(config, "head_dim") or (config.hidden_size // heads if heads > 0 else 0)]
 
 
 def fits(head: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -18,7 +19,37 @@ from transformers.pytorch_utils import Conv1D
 
 from streamspec.adapters.base_models.config_fields import read_field
 from streamspec.adapters.base_models.short_conv import short_conv, watched_inputs
-from streamspec.model_families import factor, family_of, switched
+from streamspec.model_families import Family, factor, family_of, switched
+
+
+@dataclass
+class PerLayerModules:
+    """What gives each of the `layers` an input of its own of `width` numbers a token: a row of `table`, and a map of
+    the token's embedding under a norm of each layer's part."""
+
+    table: nn.Embedding
+    context: nn.Module
+    norm: nn.Module
+    layers: int
+    width: int
+    scales: tuple[float, float, float]  # of the table, of the map, of the sum
+
+    @classmethod
+    def of(cls, stack: Any, family: Family, config: Any) -> PerLayerModules | None:
+        """Those of a model; None where it has none."""
+        names = family.per_layer_input
+        if names is None or not (width := getattr(config, names.width)):
+            return None
+        table, context, norm = (getattr(stack, name) for name in (names.table, names.context, names.context_norm))
+        scales = table.scalar_embed_scale, stack.per_layer_model_projection_scale, stack.per_layer_input_scale
+        return cls(table, context, norm, len(getattr(stack, family.layers)), int(width), scales)
+
+    def inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """[B, R, layers, width] of tokens [B, R] that enter the first layer as `hidden` [B, R, H]."""
+        shape = (*tokens.shape, self.layers, self.width)
+        of_table, of_map, of_sum = self.scales
+        known = nn.functional.embedding(tokens, self.table.weight).to(hidden.dtype).reshape(shape) * of_table
+        return (self.norm((self.context(hidden) * of_map).reshape(shape)) + known) * of_sum
 
 
 class HFDecoder:
@@ -39,6 +70,8 @@ class HFDecoder:
         scalar = float(getattr(self.embedding, "scalar_embed_scale", 1.0))
         self.embedding_scale: float = scalar * factor(model.config, family.embedding_multiplier)
         self.residual_scale: float = factor(model.config, family.residual_multiplier)  # of what half a layer adds
+        self.kv_sources = self._kv_sources()
+        self.per_layer = PerLayerModules.of(stack, family, model.config)
         self.logit_multiplier = factor(model.config, family.logit_multiplier)
         self.logit_divisor = factor(model.config, family.logit_divisor)
 
@@ -59,6 +92,17 @@ class HFDecoder:
             return None
         return int(window)
 
+    def _kv_sources(self) -> tuple[int, ...]:
+        """Of each layer: the one whose keys and values it attends to, mostly itself."""
+        layers, name = range(len(self.layers)), self.family.shared_kv
+        own = len(layers) - (int(getattr(self.model.config, name) or 0) if name else 0)
+        kinds = getattr(self.model.config, "layer_types", None) or [""] * len(layers)
+        return tuple(i if i < own else max(j for j in range(own) if kinds[j] == kinds[i]) for i in layers)
+
+    def kept_below(self, first: int) -> list[int]:
+        """The layers from `first` on that attend to what one below `first` keeps."""
+        return [layer for layer in range(first, len(self.layers)) if self.kv_sources[layer] < first]
+
     def rotates(self, index: int) -> bool:
         """Whether layer `index` rotates queries and keys."""
         everywhere = not self.family.local_rotary or getattr(self.model.config, "sliding_window", None) is None
@@ -69,8 +113,9 @@ class HFDecoder:
 
     @property
     def last_attention(self) -> int:
-        """The last layer that attends, as which a draft layer starts."""
-        return max(index for index in range(len(self.layers)) if self.conv(index) is None)
+        """The last layer that attends to keys of its own, as which a draft layer starts."""
+        own = (index for index in range(len(self.layers)) if self.kv_sources[index] == index)
+        return max(index for index in own if self.conv(index) is None)
 
     def conv(self, index: int) -> Any:
         """The short convolution that layer `index` has in place of attention, or None."""
@@ -96,12 +141,25 @@ class HFDecoder:
         return self.layers[index]
 
     def call_layer(
-        self, index: int, hidden: Tensor, mask: Tensor, positions: Tensor, rotary: Any, cache: Any
+        self,
+        index: int,
+        hidden: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        rotary: Any,
+        cache: Any,
+        beside: Tensor | None = None,
     ) -> Tensor:
-        """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]."""
+        """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]. `beside`: the
+        layers' own inputs (`beside`), None for rows without a token: zeros, which add nothing. Where layers share K/V
+        `cache.shared` has them by kind of layer.
+        """
         if (conv := self.conv(index)) is not None:
             return self._call_conv_layer(conv, index, hidden, mask, cache)
         extra = self._attending(index, positions, rotary, cache)
+        if self.per_layer is not None:
+            width = self.per_layer.width
+            extra["per_layer_input"] = hidden.new_zeros(1, 1, width) if beside is None else beside[:, :, index]
         out = self.layer(index)(hidden, attention_mask=mask, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
@@ -126,12 +184,15 @@ class HFDecoder:
         """What a layer hands to its attention: positions, their rotary embeddings, the cache."""
         own = rotary[self.model.config.layer_types[index]] if isinstance(rotary, dict) else rotary
         given = {"position_ids": positions, self.family.cache_argument: cache}
+        if self.family.shared_kv is not None:
+            shared = getattr(cache, "shared", None)
+            given["shared_kv_states"] = {} if shared is None else shared
         return given | ({} if rotary is None else {"position_embeddings": own})
 
     @contextmanager
     def keys_values(self, first: int, cache: DynamicCache) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Lists that the block's end fills with K and V [B, Hkv, T, D] of the layers from `first` on, out of the
-        `cache` of a pass within it; of convolutions with the inputs [B, 1, T, H] and nothing.
+        """Lists that the block's end fills with K and V [B, Hkv, T, D] that the layers from `first` on attend to, out
+        of the `cache` of a pass within it; of convolutions with the inputs [B, 1, T, H] and nothing.
         """
         keys, values = list[Tensor](), list[Tensor]()
         with ExitStack() as stack:
@@ -140,7 +201,8 @@ class HFDecoder:
                 for index in range(first, len(self.layers))
             ]
             yield keys, values
-        for given, layer in zip(inputs, cache.layers[first:], strict=True):
+        for given, source in zip(inputs, self.kv_sources[first:], strict=True):
+            layer = cache.layers[source]
             keys.append(layer.keys if given is None else given[0][:, None])
             values.append(layer.values if given is None else given[0][:, None, :, :0])
 
@@ -180,13 +242,21 @@ class HFDecoder:
             return embedded
         return embedded + nn.functional.embedding(positions + self.family.position_offset, self.positions.weight)
 
+    def beside(self, tokens: Tensor, hidden: Tensor) -> Tensor | None:
+        """The layers' own inputs [B, R, layers, width] for tokens [B, R] that enter the first layer as `hidden`; None
+        where layers have none."""
+        return None if self.per_layer is None else self.per_layer.inputs(tokens, hidden)
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Token embeddings as they are in the table, without positions: [.., E]."""
         return torch.nn.functional.embedding(tokens, self.embedding.weight)
 
     def linear_names(self, first: int) -> list[str]:
-        """Full names of the linear maps in layers `first..N-1`, for the streams' own LoRA."""
-        return [f"{i}.{name}" for i in range(first, len(self.layers)) for name in self.linear_modules(i)]
+        """Full names of the linear maps in layers `first..N-1` that streams run through, for their own LoRA."""
+        names = self.family.per_layer_input
+        passed = () if names is None else (names.gate, names.up)
+        of = range(first, len(self.layers))
+        return [f"{i}.{name}" for i in of for name in self.linear_modules(i) if name not in passed]
 
     def linear_modules(self, index: int) -> list[str]:
         """Names of the linear maps inside layer `index` (`self_attn.q_proj`, ...)."""

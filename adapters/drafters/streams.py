@@ -49,8 +49,11 @@ from streamspec.errors import ConfigError
 class AppendCache:
     """The cache HF layers see in pass 2: main K/V (read-only) followed by the stream rows' own."""
 
-    def __init__(self, keys: list[Tensor], values: list[Tensor], first: int) -> None:
-        self.keys, self.values, self.first = keys, values, first
+    def __init__(
+        self, keys: list[Tensor], values: list[Tensor], first: int, shared: dict[str, tuple[Tensor, Tensor]]
+    ) -> None:
+        """`shared`: by kind of layer, what layers attend to that have no K/V of their own."""
+        self.keys, self.values, self.first, self.shared = keys, values, first, shared
         self.is_updated: dict[int, bool] = {}
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -152,16 +155,25 @@ class StreamingModel(DraftingModel):
         cache = self.cache(main)
         length = main.entry.shape[1]
         masks: dict[int | None, Tensor] = {}
+        below = self.decoder.kept_below(self.first)  # these see the main rows alone
         for index in range(self.first, len(self.decoder.layers)):
             window = self.decoder.window(index)
             if window not in masks:
                 masks[window] = stream_mask(rows, length, gamma, positions, window, hidden.dtype)
-            hidden = self.decoder.call_layer(index, hidden, masks[window], positions, rotary, cache)
+            mask = masks[window][..., :length] if index in below else masks[window]
+            hidden = self.decoder.call_layer(index, hidden, mask, positions, rotary, cache)
         return self.decoder.finish(hidden).reshape(batch, count, gamma, -1)
 
     def cache(self, main: MainPass) -> AppendCache:
         """The K/V that stream rows attend to: the main rows' and their own."""
-        return AppendCache(main.keys, main.values, self.first)
+        shared = {
+            self.decoder.model.config.layer_types[layer]: (
+                main.keys[layer - self.first],
+                main.values[layer - self.first],
+            )
+            for layer in self.decoder.kept_below(self.first)
+        }
+        return AppendCache(main.keys, main.values, self.first, shared)
 
     def entry_states(self, entry: Tensor, rows: Tensor, roots: Tensor) -> Tensor:
         """S [B, P, gamma, H] at the input of layer N-Ns."""

@@ -125,6 +125,7 @@ class Accepted:
     rings: Mapping[int, Ring] = field(default_factory=dict)  # by window, of layers that keep no more
     before: RowsBefore | None = None  # where there are convolutions
     inputs_of: Callable[[tuple[str, ...]], Read] | None = None
+    below: Accepted | None = None  # after an early exit: the same of all rows, which layers below it have keys of
 
     def past_mask(self, g: Scope) -> str:
         """[1, L + n]: 0 over the past, the node's ancestors and itself."""

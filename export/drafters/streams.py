@@ -86,9 +86,9 @@ def shapes(section: AdapterSection) -> Shapes:
         rank = section.whole("rank", 1, 4096, lora)
         section.positive("lora.alpha", lora.get("alpha"))
         for layer in range(spec.layers - ns, spec.layers):
-            for module in spec.modules(layer):
-                shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.in_width(module))
-                shapes[f"layers.{layer}.{module}.lora_B"] = (spec.out_width(module), rank)
+            for module in spec.modules(layer, streams=True):
+                shapes[f"layers.{layer}.{module}.lora_A"] = (rank, spec.at(layer).in_width(module))
+                shapes[f"layers.{layer}.{module}.lora_B"] = (spec.at(layer).out_width(module), rank)
     return shapes
 
 
@@ -113,7 +113,7 @@ def read(section: AdapterSection, tensors: dict[str, Array], shared: dict[str, A
 def _read_lora(tensors: dict[str, Array], spec: DecoderSpec, ns: int, factor: np.float32) -> Lora:
     out = {}
     for layer in range(spec.layers - ns, spec.layers):
-        for module in spec.modules(layer):
+        for module in spec.modules(layer, streams=True):
             a, b = (tensors.get(f"layers.{layer}.{module}.lora_{side}") for side in "AB")
             if a is not None and b is not None:
                 order = spec.row_order(module)
@@ -164,11 +164,12 @@ def _delta(decoder: Decoder, spec: StreamSpec, g: Scope, x: str, layer: int, mod
     if f"{label}.A" not in g.store:
         pairs = [spec.lora.get((layer, module)) for module in modules]
         rank = sum(pair[0].shape[0] for pair in pairs if pair)
-        down = np.zeros((rank, decoder.spec.in_width(modules[0])), np.float32)
-        up = np.zeros((rank, sum(decoder.spec.out_width(m) for m in modules)), np.float32)
+        own = decoder.spec.at(layer)
+        down = np.zeros((rank, own.in_width(modules[0])), np.float32)
+        up = np.zeros((rank, sum(own.out_width(m) for m in modules)), np.float32)
         row = column = 0
         for module, pair in zip(modules, pairs, strict=True):
-            width = decoder.spec.out_width(module)
+            width = own.out_width(module)
             if pair:
                 size = pair[0].shape[0]
                 down[row : row + size] = pair[0]
@@ -216,10 +217,13 @@ class StreamPass(ParallelDraftPass):
     ) -> Residual:
         positions = self._positions(g, accepted, stream_ids)
         rotary = self.decoder.rotary(g, positions)
-        masks = _StreamMasks(self.decoder.spec.group, accepted, stream_ids, positions, rows)
+        masks, own = _StreamMasks(accepted, stream_ids, positions, rows), dict[int, tuple[str, str]]()
+        below = accepted.below and _StreamMasks(accepted.below, stream_ids, positions, rows)
         for layer in layers:
             with g.named(f"layers.{layer}"):
-                residual = self._layer(g, residual, rows, layer, rotary, presents[layer - self.first], masks, accepted)
+                present = presents[layer - self.first]
+                seen = below if below and self.decoder.spec.source(layer) < self.first else masks
+                residual = self._layer(g, residual, rows, layer, rotary, present, seen, seen.accepted, own)
         return residual
 
     def _states_to_logits(self, g: Scope, residual: Residual, rows: Rows) -> str:
@@ -267,7 +271,10 @@ class StreamPass(ParallelDraftPass):
         present: tuple[str, ...],
         masks: _StreamMasks,
         accepted: Accepted,
+        own: dict[int, tuple[str, str]],
     ) -> Residual:
+        """`own`: by layer, keys and values of the streams themselves. A layer that attends to another's sees them where
+        streams run through that one; else the main rows alone."""
         decoder = self.decoder
         normed, residual = decoder.enter(g, residual, layer)
         spec = decoder.spec
@@ -278,32 +285,34 @@ class StreamPass(ParallelDraftPass):
                 mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
         q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
-        mask = masks.of(g, spec.windows[layer])
-        own = by_head(g, spec, k), by_head(g, spec, v)
-        mixed = attend(g, spec, q, [*accepted.seen(g, spec, present, spec.ring(layer)), own], mask)
+        sizes, source = spec.at(layer), spec.source(layer)
+        mask = masks.of(g, spec.windows[layer], sizes.group, beside=source == layer or source in own)
+        if source == layer:
+            own[layer] = by_head(g, sizes, k), by_head(g, sizes, v)
+        seen = accepted.seen(g, spec, present, spec.ring(layer))
+        mixed = attend(g, sizes, q, [*seen, own[source]] if source in own else seen, mask)
         return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
 
 
 class _StreamMasks:
     """Additive masks [group * m, visible + m] of stream rows, one per distinct window, shared by all layers."""
 
-    def __init__(self, group: int, accepted: Accepted, stream_ids: str, positions: str, rows: Rows) -> None:
-        self.group, self.accepted, self.stream_ids, self.positions, self.rows = (
-            group,
-            accepted,
-            stream_ids,
-            positions,
-            rows,
-        )
+    def __init__(self, accepted: Accepted, stream_ids: str, positions: str, rows: Rows) -> None:
+        self.accepted, self.stream_ids, self.positions, self.rows = accepted, stream_ids, positions, rows
         self._plain = ""
-        self._made: dict[int | None, str] = {}
+        self._made: dict[tuple[int | None, int, bool], str] = {}
 
-    def of(self, g: Scope, window: int | None) -> str:
-        if window not in self._made:
+    def of(self, g: Scope, window: int | None, group: int, beside: bool = True) -> str:
+        """`beside`: the streams' own columns come after those of the main rows."""
+        key = window, group, beside
+        if key not in self._made:
             with g.named(f"mask.{window or 'full'}"):
                 mask = self._masked(g, window)
-                self._made[window] = g.op("Tile", mask, g.ints(self.group, 1))
-        return self._made[window]
+                if not beside:
+                    columns = g.op("Sub", g.op("Shape", mask, start=1), self.rows.count)
+                    mask = g.op("Slice", mask, g.ints(0), columns, g.ints(1))
+                self._made[key] = g.op("Tile", mask, g.ints(group, 1))
+        return self._made[key]
 
     def _masked(self, g: Scope, window: int | None) -> str:
         if window is None:

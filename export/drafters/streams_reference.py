@@ -41,25 +41,30 @@ class StreamReference(ParallelReference):
             [torch.as_tensor(sees)[row].expand(spec.gamma, -1), torch.ones(spec.gamma, spec.gamma).tril().bool()], 1
         )
         columns = torch.cat([torch.as_tensor(positions), where])
-        shape = describe(model.model)
+        shape, below = describe(model.model), decoder.kept_below(model.first)
+        cache = _Append(main, {})
+        for layer in below:
+            cache.shared[model.model.config.layer_types[layer]] = main.keys[layer], main.values[layer]
         for layer in range(model.first, model.layers):
             mask = model.mask(seen, where, columns, decoder.window(layer))
+            mask = mask[..., : len(positions)] if layer in below else mask
             with _stream_weights(decoder, layer, spec, shape):
-                hidden = decoder.call_layer(layer, hidden, mask, where[None], rotary, _Append(main, layer))
+                hidden = decoder.call_layer(layer, hidden, mask, where[None], rotary, cache)
         logits: Tensor = decoder.logits(decoder.finish(hidden))[0]
         return logits
 
 
 @dataclass
 class _Append:
-    """A cache holding the main rows' K/V of one layer, to which stream rows append theirs."""
+    """A cache holding the main rows' K/V, to which stream rows append theirs. `shared`: by kind of layer, those that
+    others attend to."""
 
     main: ReferenceOutput
-    layer: int
+    shared: dict[str, tuple[Tensor, Tensor]]
 
-    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Returns the main rows' K/V followed by those of the stream rows."""
-        return torch.cat([self.main.keys[self.layer], key], 2), torch.cat([self.main.values[self.layer], value], 2)
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Returns the main rows' K/V of `layer` followed by those of the stream rows."""
+        return torch.cat([self.main.keys[layer], key], 2), torch.cat([self.main.values[layer], value], 2)
 
 
 class _stream_weights:

@@ -8,7 +8,7 @@ the bias and follow true positions: a tree uses more slots than positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -92,6 +92,7 @@ class _Batch:
     kept: str = ""  # int64 [n]: numbers of these rows among all, '' for all of them
     slots: str = ""
     biases: dict[int | None, str] = field(default_factory=dict)
+    biases_below: dict[int | None, str] = field(default_factory=dict)  # over keys of layers below the early exit
     rings: dict[int, Ring] = field(default_factory=dict)  # by window
     before: RowsBefore | None = None  # where there are convolutions
 
@@ -116,6 +117,7 @@ class _Layers(LayerStack):
             visible=visible,
             attention=RowExactAttention(g, self.spec, visible),
         )
+        self.below: _Batch | None = None  # the rows before the early exit
         self._going_on = rows
 
     def rows(self) -> Rows:
@@ -125,26 +127,32 @@ class _Layers(LayerStack):
         if layer != self.first or self.exit is None:
             return
         g = self.g
-        self.batch = self._surviving(self.exit, state.residual.stream)
+        self.below, self.batch = self.batch, self._surviving(self.exit, state.residual.stream)
         state.normed, stream = (
             g.op("Gather", x, self.batch.kept, axis=1) for x in (state.normed, state.residual.stream)
         )
         state.residual = Residual(stream)
+        state.beside = state.beside and g.op("Gather", state.beside, self.batch.kept, axis=1)
         state.rotary = self.decoder.rotary(g, self.batch.positions)
         self._going_on = self.batch.rows
 
     def attention(self, layer: int, state: LayerRows) -> str:
         batch, decoder = self.batch, self.decoder
         q, *sides = decoder.queries_keys_values(self.g, state.normed, batch.rows, layer, state.rotary, decoder.linear)
-        window, ring = self.spec.windows[layer], self.spec.ring(layer)
-        bias = self._bias(window) if ring is None else self._ring_bias(layer, ring)
-        used = "" if ring is None else batch.rings[ring].used
+        window, ring, source = self.spec.windows[layer], self.spec.ring(layer), self.spec.source(layer)
+        if self.below is not None and source < self.first:
+            bias, used = self._bias_below(self.below, ring or window, ring)
+        else:
+            bias = self._bias(window) if ring is None else self._ring_bias(source, ring)
+            used = "" if ring is None else batch.rings[ring].used
         with self.g.named("attention"):
-            key, value = (
-                batch.attention.append(side, layer, kind) for side, kind in zip(sides, CACHE_KINDS, strict=True)
-            )
-            self.presents.append((key, value))
-            return batch.attention.mix(q, key, value, bias, used)
+            if source == layer:
+                written = (batch.attention.append(x, layer, kind) for x, kind in zip(sides, CACHE_KINDS, strict=True))
+                self.presents.append(tuple(written))
+            else:
+                self.presents.append(self.presents[source])
+            key, value = self.presents[layer]
+            return batch.attention.mix(q, key, value, bias, used, layer)
 
     def keep_inputs(self, layer: int, inputs: str) -> tuple[str, ...]:
         return (self.batch.attention.keep(self.g.op("Unsqueeze", inputs, self.g.ints(1)), layer, KEY),)
@@ -168,6 +176,7 @@ class _Layers(LayerStack):
         state.mixed, state.normed, stream = (
             g.op("Gather", x, logit_rows, axis=1) for x in (state.mixed, state.normed, state.residual.stream)
         )
+        state.beside = state.beside and g.op("Gather", state.beside, logit_rows, axis=1)
         state.residual = Residual(stream)
 
     def _surviving(self, exit: EarlyExit, entry: str) -> _Batch:
@@ -208,6 +217,14 @@ class _Layers(LayerStack):
                 mask = window_out(g, full, batch.positions, seen, window)
             batch.biases[window] = g.op("Unsqueeze", mask, g.ints(0, 1))
         return batch.biases[window]
+
+    def _bias_below(self, below: _Batch, window: int | None, ring: int | None) -> tuple[str, str]:
+        """[1, 1, n, used] over the keys of a layer below the early exit, which are of all rows; and `used`."""
+        used = below.visible if ring is None else below.rings[ring].used
+        if window not in self.batch.biases_below:
+            gathered = self.g.op("Gather", below.biases[window], self.batch.kept, axis=2)
+            self.batch.biases_below[window] = gathered
+        return self.batch.biases_below[window], used
 
     def _ring_bias(self, layer: int, window: int) -> str:
         """[1, 1, n, used], over the slots of a layer that keeps no more than its window needs."""
@@ -310,7 +327,7 @@ class _Builder:
             equal = g.op("Equal", batch.logit_rows, node)
             at = g.op("ArgMax", g.op("Cast", equal, to=TensorProto.INT32), axis=0, keepdims=1)
             root = unless_forced(g, FORCED_ROOT, g.op("Gather", choices, at, axis=0)) if spec.uses_root else ""
-            return Accepted(
+            accepted = Accepted(
                 node=node,
                 number=number,
                 root=root,
@@ -323,3 +340,14 @@ class _Builder:
                 before=batch.before,
                 inputs_of=self.layers.inputs_of,
             )
+            if (below := self.layers.below) is None:
+                return accepted
+            every = replace(
+                accepted,
+                node=number,
+                positions=below.positions,
+                tree_mask=below.tree_mask,
+                visible=below.visible,
+                rings=below.rings,
+            )
+            return replace(accepted, below=every)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.layers.decoder import Decoder, Residual, Tables
+from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows
@@ -18,12 +19,14 @@ from streamspec.step_graph import INPUT_IDS
 
 @dataclass
 class LayerRows:
-    """Rows of a call on their way through the layers. `normed`: attention's input; `mixed`: its output."""
+    """Rows of a call on their way through the layers. `normed`: attention's input; `mixed`: its output; `beside`:
+    inputs of each layer's own (`per_layer_input`)."""
 
     normed: str
     residual: Residual
     rotary: Tables
     mixed: str = ""
+    beside: str = ""
 
 
 class LayerStack(ABC):
@@ -41,7 +44,8 @@ class LayerStack(ABC):
         """The finished states [rows, H] of the call's rows at int64 `positions` [n]."""
         g, decoder = self.g, self.decoder
         start = decoder.begin(g, INPUT_IDS, positions)
-        state = LayerRows("", start, decoder.rotary(g, positions))
+        beside = layer_inputs(decoder, g, INPUT_IDS, start, self.rows())
+        state = LayerRows("", start, decoder.rotary(g, positions), beside=beside)
         for layer in range(self.spec.layers):
             with g.named(f"layers.{layer}"):
                 state.normed, state.residual = decoder.enter(g, state.residual, layer)
@@ -51,7 +55,7 @@ class LayerStack(ABC):
                 state.mixed = self.convolution(layer, state) if self.spec.taps[layer] else self.attention(layer, state)
                 self.leaving(layer, state)
                 state.residual = decoder.leave(
-                    g, state.mixed, state.normed, state.residual, self.rows(), layer, decoder.linear
+                    g, state.mixed, state.normed, state.residual, self.rows(), layer, decoder.linear, state.beside
                 )
         with g.named("head"):
             return g.op("Squeeze", decoder.finish(g, state.residual), g.ints(0))

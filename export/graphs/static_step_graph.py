@@ -141,7 +141,7 @@ class _StaticLayers(LayerStack):
         self.numbers = g.ints(*range(rows))
         self.tokens, self.positions = (g.op("Squeeze", name, g.ints(0)) for name in (INPUT_IDS, POSITION_IDS))
         self.past_bias = self._past_bias()
-        self._biases: dict[int | None, str] = {}
+        self._biases: dict[tuple[int | None, int], str] = {}
         self.rings: dict[int, Ring] = {}  # by window
         self.before: RowsBefore | None = None
 
@@ -151,15 +151,21 @@ class _StaticLayers(LayerStack):
     def attention(self, layer: int, state: LayerRows) -> str:
         g, spec, decoder = self.g, self.spec, self.decoder
         q, *sides = decoder.queries_keys_values(g, state.normed, self.rows(), layer, state.rotary, decoder.linear)
-        bias = self._bias(spec.windows[layer], spec.ring(layer) is not None)
+        own = spec.at(layer)
+        bias = self._bias(spec.windows[layer], spec.ring(layer) is not None, own.group)
         with g.named("attention"):
-            key, value = (
-                self._given(partial(by_head, g, spec, rows), layer, kind)
-                for kind, rows in zip(CACHE_KINDS, sides, strict=True)
-            )
-            before = loaded(g, spec, past(layer, CACHE_KINDS[0])), loaded(g, spec, past(layer, CACHE_KINDS[1]))
-            self.presents.append((*before, key, value))
-            return attend(g, spec, q, [before, (key, value)], bias)
+            if (source := spec.source(layer)) == layer:
+                new = (
+                    self._given(partial(by_head, g, own, rows), layer, kind)
+                    for kind, rows in zip(CACHE_KINDS, sides, strict=True)
+                )
+                key, value = new
+                before = (loaded(g, spec, past(layer, kind)) for kind in CACHE_KINDS)
+                self.presents.append((*before, key, value))
+            else:
+                self.presents.append(self.presents[source])
+            past_key, past_value, key, value = self.presents[layer]
+            return attend(g, own, q, [(past_key, past_value), (key, value)], bias)
 
     def _given(self, shaped: Callable[[str | None], str], layer: int, kind: str) -> str:
         """Gives rows out that are `shaped` [1, heads, n, width]; returns them as the cache will hold them."""
@@ -188,9 +194,9 @@ class _StaticLayers(LayerStack):
             used = g.op("Less", self._slots(), PAST_LENGTH)
             return g.op("Unsqueeze", g.op("Where", used, g.number(0), g.number(MASKED)), g.ints(0))
 
-    def _bias(self, window: int | None, in_ring: bool) -> str:
+    def _bias(self, window: int | None, in_ring: bool, group: int) -> str:
         """[group * n, S + n], as `attend` takes it; `S` may be a ring's slots."""
-        if window not in self._biases:
+        if (window, group) not in self._biases:
             g = self.g
             with g.named(f"bias.{window or 'full'}"):
                 if window is not None and in_ring:
@@ -198,14 +204,14 @@ class _StaticLayers(LayerStack):
                     ring = self.rings[window] = ring_beside(g, slots, self.count, self.positions, TREE_MASK)
                     seen = g.op("Unsqueeze", ring.positions, g.ints(0))
                     mask = window_out(g, ring.sees, self.positions, seen, window)
-                    self._biases[window] = g.op("Tile", mask, g.ints(self.spec.group, 1))
-                    return self._biases[window]
+                    self._biases[window, group] = g.op("Tile", mask, g.ints(group, 1))
+                    return self._biases[window, group]
                 mask = g.op("Concat", g.op("Expand", self.past_bias, g.ints(self.count, self.slots)), TREE_MASK, axis=1)
                 if window is not None:
                     seen = g.op("Unsqueeze", g.op("Concat", self._slots(), self.positions, axis=0), g.ints(0))
                     mask = window_out(g, mask, self.positions, seen, window)
-                self._biases[window] = g.op("Tile", mask, g.ints(self.spec.group, 1))
-        return self._biases[window]
+                self._biases[window, group] = g.op("Tile", mask, g.ints(group, 1))
+        return self._biases[window, group]
 
     def _slots(self) -> str:
         """int64 [S]: 0, 1, ..: of the past also the positions."""

@@ -51,7 +51,7 @@ def adapter_rows(
     for layer in range(spec.layers):
         shared = layer < spec.layers - max(room.ns, default=0)
         for part in (TASK_LORA,) if shared else (TASK_LORA, STREAM_LORA):
-            for modules in spec.fused(layer):
+            for modules in spec.fused(layer, streams=part == STREAM_LORA):
                 rows += update(spec, layer, modules, part).inputs(precision.coded)
     streams = empty_streams(spec, room)
     if streams is None:
@@ -72,8 +72,9 @@ def adapter_rows(
 
 def update(spec: DecoderSpec, layer: int, modules: tuple[str, ...], part: str) -> LowRank:
     """The update of linear maps fused to one by `part` of an adapter, `TASK_LORA` or `STREAM_LORA`."""
-    outputs = tuple((f"{spec.weight_name(layer, module)}.{part}", spec.out_width(module)) for module in modules)
-    return LowRank(f"{spec.fused_name(layer, modules)}.{part}", spec.in_width(modules[0]), outputs)
+    own = spec.at(layer)
+    outputs = tuple((f"{spec.weight_name(layer, module)}.{part}", own.out_width(module)) for module in modules)
+    return LowRank(f"{spec.fused_name(layer, modules)}.{part}", own.in_width(modules[0]), outputs)
 
 
 def empty_streams(spec: DecoderSpec, room: SwappableCapacity) -> StreamSpec | None:
@@ -169,7 +170,8 @@ class SwappableStreams(StreamPass):
             then_branch=starting.branch(values, types),
             else_branch=idle.branch(empty, types),
         )
-        return replace(accepted, node=node, root=root), Residual(stream, update)
+        below = accepted.below and replace(accepted.below, node=ACCEPTED_NODE, root=root)
+        return replace(accepted, node=node, root=root, below=below), Residual(stream, update)
 
     def _optional_layers(
         self, g: Scope, begun: str, layers: range, accepted: Accepted, presents: list[tuple[str, ...]], stream_ids: str
@@ -178,12 +180,13 @@ class SwappableStreams(StreamPass):
         inside, outside = (Scope(g.store, f"streams/{layers.start}/{name}") for name in ("begun", "waiting"))
         rows = Rows(inside.op("Shape", stream_ids))
         done = self._through(inside, self._entering, rows, layers, accepted, presents, stream_ids)
+        pending = done.update or inside.op("Sub", done.stream, done.stream)
         same = [outside.op("Identity", value) for value in (self._entering.stream, self._entering.update)]
         stream, update = g.ops(
             "If",
             begun,
             out=(None, None),
-            then_branch=inside.branch([done.stream, done.update], STATE_TYPES),
+            then_branch=inside.branch([done.stream, pending], STATE_TYPES),
             else_branch=outside.branch(same, STATE_TYPES),
         )
         return Residual(stream, update)

@@ -45,11 +45,11 @@ class RowExactAttention:
     def __init__(self, g: Scope, spec: DecoderSpec, visible: str) -> None:
         self.g, self.spec, self.visible = g, spec, visible
         self._ones: dict[str, str] = {}
-        self._tiled: dict[str, str] = {}
+        self._tiled: dict[tuple[str, int], str] = {}
 
     def append(self, rows: str, layer: int, kind: str) -> str:
         """Writes K or V rows [1, n, Hkv*D] after the first `past_length` slots; returns the cache [1, Hkv, S, D]."""
-        return self.keep(by_head(self.g, self.spec, rows), layer, kind)
+        return self.keep(by_head(self.g, self.spec.at(layer), rows), layer, kind)
 
     def keep(self, rows: str, layer: int, kind: str) -> str:
         """The same of rows as the cache holds them, [1, heads, n, width]."""
@@ -57,10 +57,11 @@ class RowExactAttention:
         new = stored(g, self.spec, rows)
         return g.op("TensorScatter", past(layer, kind), new, PAST_LENGTH, out=present(layer, kind), axis=2, **mode)
 
-    def mix(self, q: str, key: str, value: str, bias: str, used: str = "") -> str:
+    def mix(self, q: str, key: str, value: str, bias: str, used: str = "", layer: int | None = None) -> str:
         """[1, n, Hq*D] of rotated q [1, n, Hq*D] over caches, under an additive bias [1, 1, n, used].
-        `used`: int64 [1], slots of a ring; those of other caches are `visible`."""
-        g, spec, used = self.g, self.spec, used or self.visible
+        `used`: int64 [1], slots of a ring; those of other caches are `visible`. `layer`: whose sizes the heads have."""
+        g, used = self.g, used or self.visible
+        spec = self.spec if layer is None else self.spec.at(layer)
         kv, group, width = spec.kv_heads, spec.group, spec.head_dim
         keys, values = (loaded(g, spec, cache, used) for cache in (key, value))
         split = g.op("Reshape", q, g.ints(-1, kv, group, width))
@@ -72,7 +73,7 @@ class RowExactAttention:
             rows = g.op("Reshape", g.op("Transpose", split, perm=[1, 2, 0, 3]), g.ints(1, kv, -1, width))
             products = g.contrib("FusedMatMul", rows, keys, transB=1, alpha=spec.attention_scale)
         products = capped(g, products, spec.attention_cap) if spec.attention_cap else products
-        scores = g.op("Add", products, self._per_query_head(bias))
+        scores = g.op("Add", products, self._per_query_head(bias, group))
         below = g.op("Sub", scores, g.op("ReduceMax", scores, g.ints(-1), keepdims=1))
         # Before the exponential: ONNX Runtime merges a transposition with the product after it, which would undo it.
         weights = g.op("Exp", g.op("Transpose", below, perm=[0, 1, 3, 2]))
@@ -89,14 +90,14 @@ class RowExactAttention:
             self._ones[slots] = g.op("Expand", g.store.constant(1, np.float32), shape)
         return self._ones[slots]
 
-    def _per_query_head(self, bias: str) -> str:
+    def _per_query_head(self, bias: str, group: int) -> str:
         """The bias for the rows of `mix`, made once per distinct bias."""
-        if self.spec.group == 1:
+        if group == 1:
             return bias
-        if bias not in self._tiled:
+        if (bias, group) not in self._tiled:
             g = self.g
-            self._tiled[bias] = g.op("Tile", bias, g.ints(1, 1, self.spec.group, 1))
-        return self._tiled[bias]
+            self._tiled[bias, group] = g.op("Tile", bias, g.ints(1, 1, group, 1))
+        return self._tiled[bias, group]
 
 
 def stored(g: Scope, spec: DecoderSpec, rows: str, out: str | None = None) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from streamspec.export.layers.attention import capped
 from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.per_layer_input import layer_end, value_norm
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision, Rows, Weight, mixed_rows
@@ -116,11 +117,12 @@ class Decoder:
         """Weight of `modules` stacked along the output."""
         chosen = source or self.source
         names = [self.spec.weight_name(layer, module) for module in modules]
-        out = sum(self.spec.out_width(module) for module in modules)
+        spec = self.spec.at(layer)
+        out = sum(spec.out_width(module) for module in modules)
         return Weight(
             self.spec.fused_name(layer, modules) + suffix,
             out,
-            self.spec.in_width(modules[0]),
+            spec.in_width(modules[0]),
             lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
             sensitive=self._sensitive(layer, modules),
             importance=lambda: self.source.importance(names[0]),
@@ -145,7 +147,7 @@ class Decoder:
         label = "+".join(names) + ".bias"
         if label not in g.store:
             parts = [
-                np.zeros(self.spec.out_width(m), np.float32) if b is None else b
+                np.zeros(self.spec.at(layer).out_width(m), np.float32) if b is None else b
                 for b, m in zip(biases, modules, strict=True)
             ]
             g.store.add(label, np.concatenate(parts))
@@ -179,15 +181,24 @@ class Decoder:
         return self._half(g, residual, layer, self.spec.family.attention_norm)
 
     def leave(
-        self, g: Scope, mixed: str, normed: str, residual: Residual, rows: Rows, layer: int, linear: Linear
+        self,
+        g: Scope,
+        mixed: str,
+        normed: str,
+        residual: Residual,
+        rows: Rows,
+        layer: int,
+        linear: Linear,
+        beside: str = "",
     ) -> Residual:
         """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are the
-        results of `enter`.
+        results of `enter`. `beside`: the rows' own inputs of all layers (`per_layer_input`), '' for none.
         """
         update = self.attention_update(g, linear(g, mixed, rows, layer, self.spec.mixer(layer)[1]), layer)
         normed, residual = self.before_mlp(g, update, normed, residual, layer)
         update = self.mlp_update(g, self.mlp(g, normed, rows, layer, linear), layer)
-        return Residual(residual.stream, g.op("Add", residual.update, update) if residual.update else update)
+        update = g.op("Add", residual.update, update) if residual.update else update
+        return layer_end(self, g, Residual(residual.stream, update), rows, layer, linear, beside)
 
     def attention_update(self, g: Scope, output: str, layer: int) -> str:
         """What attention adds to the residual stream, from its output [1, rows, H]."""
@@ -240,14 +251,19 @@ class Decoder:
     def queries_keys_values(
         self, g: Scope, x: str, rows: Rows, layer: int, rotary: Tables, linear: Linear
     ) -> tuple[str, str, str]:
-        """Rotated q [1, rows, Hq*D], rotated k and v [1, rows, Hkv*D] of normed rows x."""
-        spec = self.spec
-        sizes = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads}
-        widths = g.ints(*(heads * spec.head_dim for heads in sizes.values()))
-        mapped = linear(g, x, rows, layer, spec.family.qkv)
-        if spec.clip is not None:
-            mapped = self._clipped(g, mapped, spec.clip)
-        q, k, v = g.ops("Split", mapped, widths, out=(None, None, None), axis=-1)
+        """Rotated q [1, rows, Hq*D], rotated k and v [1, rows, Hkv*D] of normed rows x; no k and v ('') of a layer that
+        attends to another's."""
+        spec, maps = self.spec.at(layer), self.spec.mixer(layer)[0]
+        if self.spec.source(layer) != layer:
+            q, k, v = linear(g, x, rows, layer, maps), "", ""
+        else:
+            apart = 3 if len(maps) == len(spec.family.qkv) else 2  # keys may be the values, too
+            widths = g.ints(*(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)[:apart]))
+            mapped = linear(g, x, rows, layer, maps)
+            mapped = mapped if spec.clip is None else self._clipped(g, mapped, spec.clip)
+            q, k, *others = g.ops("Split", mapped, widths, out=(None,) * apart, axis=-1)
+            v = others[0] if others else k
+            v = value_norm(self, g, v, layer) if spec.family.value_norm else v
         if spec.family.head_norms_last:
             return *self._head_norms(g, *self._turned(g, q, k, layer, rotary), layer), v
         return *self._turned(g, *self._head_norms(g, q, k, layer), layer, rotary), v
@@ -264,7 +280,7 @@ class Decoder:
         of_queries, of_keys = self.spec.head_norms
         return (
             self._head_norm(g, q, self.spec.heads, layer, of_queries),
-            self._head_norm(g, k, self.spec.kv_heads, layer, of_keys),
+            k and self._head_norm(g, k, self.spec.at(layer).kv_heads, layer, of_keys),
         )
 
     def _turned(self, g: Scope, q: str, k: str, layer: int, rotary: Tables) -> tuple[str, str]:
@@ -272,11 +288,12 @@ class Decoder:
         kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
         if kinds is None:
             return q, k
-        of_queries, of_keys = (rotary[kind] for kind in kinds)
-        return self._rotate(g, q, self.spec.heads, of_queries), self._rotate(g, k, self.spec.kv_heads, of_keys)
+        spec = self.spec.at(layer)
+        q = self._rotate(g, q, spec.heads, spec, kinds[0], rotary)
+        return q, k and self._rotate(g, k, spec.kv_heads, spec, kinds[1], rotary)
 
     def _head_norm(self, g: Scope, x: str, heads: int, layer: int, module: str) -> str:
-        name, spec = self.spec.weight_name(layer, module), self.spec
+        name, spec = self.spec.weight_name(layer, module), self.spec.at(layer)
         split = x if spec.joint_head_norms else g.op("Reshape", x, g.ints(0, 0, heads, spec.head_dim))
         if not spec.family.layernorm:
             normed = g.op(
@@ -302,16 +319,15 @@ class Decoder:
             normed = g.op("Mul", g.op("LayerNormalization", split, ones, axis=-1, epsilon=spec.eps), name)
         return normed if spec.joint_head_norms else g.op("Reshape", normed, g.ints(0, 0, heads * spec.head_dim))
 
-    def _rotate(self, g: Scope, x: str, heads: int, tables: tuple[str, str]) -> str:
+    def _rotate(self, g: Scope, x: str, heads: int, spec: DecoderSpec, kind: int, rotary: Tables) -> str:
         # The tables hold one row per row of x, so the position of the first row is 0.
+        rotated = spec.rotated(kind)
         partial: dict[str, Any] = (
-            {}
-            if self.spec.rotated == self.spec.head_dim
-            else {"num_heads": heads, "rotary_embedding_dim": self.spec.rotated}
+            {} if rotated == spec.head_dim else {"num_heads": heads, "rotary_embedding_dim": rotated}
         )
-        if self.spec.family.rotary_pairs:
+        if spec.family.rotary_pairs:
             partial["interleaved"] = 1
-        return g.contrib("RotaryEmbedding", x, g.ints(0), *tables, **partial)
+        return g.contrib("RotaryEmbedding", x, g.ints(0), *rotary[kind], **partial)
 
     def rotary(self, g: Scope, positions: str) -> Tables:
         """Computes cosines and sines at int64 positions [rows] as HF does, without a table as long as the context."""
@@ -346,7 +362,7 @@ class Decoder:
 
     def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
         """The update that the MLP adds to rows."""
-        spec, family = self.spec, self.spec.family
+        spec, family = self.spec.at(layer), self.spec.family
         inner = linear(g, normed, rows, layer, family.up)
         if family.gated:
             gate, up = g.ops("Split", inner, g.ints(spec.intermediate, spec.intermediate), out=(None, None), axis=-1)

@@ -40,8 +40,19 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class LayerSizes:
+    """Sizes of one of layers that differ; fields as in `DecoderSpec`."""
+
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    widths: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
-    """One decoder. Weight names are Hugging Face's (`weight_name`)."""
+    """One decoder. Weight names are Hugging Face's (`weight_name`). Where layers differ (`sizes`), sizes are those of
+    the last layer with keys of its own, which draft layers are like; `at` has those of another."""
 
     model_type: str
     family: Family
@@ -76,44 +87,66 @@ class DecoderSpec:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     cache_dtype: str = DTYPES[0]  # of stored keys and values
+    sizes: tuple[LayerSizes, ...] = ()  # per layer; empty: all are alike
+    kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it attends to; empty: each its own
+    per_layer_width: int = 0  # of each layer's own input for a token, 0 where there is none
+    per_layer_scales: tuple[float, float, float] = (1.0, 1.0, 1.0)  # of its table, of its map, of their sum
 
     @property
     def caches(self) -> tuple[LayerCache, ...]:
         """What each layer keeps of the tokens before; empty: everything, in float32."""
-        return layer_caches(self.windows, self.context_length, self.cache_dtype, self.taps)
+        own = [(one.kv_heads, one.head_dim) for one in self.sizes]
+        sizes = [(0, 0) if size == (self.kv_heads, self.head_dim) else size for size in own]
+        return layer_caches(self.windows, self.context_length, self.cache_dtype, self.taps, sizes, self.kv_sources)
+
+    def at(self, layer: int) -> DecoderSpec:
+        """The same with the sizes of a layer, for what is written within it."""
+        return replace(self, **vars(self.sizes[layer])) if layer < len(self.sizes) else self
+
+    def source(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends to, mostly itself."""
+        return self.kv_sources[layer] if layer < len(self.kv_sources) else layer
+
+    def kept_below(self, first: int) -> list[int]:
+        """The layers from `first` on that attend to what one below `first` keeps."""
+        return [layer for layer in range(first, self.layers) if self.source(layer) < first]
 
     def ring(self, layer: int) -> int | None:
-        """The window of a layer that keeps no more than that needs; None for one that keeps everything, as a draft
-        layer does."""
-        return self.caches[layer].window if layer < len(self.caches) else None
+        """The window of a layer whose keys are kept for no more than that; None where everything is, as of a draft
+        layer."""
+        return self.caches[self.source(layer)].window if layer < len(self.caches) else None
 
     @property
     def group(self) -> int:
         """Query heads per key/value head."""
         return self.heads // self.kv_heads
 
-    def modules(self, layer: int) -> tuple[str, ...]:
-        """Linear maps of a layer."""
-        return tuple(module for group in self.fused(layer) for module in group)
+    def modules(self, layer: int, streams: bool = False) -> tuple[str, ...]:
+        """Linear maps of a layer, of `streams` those that their rows run through."""
+        return tuple(module for group in self.fused(layer, streams) for module in group)
 
-    def fused(self, layer: int) -> tuple[tuple[str, ...], ...]:
+    def fused(self, layer: int, streams: bool = False) -> tuple[tuple[str, ...], ...]:
         """The modules in the groups that are computed as one map."""
-        return *self.mixer(layer), self.family.up, self.family.down
+        names = self.family.per_layer_input
+        beside = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
+        return *self.mixer(layer), self.family.up, self.family.down, *beside
 
     def mixer(self, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The maps before and after a layer's attention or convolution; a layer after the last has attention."""
         family = self.family
-        return (family.conv_in, family.conv_out) if any(self.taps[layer : layer + 1]) else (family.qkv, family.out)
+        if any(self.taps[layer : layer + 1]):
+            return family.conv_in, family.conv_out
+        widths = self.at(layer).widths
+        return tuple(name for name in family.qkv if name in widths), family.out
 
     @property
     def last_attention(self) -> int:
-        """The last layer that attends; draft layers are like it."""
-        return max(layer for layer, count in enumerate(self.taps) if not count)
+        """The last layer that attends to keys of its own; draft layers are like it."""
+        return max(layer for layer, count in enumerate(self.taps) if not count and self.source(layer) == layer)
 
-    @property
-    def rotated(self) -> int:
-        """Leading numbers of each head that are rotated."""
-        return 2 * len(self.rotaries[0].inv_freq) if self.rotaries else 0
+    def rotated(self, kind: int) -> int:
+        """Leading numbers of each head that a kind of rotary embedding turns."""
+        return 2 * len(self.rotaries[kind].inv_freq)
 
     def weight_name(self, layer: int, module: str) -> str:
         """`module` as in HF: `self_attn.q_proj`, `mlp.up_proj`, `input_layernorm`, ..."""
@@ -163,13 +196,11 @@ def describe(model: Any) -> DecoderSpec:
     attending = [layer for layer, count in zip(layers, taps, strict=True) if not count]
     if not attending:
         raise BaseModelError("a model without attention", "one with at least a layer of it", "export another base")
-    attention = getattr(attending[0], family.attention)
-    heads = config.num_attention_heads
-    widths = {
-        module: _widths(layer.get_submodule(module))
-        for layer, names in ((attending[0], (*family.qkv, *family.out)), (layers[0], (*family.up, *family.down)))
-        for module in names
-    }
+    last = layers[decoder.last_attention]
+    attention = getattr(last, family.attention)
+    heads, differ = config.num_attention_heads, family.shared_kv is not None
+    sizes = tuple(_sizes(layer, family, heads) for layer in layers) if differ else ()
+    widths = dict((sizes[decoder.last_attention] if sizes else _sizes(last, family, heads)).widths)
     if any(taps):
         convolving = layers[taps.index(max(taps))]
         widths |= {name: _widths(convolving.get_submodule(name)) for name in (*family.conv_in, *family.conv_out)}
@@ -183,7 +214,9 @@ def describe(model: Any) -> DecoderSpec:
         hidden=config.hidden_size,
         intermediate=widths[family.down[0]][1],
         heads=heads,
-        kv_heads=read_field(config, "num_key_value_heads") or heads,
+        kv_heads=sizes[decoder.last_attention].kv_heads
+        if sizes
+        else read_field(config, "num_key_value_heads") or heads,
         head_dim=head_dim,
         vocab=embedding.weight.shape[0],
         context_length=length,
@@ -192,7 +225,7 @@ def describe(model: Any) -> DecoderSpec:
         parallel=switched(config, family.parallel),
         mlp_norm=None if switched(config, family.shares_norm) else family.mlp_norm,
         head_norms=head_norms,
-        joint_head_norms=bool(head_norms) and _joint(attending[0].get_submodule(head_norms[0]), head_dim),
+        joint_head_norms=bool(head_norms) and _joint(last.get_submodule(head_norms[0]), head_dim),
         tied=decoder.lm_head.weight is embedding.weight,
         windows=tuple(decoder.window(layer) for layer in range(len(layers))),
         taps=taps,
@@ -206,12 +239,26 @@ def describe(model: Any) -> DecoderSpec:
         logit_cap=read_field(config, "final_logit_softcapping"),
         clip=getattr(config, family.clip) if family.clip else None,
         widths=widths,
-        shapes=_shapes(attending[-1]) | _bare_shapes(family, config.hidden_size),
+        shapes=_shapes(last) | _bare_shapes(family, config.hidden_size),
         eos_token_ids=_eos(model),
         bos_token_id=next(iter(_known(model, config.bos_token_id)), None),
+        sizes=sizes,
+        kv_sources=decoder.kv_sources if differ else (),
+        per_layer_width=decoder.per_layer.width if decoder.per_layer else 0,
+        per_layer_scales=decoder.per_layer.scales if decoder.per_layer else (1.0, 1.0, 1.0),
     )
     _check(spec, [getattr(getattr(layer, family.attention), "scaling", None) for layer in attending])
     return spec
+
+
+def _sizes(layer: Any, family: Family, heads: int) -> LayerSizes:
+    """Sizes of a layer with attention, of the linear maps that it has."""
+    names = family.per_layer_input
+    known = dict(layer.named_modules())
+    maps = (*family.qkv, *family.out, *family.up, *family.down, *((names.gate, names.up) if names else ()))
+    widths = {name: _widths(known[name]) for name in maps if name in known}
+    groups = getattr(getattr(layer, family.attention), "num_key_value_groups", 1)
+    return LayerSizes(heads // groups, widths[family.out[0]][1] // heads, widths[family.down[0]][1], widths)
 
 
 def _shapes(layer: Any) -> dict[str, tuple[int, ...]]:
@@ -290,15 +337,18 @@ def _known(model: Any, tokens: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _check(spec: DecoderSpec, scales: list[float | None]) -> None:
-    if not fits(spec.head_dim) or spec.rotated > spec.head_dim:
+    turned = enumerate(spec.rotary_of)
+    of_layers = {(spec.at(layer).head_dim, spec.rotated(kinds[0]) if kinds else 0) for layer, kinds in turned}
+    for head_dim, rotated in sorted(of_layers):
+        if not fits(head_dim) or rotated > head_dim:
+            raise BaseModelError(
+                f"heads of {head_dim} with {rotated} rotated",
+                f"{HEADS}, no more rotated than they hold",
+                "choose another base",
+            )
+    if any(kind.growth for kind in spec.rotaries) and spec.rotated(0) < spec.head_dim:
         raise BaseModelError(
-            f"heads of {spec.head_dim} with {spec.rotated} rotated",
-            f"{HEADS}, no more rotated than they hold",
-            "choose another base",
-        )
-    if any(kind.growth for kind in spec.rotaries) and spec.rotated < spec.head_dim:
-        raise BaseModelError(
-            f"queries that grow, {spec.rotated} of {spec.head_dim} numbers rotated",
+            f"queries that grow, {spec.rotated(0)} of {spec.head_dim} numbers rotated",
             "all rotated",
             "export another base",
         )

@@ -62,8 +62,9 @@ class Group:
 def groups(spec: DecoderSpec, layer: int) -> list[Group]:
     """Lists the groups of a layer."""
     family, (before, after) = spec.family, spec.mixer(layer)
-    # A convolution is linear in the last part of its input map.
-    groups = [Group(after, before[-1], values=not spec.taps[layer])] if spec.clip is None else []
+    # A convolution is linear in the last part of its input map; values under a norm or a limit are not.
+    bent = family.value_norm or spec.clip is not None
+    groups = [] if bent else [Group(after, before[-1], values=not spec.taps[layer])]
     if family.attention_norm and spec.mlp_norm:
         groups += [Group(before, family.attention_norm), Group(family.up, spec.mlp_norm)]
     elif family.attention_norm:
@@ -165,7 +166,9 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
     if simulation.mixes:
         blocks: dict[str, int] = {}
         for layer in range(spec.layers):
-            blocks |= {spec.weight_name(layer, name): mixed_inputs(spec.in_width(name)) for name in spec.family.down}
+            blocks |= {
+                spec.weight_name(layer, name): mixed_inputs(spec.at(layer).in_width(name)) for name in spec.family.down
+            }
         smoothed.scales.mixed |= {name: np.asarray(block, np.int32) for name, block in blocks.items() if block}
 
     @contextmanager
@@ -193,7 +196,7 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
             smoothed.columns |= dict.fromkeys(names, scale)
             divisor = _per_value(scale, spec) if group.values else scale ** np.float32(1 / group.power)
             before = (
-                spec.out_width(group.writer) - len(divisor) if group.writer in spec.widths else 0
+                spec.at(layer).out_width(group.writer) - len(divisor) if group.writer in spec.widths else 0
             )  # outputs of a fused map that others read
             smoothed.rows[spec.weight_name(layer, group.writer)] = 1 / np.concatenate(
                 [np.ones(before, np.float32), divisor]

@@ -118,13 +118,20 @@ def expect_long(model: Any, spec: DecoderSpec, tokens: Array, say: Callable[[str
     decoder, where = Float32Decoder(model), torch.as_tensor(text.positions)
     given = np.resize(tokens, len(text.computed))[text.positions]
     hidden = decoder.begin(torch.as_tensor(given)[None], where[None])
-    rotary = decoder.rotary_embeddings(hidden, where[None])
+    rotary, beside = (
+        decoder.rotary_embeddings(hidden, where[None]),
+        decoder.beside(torch.as_tensor(given)[None], hidden),
+    )
+    zeros, kept = bool((~text.computed).any()), dict[str, tuple[Tensor, ...]]()
     for layer in range(len(decoder.layers)):
-        cache, parts = _Growing(bool((~text.computed).any())), []
+        cache, parts = _Growing(zeros, kept), []
         for rows in text.chunks():
             mask = _mask(text, where[rows], where[: rows.stop], decoder.window(layer))
             cut = _cut(rotary, rows)
-            parts.append(decoder.call_layer(layer, hidden[:, rows], mask, where[None, rows], cut, cache))
+            if decoder.kv_sources[layer] != layer:  # as it was when the layer below had read as many rows
+                cache.shared = {kind: tuple(x[:, :, : zeros + rows.stop] for x in kv) for kind, kv in kept.items()}
+            own = None if beside is None else beside[:, rows]
+            parts.append(decoder.call_layer(layer, hidden[:, rows], mask, where[None, rows], cut, cache, own))
         hidden = torch.cat(parts, dim=1)
     final = decoder.finish(hidden[:, np.searchsorted(text.positions, text.compared)])
     logits: Array = decoder.logits(final)[0].numpy()
@@ -168,9 +175,11 @@ def _cut(rotary: Any, rows: slice) -> Any:
 
 @dataclass
 class _Growing:
-    """One layer's cache: K/V [1, Hkv, T, D] of all rows so far, after a row of zeros where `zeros`."""
+    """One layer's cache: K/V [1, Hkv, T, D] of all rows so far, after a row of zeros where `zeros`; `shared`: by kind
+    of layer, those that others attend to."""
 
     zeros: bool
+    shared: dict[str, tuple[Tensor, ...]]
     parts: tuple[Tensor, Tensor] | None = None
 
     def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

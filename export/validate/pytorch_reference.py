@@ -53,15 +53,21 @@ class ReferenceModel:
         where = torch.as_tensor(positions)[None]
         hidden = self.decoder.begin(torch.as_tensor(tokens)[None], where)
         rotary = self.decoder.rotary_embeddings(hidden, where)
-        cache = _Record({}, {})
+        beside = self.decoder.beside(torch.as_tensor(tokens)[None], hidden)
+        cache = _Record({}, {}, {})
         entry = hidden
         for layer in range(self.layers):
             if layer == self.first:
                 entry = hidden
             mask = self.mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
             with around(layer) if around else nullcontext():
-                hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache)
-        return ReferenceOutput(self.decoder.finish(hidden), entry, cache.keys, cache.values)
+                hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache, beside)
+        keys, values = ({i: side[source] for i, source in self._kept(side)} for side in (cache.keys, cache.values))
+        return ReferenceOutput(self.decoder.finish(hidden), entry, keys, values)
+
+    def _kept(self, side: dict[int, Tensor]) -> list[tuple[int, int]]:
+        """The layers that attend to one of `side`, and which that is."""
+        return [(layer, source) for layer, source in enumerate(self.decoder.kv_sources) if source in side]
 
     @torch.no_grad()
     def logits(self, output: ReferenceOutput) -> Array:
@@ -90,10 +96,11 @@ def tree_rows(context: Array, tree_tokens: Array, tree: DraftTree) -> tuple[Arra
 
 @dataclass
 class _Record:
-    """A cache that returns K/V unchanged and records them."""
+    """A cache that returns K/V unchanged and records them. `shared`: by kind of layer, those that others attend to."""
 
     keys: dict[int, Tensor]
     values: dict[int, Tensor]
+    shared: dict[str, tuple[Tensor, Tensor]]
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         self.keys[layer], self.values[layer] = key, value

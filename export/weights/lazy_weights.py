@@ -32,6 +32,10 @@ class Float32Decoder(HFDecoder):
         super().__init__(model)
         self._kept: tuple[int, nn.Module] | None = None
         self.norm = None if self.norm is None else to_float32(self.norm)
+        if self.per_layer is not None:
+            self.per_layer.context, self.per_layer.norm = (
+                to_float32(module) for module in (self.per_layer.context, self.per_layer.norm)
+            )
         if not isinstance(self.embedding, nn.Embedding):
             self.embedding = to_float32(self.embedding)
         if not isinstance(self.lm_head, nn.Linear):

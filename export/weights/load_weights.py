@@ -42,6 +42,10 @@ class ModelSource:
         self.spec, self.decoder = spec, Float32Decoder(model)
         self._prefix = f"{spec.stacked(spec.family.layers)}."
         self._beside = {f"{spec.stacked(spec.family.final_norm)}.": self.decoder.norm, "lm_head.": self.decoder.lm_head}
+        per_layer = self.decoder.per_layer
+        if per_layer is not None and (names := spec.family.per_layer_input) is not None:
+            self._beside[f"{spec.stacked(names.context)}."] = per_layer.context
+            self._beside[f"{spec.stacked(names.context_norm)}."] = per_layer.norm
         if spec.family.position_table:
             self._beside[f"{spec.stacked(spec.family.position_table)}."] = self.decoder.positions
 
@@ -58,7 +62,10 @@ class ModelSource:
         return self.spec.in_graph(name if inside == name else inside.partition(".")[2], array)
 
     def rows_of(self, name: str) -> LazyMatrix:
-        """Returns the LM head or the embedding."""
+        """Returns LM head, embedding, or the table of the layers' own inputs, a row for each token and layer."""
+        per_layer, names = self.decoder.per_layer, self.spec.family.per_layer_input
+        if per_layer is not None and names is not None and name == f"{self.spec.stacked(names.table)}.weight":
+            return LazyMatrix(per_layer.table.weight.detach().view(-1, per_layer.width))
         return LazyMatrix(
             (self.decoder.lm_head if name == "lm_head.weight" else self.decoder.embedding).weight.detach()
         )

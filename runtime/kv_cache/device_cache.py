@@ -18,6 +18,11 @@ from streamspec.runtime.kv_cache.host_cache import FIRST_CAPACITY, enough
 from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
 
 
+def keeps_window(group: CacheGroup | None) -> bool:
+    """Whether the layers of a group have all their slots at once."""
+    return group is not None and group.cache.window is not None
+
+
 class DeviceCache(SequenceRows):
     """See `streamspec.runtime.kv_cache.host_cache.Cache`. `data`: the parts of each layer, OrtValues [1, heads, slots,
     width] on `device`.
@@ -31,12 +36,14 @@ class DeviceCache(SequenceRows):
         super().__init__(groups, limit)
         self._value, self._device, self._compactor = ort.OrtValue.ortvalue_from_numpy, device, compactor
         self._pruned = any(value.name == sg.ROWS_ABOVE for value in compactor.get_inputs())
-        self._group_of = [group for _, group in sorted((layer, group) for group in groups for layer in group.layers)]
+        self._group_of = {layer: group for group in groups for layer in group.layers}
         self.capacity = min(FIRST_CAPACITY, limit)
-        self.data: list[Sequence[Any]] = []
-        for group in self._group_of:
+        self.data: list[Sequence[Any]] = [
+            () for _ in range(1 + max(self._group_of))
+        ]  # () of a layer that keeps nothing
+        for layer, group in self._group_of.items():
             empty = np.zeros(group.shape(self.slots(group))[2:], group.dtype)
-            self.data.append([self._on_device(empty) for _ in range(group.parts)])
+            self.data[layer] = [self._on_device(empty) for _ in range(group.parts)]
         self._binding = self._bind()
 
     def reserve(self, rows: int, spare: int = 0) -> bool:
@@ -47,8 +54,8 @@ class DeviceCache(SequenceRows):
             return False
         self.capacity = capacity
         self.data = [
-            parts if group.cache.window is not None else [self._grown(part) for part in parts]
-            for group, parts in zip(self._group_of, self.data, strict=True)
+            parts if keeps_window(self._group_of.get(layer)) else [self._grown(part) for part in parts]
+            for layer, parts in enumerate(self.data)
         ]
         self._binding = self._bind()
         return True

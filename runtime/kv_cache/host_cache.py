@@ -100,7 +100,7 @@ class KeyValueCache(SequenceRows):
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         """See `Cache`: moves the accepted rows next to the committed ones."""
-        first, upper = above or (sum(len(group.layers) for group in self.groups), ())
+        first, upper = above or (1 + max(group.layers[-1] for group in self.groups), ())
         for group, data in zip(self.groups, self.data, strict=True):
             below = sum(layer < first for layer in group.layers)
             for part, nodes in ((data[:below], path), (data[below:], upper)):
@@ -167,10 +167,11 @@ def enough(capacity: int, needed: int, limit: int) -> int:
 
 
 def views(groups: Sequence[CacheGroup], data: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:
-    """Per layer: its parts, contiguous views of arrays [layers, parts, ..] of each group."""
+    """Per layer: its parts, contiguous views of arrays [layers, parts, ..] of each group; none of one that keeps
+    nothing."""
     by_layer = {
         layer: tuple(parts)
         for group, rows in zip(groups, data, strict=True)
         for layer, parts in zip(group.layers, rows, strict=True)
     }
-    return [by_layer[layer] for layer in sorted(by_layer)]
+    return [by_layer.get(layer, ()) for layer in range(1 + max(by_layer))]

@@ -23,8 +23,10 @@ class CacheGroup:
     @property
     def name(self) -> str:
         """Of its rows in a saved conversation."""
-        kind = "rows" if self.cache == LayerCache(dtype=self.cache.dtype) else f"rows.{self.cache.kind}"
-        return kind if self.cache.window is None else f"{kind}.{self.cache.window}"
+        cache = self.cache
+        kind = "rows" if cache == LayerCache(dtype=cache.dtype) else f"rows.{cache.kind}"
+        kind = kind if cache.window is None else f"{kind}.{cache.window}"
+        return f"{kind}.{cache.heads}x{cache.width}" if cache.heads or cache.width else kind
 
     @property
     def dtype(self) -> np.dtype:
@@ -44,14 +46,16 @@ class CacheGroup:
 
 
 def cache_groups(features: GraphFeatures) -> tuple[CacheGroup, ...]:
-    """The layers of a graph's cache in groups, each by its first layer."""
+    """The layers of a graph's cache that keep something in groups, each by its first layer."""
     grouped: dict[LayerCache, list[int]] = {}
     for layer in range(features.cache_layers):
-        grouped.setdefault(features.cache(layer), []).append(layer)
+        if LAYER_KINDS[features.cache(layer).kind].parts:
+            grouped.setdefault(features.cache(layer), []).append(layer)
     sizes = {"Hkv": features.kv_heads, "D": features.head_dim, "one": 1, "H": features.hidden}
     return tuple(
-        CacheGroup(tuple(layers), cache, *(sizes[size] for size in LAYER_KINDS[cache.kind][1:]))
+        CacheGroup(tuple(layers), cache, cache.heads or sizes[kind.heads], cache.width or sizes[kind.width])
         for cache, layers in grouped.items()
+        for kind in (LAYER_KINDS[cache.kind],)
     )
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 from streamspec.json_fields import Fields
 from streamspec.layer_cache import DTYPES, LAYER_KINDS, LayerCache
+
+MOST = {"heads": 1024, "width": 4096}
 
 
 def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, ...]:
@@ -13,7 +18,19 @@ def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, .
     for number, value in enumerate(model.array("caches", layers)):
         entry = Fields(value, f"{model.where}.caches[{number}]", model.error, model.fix)
         window = entry.integer("window", 1, longest) if entry.optional("window") else None
-        out.append(LayerCache(entry.choice("kind", tuple(LAYER_KINDS)), window, entry.choice("dtype", DTYPES)))
+        sizes = {name: entry.integer(name, 1, most) for name, most in MOST.items() if entry.optional(name)}
+        out.append(LayerCache(entry.choice("kind", tuple(LAYER_KINDS)), window, entry.choice("dtype", DTYPES), **sizes))
     if len(out) != layers or len({cache.dtype for cache in out}) > 1:
         raise model.fail("caches", f"{len(out)} layers", f"{layers}, all of one dtype")
+    if not LAYER_KINDS[out[0].kind].parts:
+        raise model.fail("caches", "a first layer that keeps nothing", "keys and values")
     return tuple(out)
+
+
+def said(model: dict[str, Any], if_any: Collection[str]) -> dict[str, Any]:
+    """A manifest's section `model` without the fields of `if_any` that say nothing, and without sizes of caches that
+    are the model's: as they once were left out in all."""
+    for cache in model["caches"]:
+        for name in [name for name in MOST if not cache[name]]:
+            del cache[name]
+    return {name: value for name, value in model.items() if value or name not in if_any}

@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.bundle.cache_section import read_caches
+from streamspec.bundle.cache_section import read_caches, said
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
@@ -194,7 +194,7 @@ class Manifest:
     def to_json(self) -> str:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
         content = asdict(self)
-        content["model"] = {name: value for name, value in content["model"].items() if value or name not in IF_ANY}
+        content["model"] = said(content["model"], IF_ANY)
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod

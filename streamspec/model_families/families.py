@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from streamspec.errors import BaseModelError
+from streamspec.model_families.per_layer_input import PerLayerInput
 from streamspec.model_families.recurrent import RECURRENT
 
 NEAR = 3  # names in an error
@@ -67,7 +68,12 @@ class Family:
     logit_multiplier: str | None = None
     logit_divisor: str | None = None
     needed: tuple[str, ...] = ()  # config fields without which its Hugging Face model does not run
-    only: Mapping[str, Any] = field(default_factory=dict)  # config fields of which one value is understood
+    shared_kv: str | None = None  # config field: so many last layers attend to the K/V of the last of their kind below
+    value_norm: bool = False  # values of each head over their root mean square
+    layer_scale: str | None = None  # of a layer: its number that the residual stream is multiplied by
+    per_layer_input: PerLayerInput | None = None
+    # Config fields of which one value is understood, or those of a tuple.
+    only: Mapping[str, Any] = field(default_factory=dict)
     # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in
     # ways that the modules show.
     ignored: frozenset[str] = frozenset()
@@ -86,6 +92,8 @@ class Family:
             self.residual_multiplier,
             self.logit_multiplier,
             self.logit_divisor,
+            self.shared_kv,
+            self.per_layer_input and self.per_layer_input.width,
         )
         return {switch for switch in named if isinstance(switch, str)}
 
@@ -103,8 +111,9 @@ class Family:
 
     @property
     def all_attention(self) -> bool:
-        """True where every layer has attention, as other runtimes take for granted."""
-        return self.conv is None
+        """True where every layer has attention over keys and values of its own, of one size, as other runtimes take
+        for granted."""
+        return self.conv is None and self.shared_kv is None
 
 
 _GEMMA = Family(
@@ -287,6 +296,20 @@ FAMILIES = {
         head_norms=("self_attn.q_norm", "self_attn.k_norm"),
         only={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
         ignored=frozenset({"_sliding_window_pattern", "sliding_window_pattern"}),
+    ),
+    "gemma4_text": replace(
+        _GEMMA,
+        one_added=False,
+        head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+        shared_kv="num_kv_shared_layers",
+        value_norm=True,
+        layer_scale="layer_scalar",
+        per_layer_input=PerLayerInput(),
+        only={"enable_moe_block": False, "use_bidirectional_attention": (None, "vision")},  # of images alone
+        ignored=frozenset(
+            {"attention_k_eq_v", "moe_intermediate_size", "num_experts", "per_layer_config", "top_k_experts"}
+            | {"use_double_wide_mlp", "vocab_size_per_layer_input"}
+        ),
     ),
     "olmo": Family(layernorm=True, bare_norms=1e-5, clip="clip_qkv"),
     "olmo2": _POST_NORM,

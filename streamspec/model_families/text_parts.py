@@ -25,6 +25,7 @@ class TextPart:
 # multiplier).
 TEXT_PARTS = {
     "gemma3": TextPart(),
+    "gemma4": TextPart(),
     "idefics3": TextPart("text_model"),
     "internvl": TextPart(),
     "lfm2_vl": TextPart(),
@@ -49,7 +50,14 @@ OTHER_PARTS = frozenset(
     }
 )
 WRAPPER = "base_model.model."  # of each name in PEFT's files
-BARE = ("lm_head.", "model.embed_tokens.", "model.layers.", "model.norm.")  # of tensors that have their names already
+BARE = tuple(  # of tensors that have their names already
+    f"{name}."
+    for name in (
+        "lm_head",
+        *("model.embed_tokens", "model.layers", "model.norm"),
+        *("model.embed_tokens_per_layer", "model.per_layer_model_projection", "model.per_layer_projection_norm"),
+    )
+)
 
 
 def name_patterns(stack: str) -> dict[str, str]:

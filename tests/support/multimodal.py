@@ -23,6 +23,19 @@ VISION = {
 MROPE = {"rope_type": "default", "rope_theta": 10000.0}
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the text config, of the vision config
     "gemma3": ({"model_type": "gemma3_text", "sliding_window": 8}, {"model_type": "siglip_vision_model"}),
+    "gemma4": (
+        {
+            "model_type": "gemma4_text",
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 64,
+            "global_head_dim": 24,
+            "use_double_wide_mlp": True,
+        },
+        {"model_type": "gemma4_vision", "head_dim": 16, "num_key_value_heads": 2, "position_embedding_size": 8},
+    ),
     "idefics3": ({"model_type": "llama"}, {"model_type": "idefics3_vision"}),
     "internvl": (
         {"model_type": "qwen2"},

@@ -55,6 +55,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
     },
     "gemma3_text": {"sliding_window": 6, "sliding_window_pattern": 2, "head_dim": 24, "query_pre_attn_scalar": 30},
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 6,
+        "head_dim": 24,
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCAB,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 5.0,
+    },
     "olmo2": {"attention_bias": True},
     "olmo3": {
         "sliding_window": 6,
@@ -124,6 +135,9 @@ def tiny_model(family: str = "llama", tied: bool = True, seed: int = 0, **change
                 value.uniform_(-1, 1)
             elif name.endswith("bias"):
                 value.normal_(0, 0.1)
+        for name, value in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                value.uniform_(0.5, 1.5)
     return model.requires_grad_(False)
 
 
@@ -147,9 +161,9 @@ def tiny_streams(
         return (rng.standard_normal(shape) * 0.2).astype(np.float32)
 
     pairs = {
-        (layer, module): (draw(4, spec.in_width(module)), draw(spec.out_width(module), 4))
+        (layer, module): (draw(4, spec.at(layer).in_width(module)), draw(spec.at(layer).out_width(module), 4))
         for layer in range(spec.layers - ns, spec.layers)
-        for module in spec.modules(layer)
+        for module in spec.modules(layer, streams=True)
     }
     size = spec.vocab if draft_vocab is None else len(draft_vocab)
     return StreamSpec(

@@ -35,6 +35,7 @@ class RowByRow:
     def __init__(self, keys: list[torch.Tensor], values: list[torch.Tensor], first: int) -> None:
         self.keys, self.values, self.first = list(keys), list(values), first
         self.is_updated: dict[int, bool] = {}
+        self.shared: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *_: object, **__: object):
         i = layer - self.first
@@ -61,6 +62,9 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
         model(input_ids=ids[None, : t + 1], past_key_values=past, use_cache=True)
     hook.remove()
     cache = RowByRow(keys, values, streams.first)
+    for i in decoder.kept_below(streams.first):
+        kind = streams.model.config.layer_types[i]
+        cache.shared[kind] = keys[i - streams.first], values[i - streams.first]
     outputs = []
     for j in range(streams.config.gamma):
         keep, tell = streams.shares[j]
@@ -70,11 +74,11 @@ def reference(streams: StreamingModel, ids: torch.Tensor, t: int, root: int) -> 
         position = torch.tensor([[t + 1 + j if streams.config.positions == "shifted" else t]])
         hidden = state[None]
         for i in range(streams.first, len(decoder.layers)):
-            columns = cache.keys[i - streams.first].shape[2] + 1
+            columns = t + 1 if i in decoder.kept_below(streams.first) else t + 2 + j
             mask = torch.zeros(1, 1, 1, columns)
             window = decoder.window(i)
             if window is not None:
-                where = torch.tensor([*range(t + 1), *(t + 1 + k for k in range(j + 1))])
+                where = torch.tensor([*range(t + 1), *(t + 1 + k for k in range(j + 1))])[:columns]
                 mask[..., position[0, 0] - where >= window] = torch.finfo(torch.float32).min
             hidden = decoder.call_layer(i, hidden, mask, position, decoder.rotary_embeddings(hidden, position), cache)
         outputs.append(decoder.logits(decoder.finish(hidden))[0, 0])

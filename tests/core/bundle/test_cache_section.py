@@ -14,6 +14,7 @@ from streamspec.layer_cache import LayerCache
 from streamspec.step_graph import COMPACTION, DYNAMIC, STATIC, GraphFeatures, inputs, outputs
 from tests.support.manifests import FILES, manifest
 
+SIZES = (LayerCache(heads=2, width=32), LayerCache("shared"))
 CACHES = (LayerCache(window=8, dtype="float16"), LayerCache(dtype="float16"))
 
 
@@ -24,6 +25,17 @@ def complete(caches: tuple[LayerCache, ...]) -> Manifest:
 
 def test_a_manifest_keeps_what_layers_keep() -> None:
     assert Manifest.from_json(complete(CACHES).to_json()) == complete(CACHES)
+    assert Manifest.from_json(complete(SIZES).to_json()) == complete(SIZES)
+    assert "width" not in complete(CACHES).to_json()
+
+
+def test_a_layer_that_keeps_nothing_has_no_inputs() -> None:
+    features = GraphFeatures(2, 1, 8, 257, caches=SIZES, draft_layer=True)
+    caches = {row.name: row.dims for row in inputs(DYNAMIC, features) if row.name.startswith("past_key_values.")}
+    assert caches["past_key_values.0.key"] == (1, 2, "S", 32) and caches["past_key_values.2.key"] == (1, 1, "S", 8)
+    assert len(caches) == 4
+    with pytest.raises(BundleError, match="a first layer that keeps nothing"):
+        Manifest.from_json(complete(SIZES[::-1]).to_json())
 
 
 def test_layers_that_keep_everything_are_not_mentioned() -> None:
@@ -41,6 +53,7 @@ def test_layers_that_keep_everything_are_not_mentioned() -> None:
         (lambda c: c.append(c[0]), "caches"),
         (lambda c: c[0].update(window=0), r"caches\[0\].window"),
         (lambda c: c[0].update(window="8"), r"caches\[0\].window"),
+        (lambda c: c[0].update(width=1 << 20), r"caches\[0\].width"),
         (lambda c: c[0].update(kind="other"), r"caches\[0\].kind"),
         (lambda c: c[1].update(dtype="bfloat16"), r"caches\[1\].dtype"),
         (lambda c: c[1].update(dtype="float32"), "all of one dtype"),

@@ -1,0 +1,79 @@
+"""Writes what Gemma 4's layers have beyond attention and an MLP as nodes: an input of a layer's own for every token, a
+factor of the residual stream, and values over their root mean square.
+
+    i_l = (norm(W e) + t_l) / sqrt 2             e: a token's embedding, t: its row in a second table; a part of both
+    h + norm(U (gelu(G h) * i_l))                for each layer l, after its MLP
+
+Rows without a token, such as streams, go without it: their i_l is zero, and so is what the layer then adds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streamspec.export.ops.builder import Scope
+from streamspec.export.quantization.precisions import Rows, Weight
+
+if TYPE_CHECKING:
+    from streamspec.export.layers.decoder import Decoder, Linear, Residual
+
+
+def layer_inputs(decoder: Decoder, g: Scope, ids: str, start: Residual, rows: Rows) -> str:
+    """i [1, n, layers * width] of ids [1, n] that enter the first layer as `start`; '' where layers have
+    none.
+    """
+    spec, names, source = decoder.spec, decoder.spec.family.per_layer_input, decoder.source
+    if names is None or not spec.per_layer_width:
+        return ""
+    layers, width, (of_table, of_map, of_sum) = spec.layers, spec.per_layer_width, spec.per_layer_scales
+    parts = g.ints(1, -1, layers, width)
+    name = f"{spec.stacked(names.table)}.weight"
+    # A row of its own for each token and layer: in few bits each has its scale.
+    table = Weight(name, spec.vocab * layers, width, lambda: source.rows_of(name))
+    at = g.op("Mul", g.op("Unsqueeze", ids, g.ints(2)), g.ints(layers))
+    numbers = g.op("Add", at, g.store.constant(np.arange(layers), np.int64))
+    known = decoder.precision.embedding(g, g.op("Reshape", numbers, g.ints(1, -1)), table)
+    known = g.op("Mul", g.op("Reshape", known, parts), g.store.constant(of_table, np.float32))
+    context = f"{spec.stacked(names.context)}"
+    weight = Weight(context, layers * width, spec.hidden, lambda: source.weight(f"{context}.weight"))
+    mapped = decoder.precision.linear(g, start.stream, rows, weight)
+    scaled = g.op("Reshape", g.op("Mul", mapped, g.store.constant(of_map, np.float32)), parts)
+    normed, _ = decoder.norm(g, type(start)(scaled), spec.stacked(names.context_norm))
+    total = g.op("Mul", g.op("Add", normed, known), g.store.constant(of_sum, np.float32))
+    return g.op("Reshape", total, g.ints(1, -1, layers * width))
+
+
+def layer_end(
+    decoder: Decoder, g: Scope, residual: Residual, rows: Rows, layer: int, linear: Linear, beside: str
+) -> Residual:
+    """The residual stream after a layer whose MLP's update is pending: with the layer's part of `beside`
+    (`layer_inputs`, '' for none) and times its factor, each where the family has it.
+    """
+    spec, names = decoder.spec, decoder.spec.family.per_layer_input
+    if names is None or spec.family.layer_scale is None:
+        return residual
+    stream = g.op("Add", residual.stream, residual.update)
+    if beside:
+        first, last = (g.ints(number * spec.per_layer_width) for number in (layer, layer + 1))
+        own = g.op("Slice", beside, first, last, g.ints(2))
+        gated = g.op("Mul", decoder.activate(g, linear(g, stream, rows, layer, (names.gate,)), layer), own)
+        mapped = type(residual)(linear(g, gated, rows, layer, (names.up,)))
+        added, _ = decoder.norm(g, mapped, spec.weight_name(layer, names.out_norm))
+        stream = g.op("Add", stream, added)
+    name = spec.weight_name(layer, spec.family.layer_scale)
+    if name not in g.store:
+        g.store.add(name, decoder.source.weight(name))
+    return type(residual)(g.op("Mul", stream, name))
+
+
+def value_norm(decoder: Decoder, g: Scope, values: str, layer: int) -> str:
+    """Values [1, n, Hkv*D], each head over its root mean square."""
+    spec = decoder.spec.at(layer)
+    ones = f"value_norm.{spec.head_dim}"
+    if ones not in g.store:
+        g.store.add(ones, np.ones(spec.head_dim, np.float32))
+    split = g.op("Reshape", values, g.ints(0, 0, spec.kv_heads, spec.head_dim))
+    normed = g.op("SimplifiedLayerNormalization", split, ones, axis=-1, epsilon=spec.eps, stash_type=1)
+    return g.op("Reshape", normed, g.ints(0, 0, spec.kv_heads * spec.head_dim))
