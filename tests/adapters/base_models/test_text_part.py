@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
@@ -64,6 +65,21 @@ def test_a_tensor_of_the_text_that_the_model_has_no_place_for_is_refused(tmp_pat
     rename(tmp_path, lambda name: name.replace("layers.3.mlp.up_proj", "layers.9.mlp.up_proj"))
     with pytest.raises(BaseModelError, match="no model.layers.3.mlp.up_proj.*unknown model.layers.9.mlp.up_proj"):
         load_causal_lm(tmp_path, dtype=torch.float32)
+
+
+def test_keys_of_layers_that_share_others_may_lie_in_the_files(tmp_path: Path) -> None:
+    """Gemma 4's have them, unused."""
+    whole = tiny_multimodal("gemma4")
+    whole.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    own = [name for name in tensors if "layers.1.self_attn.k_" in name or "layers.1.self_attn.v_" in name]
+    spare = {name.replace("layers.1", "layers.3"): tensors[name].clone() for name in own}
+    save_file(tensors | spare, file, {"format": "pt"})
+    with torch.no_grad():
+        part = load_causal_lm(tmp_path, dtype=torch.float32)
+        torch.testing.assert_close(part(input_ids=IDS).logits, whole(input_ids=IDS).logits)
+    assert len(spare) == 3
 
 
 def test_a_base_is_of_its_texts_family_and_tells_what_is_left_out(tmp_path: Path) -> None:
