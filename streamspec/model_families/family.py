@@ -1,0 +1,120 @@
+"""How a model family is described: where a Hugging Face causal LM keeps its parts, and how its layers are put together.
+
+One decoder template reads a description, in training (`adapters/base_models/hf_decoder.py`) and in export
+(`export/layers/decoder_spec.py`). Sizes, biases and scales are read from the modules themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamspec.model_families.per_layer_input import PerLayerInput
+
+
+@dataclass(frozen=True)
+class Family:
+    """Module names are below the causal LM (`stack`), below the stack, or below a layer."""
+
+    stack: str = "model"
+    layers: str = "layers"
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    rotary: str | None = "rotary_emb"  # None: positions enter at the embedding only
+    rotary_layers: str | None = None  # config list: true for layers that rotate queries and keys
+    rotary_pairs: bool = False  # numbers 2i and 2i + 1 of a head turn together, instead of i and half + i
+    query_growth: str | None = None  # rope parameter: queries grow by it with the logarithm of their position
+    position_table: str | None = None
+    position_offset: int = 0  # of the table's first row in use
+    cache_argument: str = "past_key_values"  # of a layer
+    layernorm: bool = False  # mean and bias too, instead of the root mean square alone
+    one_added: bool = False  # norms multiply by 1 + weight
+    bare_norms: float | None = None  # norms have no weights; the epsilon of all
+    attention: str = "self_attn"
+    attention_norm: str | None = "input_layernorm"  # None: it reads the residual stream as it is
+    mlp_norm: str | None = "post_attention_layernorm"
+    # The next two, by name: where this config switch is on.
+    shares_norm: bool | str = False  # in parallel layers the MLP reads what attention reads
+    parallel: bool | str = False  # attention and MLP read the same residual stream
+    attention_out_norm: str | None = None  # norms of what a half of the layer adds
+    mlp_out_norm: str | None = None
+    head_norms: tuple[str, ...] = ()  # of queries and keys: of each head, or of all heads together
+    head_norm_switch: str | None = None  # config switch without which these are not there
+    head_norms_last: bool = False  # after the rotary embedding
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: tuple[str, ...] = ("self_attn.o_proj",)
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: tuple[str, ...] = ("mlp.down_proj",)
+    gated: bool = True
+    activation: str = "silu"  # of the MLP, where no config field says it
+    activation_module: str | None = None  # that holds the parameters of an activation, where it may have some
+    conv: str | None = None  # short convolution in place of attention, in the layers that have one
+    conv_in: tuple[str, ...] = ("conv.in_proj",)
+    conv_out: tuple[str, ...] = ("conv.out_proj",)
+    clip: str | None = None  # config field: queries, keys and values are cut off at it
+    interleaved: bool = False  # the one map of queries, keys and values has them side by side for each head
+    layer_kinds: tuple[str, ...] = ("full_attention", "sliding_attention")  # of the config's `layer_types`
+    window_switch: str | None = None  # config switch without which windows are off
+    local_rotary: bool = False  # where some layers have a window, the others know no positions
+    embedding_multiplier: str | None = None  # config fields: of the embedding, of what half a layer adds, of logits
+    residual_multiplier: str | None = None
+    logit_multiplier: str | None = None
+    logit_divisor: str | None = None
+    needed: tuple[str, ...] = ()  # config fields without which its Hugging Face model does not run
+    shared_kv: str | None = None  # config field: so many last layers attend to the K/V of the last of their kind below
+    value_norm: bool = False  # values of each head over their root mean square
+    layer_scale: str | None = None  # of a layer: its number that the residual stream is multiplied by
+    per_layer_input: PerLayerInput | None = None
+    # Config fields of which one value is understood, or those of a tuple.
+    only: Mapping[str, Any] = field(default_factory=dict)
+    # Config fields, of those that the Hugging Face model reads, that do not change the function computed, or only in
+    # ways that the modules show.
+    ignored: frozenset[str] = frozenset()
+
+    @property
+    def switches(self) -> set[str]:
+        """Config fields by which a family's members differ."""
+        named = (
+            self.parallel,
+            self.shares_norm,
+            self.head_norm_switch,
+            self.window_switch,
+            self.rotary_layers,
+            self.clip,
+            self.embedding_multiplier,
+            self.residual_multiplier,
+            self.logit_multiplier,
+            self.logit_divisor,
+            self.shared_kv,
+            self.per_layer_input and self.per_layer_input.width,
+        )
+        return {switch for switch in named if isinstance(switch, str)}
+
+    @property
+    def draft_layer_parts(self) -> dict[str, str]:
+        """Parts of a decoder layer that a draft layer starts as a copy of, by their names in an adapter."""
+        parts = {
+            "attention": self.attention,
+            "norm_in": self.attention_norm,
+            "norm_mid": self.mlp_norm,
+            "norm_attention": self.attention_out_norm,
+            "norm_mlp": self.mlp_out_norm,
+        }
+        return {name: module for name, module in parts.items() if module}
+
+    @property
+    def all_attention(self) -> bool:
+        """True where every layer has attention over keys and values of its own, of one size, as other runtimes take
+        for granted."""
+        return self.conv is None and self.shared_kv is None
+
+
+def switched(config: Any, switch: bool | str | None) -> bool:
+    """A fact of a family, or the value of the config switch of that name."""
+    return bool(getattr(config, switch, False)) if isinstance(switch, str) else bool(switch)
+
+
+def factor(config: Any, name: str | None) -> float:
+    """The number in the config field `name`; 1 for a field that a family does not have."""
+    return 1.0 if name is None else float(getattr(config, name))
