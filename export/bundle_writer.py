@@ -28,9 +28,9 @@ from streamspec.bundle.manifest import (
     BaseInfo,
     DraftTreeInfo,
     Manifest,
-    ModelInfo,
     StaticInfo,
 )
+from streamspec.bundle.model_section import ModelInfo
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
@@ -334,6 +334,7 @@ def describe_bundle(parts: Parts, precision: str, tokenizer: Tokenizer, prompt_f
             eos_token_ids=end_tokens(base, tokenizer, spec.eos_token_ids, adapter.path if adapter else None),
             caches=spec.caches,
             heads=0 if spec.heads * spec.head_dim == spec.hidden else spec.heads,
+            per_layer_width=spec.per_layer_width,
         ),
         prompt_format=prompt_format,
         streams=parts.streams.info(parts.candidates) if parts.streams else None,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from streamspec.bundle.adapter_folder import odd_draft_layer
-from streamspec.bundle.manifest import MAX_CONTEXT, DrafterInfo
+from streamspec.bundle.manifest import DrafterInfo
+from streamspec.bundle.model_section import MAX_CONTEXT
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import DraftSpec
 from streamspec.export.layers.decoder_spec import DecoderSpec

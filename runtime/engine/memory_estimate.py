@@ -10,7 +10,8 @@ from pathlib import Path
 
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
-from streamspec.bundle.manifest import TOKENIZER, Manifest, ModelInfo
+from streamspec.bundle.manifest import TOKENIZER, Manifest
+from streamspec.bundle.model_section import ModelInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
 from streamspec.runtime.hardware import cpu
@@ -32,6 +33,7 @@ DATA = ".data"
 # where it lies.
 PACKED = {"fp32": 1.0, "fp16": 2.0, "int8": 1.0, "int4": 1.2}
 STORED = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 1}  # bytes of an embedding's number
+PAGE = 4096  # bytes that the system reads of a mapped file at least
 STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
 
 
@@ -39,7 +41,8 @@ STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
 class MemoryEstimate:
     """Upper bound of the bytes that a loaded bundle adds to a process, with every context full.
 
-    - `weights`: read from the mapped file; the system can drop these pages at any time.
+    - `weights`: read from the mapped file; the system can drop these pages at any time. Of a table of per-layer inputs
+      the rows of the contexts' tokens count, not the table.
     - `packed`: weights in the layout of the processor's kernels.
     - `cache`: keys and values.
     - `work`: tokenizer, ONNX Runtime and the buffers of a call.
@@ -79,6 +82,7 @@ def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None
         )
     if type(sessions) is not int or sessions < 1:
         raise ConfigError(f"{sessions!r} sessions", "a whole number of at least 1", "correct sessions")
+    table, looked_up = per_layer_table(manifest, sessions * context)
     data = sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA))
     wider = STATIC_INT8 if manifest.static and manifest.precision == "int8" else 1
     adapter = 0 if isinstance(bundle, Manifest) or manifest.swappable is None else largest_adapter(Path(bundle))
@@ -88,11 +92,21 @@ def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None
     floats = ALIVE * rows * heads(model) * widest(model, context) + STATES * CHUNK * model.hidden_size
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
     return MemoryEstimate(
-        weights=STORED[manifest.precision] * wider * model.vocab_size * model.hidden_size + adapter,
-        packed=int(PACKED[manifest.precision] * wider * data),
+        weights=STORED[manifest.precision] * wider * model.vocab_size * model.hidden_size + looked_up + adapter,
+        packed=int(PACKED[manifest.precision] * wider * max(0, data - table)),
         cache=sessions * sum(group.bytes(group.cache.slots(context)) for group in groups),
         work=LIBRARY + TOKENIZER_TIMES * tokenizer + 4 * floats,
     )
+
+
+def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:
+    """Bytes of the table of per-layer inputs without its scales, and of its pages that `tokens` different tokens are
+    looked up in. Both 0 for static bundles, which were not measured: there the table counts like other weights.
+    """
+    model = manifest.model
+    row = 0 if manifest.static else STORED[manifest.precision] * model.layers * model.per_layer_width
+    table, pages = row * model.vocab_size, PAGE * (-(-row // PAGE) + 1)
+    return table, min(table, tokens * pages)
 
 
 def heads(model: ModelInfo) -> int:

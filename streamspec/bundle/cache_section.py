@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
-
 from streamspec.json_fields import Fields
 from streamspec.layer_cache import DTYPES, LAYER_KINDS, LayerCache
 
@@ -25,12 +22,3 @@ def read_caches(model: Fields, layers: int, longest: int) -> tuple[LayerCache, .
     if not LAYER_KINDS[out[0].kind].parts:
         raise model.fail("caches", "a first layer that keeps nothing", "keys and values")
     return tuple(out)
-
-
-def said(model: dict[str, Any], if_any: Collection[str]) -> dict[str, Any]:
-    """A manifest's section `model` without the fields of `if_any` that say nothing, and without sizes of caches that
-    are the model's: as they once were left out in all."""
-    for cache in model["caches"]:
-        for name in [name for name in MOST if not cache[name]]:
-            del cache[name]
-    return {name: value for name, value in model.items() if value or name not in if_any}

@@ -11,11 +11,11 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamspec.bundle.cache_section import read_caches, said
+from streamspec.bundle.model_section import MAX_LAYERS, ModelInfo, read_model, said
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
-from streamspec.layer_cache import LayerCache, dtype_in_words
+from streamspec.layer_cache import dtype_in_words
 from streamspec.prompt.prompt_format import KINDS, PromptFormat
 
 FORMAT_VERSION = 4  # 2: the graph samples; 3: its logits come with their scale beside them; 4: tokens can be masked
@@ -37,11 +37,9 @@ METHODS: dict[str, str | None] = {
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
 DRAFT_LAYERS = tuple(method for method, kind in METHODS.items() if kind == "draft layer")
 POSITIONS = ("shifted", "same")
-IF_ANY = {"caches", "heads"}  # of the section `model`: left out where they say nothing, as they once were
 MAX_LEVEL = 64  # rows of candidates at one depth
 MAX_NODES, MAX_CANDIDATES = 256, 1024
 MAX_STATIC_ROWS = 256
-MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
 MAX_PROBE, MAX_LOGIT = 4096, 1e6
 MAX_MANIFEST = 2 << 20  # bytes; 16 MB of nested lists would take four seconds to parse
 AGAIN = "export the bundle again"
@@ -56,22 +54,6 @@ class BaseInfo:
     sha256: str
     model_type: str
     revision: str | None = None
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """Sizes of the target. `caches`: of each layer, empty: all keep everything; `heads`: 0: hidden_size / head_dim."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-    hidden_size: int
-    context_length: int
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None = None
-    caches: tuple[LayerCache, ...] = ()
-    heads: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,7 +176,7 @@ class Manifest:
     def to_json(self) -> str:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
         content = asdict(self)
-        content["model"] = said(content["model"], IF_ANY)
+        content["model"] = said(content["model"])
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod
@@ -205,7 +187,7 @@ class Manifest:
         )
         version = _version(raw)
         method = raw.choice("method", tuple(METHODS))
-        model = _model(raw.nested("model"))
+        model = read_model(raw.nested("model"))
         streams, trees = read_drafts(raw, model)
         _check_drafter(method, streams, trees)
         static = _static(raw.nested("static"), model, streams) if raw.optional("static") else None
@@ -297,22 +279,6 @@ def _swappable(raw: Fields, model: ModelInfo) -> SwappableCapacity:
         ns=ns,
         candidates=raw.integer("candidates", 1, min(MAX_CANDIDATES, model.vocab_size)),
         **{name: raw.flag(name) for name in ("root_token", "bigram", "pruning", "draft_vocab")},
-    )
-
-
-def _model(raw: Fields) -> ModelInfo:
-    vocab, layers = raw.integer("vocab_size", 1, MAX_VOCAB), raw.integer("layers", 1, MAX_LAYERS)
-    return ModelInfo(
-        layers=layers,
-        kv_heads=raw.integer("kv_heads", 1, 1024),
-        head_dim=raw.integer("head_dim", 1, 4096),
-        vocab_size=vocab,
-        hidden_size=raw.integer("hidden_size", 1, 1 << 20),
-        context_length=raw.integer("context_length", 2, MAX_CONTEXT),
-        eos_token_ids=raw.integers("eos_token_ids", 0, vocab - 1, 64),
-        bos_token_id=raw.integer("bos_token_id", 0, vocab - 1) if raw.optional("bos_token_id") else None,
-        caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
-        heads=raw.integer("heads", 1, 1024) if raw.optional("heads") else 0,
     )
 
 

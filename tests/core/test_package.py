@@ -61,6 +61,7 @@ def test_a_type_checker_is_told_of_the_names_that_are_looked_up() -> None:
 def objects_pickled_by_0_1() -> dict[str, Any]:
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.bundle import manifest
+    from streamspec.bundle.model_section import ModelInfo
     from streamspec.errors import BundleError
     from streamspec.export import HeldOut, Target
     from streamspec.prompt.prompt_format import PromptFormat
@@ -72,7 +73,7 @@ def objects_pickled_by_0_1() -> dict[str, Any]:
         manifest.BaseInfo("base", "a" * 64, "llama"),
         "streaming",
         "int8",
-        manifest.ModelInfo(2, 1, 4, 16, 8, 32, (2,), 1),
+        ModelInfo(2, 1, 4, 16, 8, 32, (2,), 1),
         PromptFormat("raw", "\n"),
         manifest.DrafterInfo(2, 1),
         manifest.DraftTreeInfo(((-1, 0, 1.0), (0, 0, 0.5)), 2),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest, ModelInfo
+from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest
+from streamspec.bundle.model_section import ModelInfo
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Chunk, Session

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest, ModelInfo, ProbeInfo
+from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest, ProbeInfo
+from streamspec.bundle.model_section import ModelInfo
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures

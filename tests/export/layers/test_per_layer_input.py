@@ -56,7 +56,9 @@ def test_answers_beyond_the_window_are_those_of_plain_decoding(kind: str, tmp_pa
     base = save_base(tmp_path / "base", model)
     adapter = save_adapter(tmp_path / "adapter", base, tiny_streams(describe(model), pruning=4))
     export_bundle(base.path, adapter, tmp_path / "bundle", kind, progress=lambda line: None)
-    kept = read_manifest(tmp_path / "bundle").model.caches
+    described = read_manifest(tmp_path / "bundle").model
+    kept = described.caches
+    assert described.per_layer_width == 32
     assert kept[0].window == 6 and (kept[1].window, kept[3].kind) == (None, SHARED)
     session = load(tmp_path / "bundle", cache_dir=tmp_path, tree=8)
     text = np.random.default_rng(0).integers(3, 90, 380).tolist()

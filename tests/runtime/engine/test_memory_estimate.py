@@ -119,6 +119,23 @@ def test_layers_that_keep_a_window_are_foretold_with_it() -> None:
     assert 2 * halves.cache == every.cache and halves.work == every.work + 4 * 2 * 8 * 10_000
 
 
+def test_of_a_table_of_per_layer_inputs_rows_count_alone() -> None:
+    sizes = {"vocab_size": 10_000, "context_length": 1000}
+    model = replace(manifest().model, per_layer_width=4096, **sizes)
+    plain, looked_up = (replace(model, per_layer_width=width) for width in (0, 4096))
+    for precision, stored in (("int8", 1), ("fp16", 2)):
+        before, after = (estimate(described(model=one, precision=precision), context=100) for one in (plain, looked_up))
+        table = 10_000 * model.layers * 4096 * stored
+        assert before.packed - after.packed == memory.PACKED[precision] * table
+        assert after.weights - before.weights == 100 * (model.layers * stored + 1) * memory.PAGE
+    still = [estimate(described(model=one, static=StaticInfo(8, 1000))) for one in (plain, looked_up)]
+    assert still[0] == still[1]
+    few = replace(model, vocab_size=50)
+    assert estimate(described(model=few)).weights == 50 * (16 + model.layers * 4096)
+    tall = {"model.onnx.data": FileInfo("0" * 64, 10)}  # a file that is smaller than the table it should hold
+    assert estimate(manifest(files=tall, model=model)).packed == 0
+
+
 def test_heads_that_are_wider_than_the_state_are_counted() -> None:
     model = replace(manifest().model, context_length=10_000)
     wide = replace(model, heads=8)

@@ -1,0 +1,60 @@
+"""The section `model` of a manifest: sizes of the target, and what its layers keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from streamspec.bundle.cache_section import MOST, read_caches
+from streamspec.json_fields import Fields
+from streamspec.layer_cache import LayerCache
+
+MAX_VOCAB, MAX_CONTEXT, MAX_LAYERS = 1 << 22, 1 << 24, 1024
+IF_ANY = {"caches", "heads", "per_layer_width"}  # left out where they say nothing, as they once were
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Sizes of the target. `caches`: of each layer, empty: all keep everything; `heads`: 0: hidden_size / head_dim;
+    `per_layer_width`: numbers of each layer's own input for a token, 0: there is none.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+    caches: tuple[LayerCache, ...] = ()
+    heads: int = 0
+    per_layer_width: int = 0
+
+
+def read_model(raw: Fields) -> ModelInfo:
+    """Reads the section. Raises BundleError that names the field."""
+    vocab, layers = raw.integer("vocab_size", 1, MAX_VOCAB), raw.integer("layers", 1, MAX_LAYERS)
+    return ModelInfo(
+        layers=layers,
+        kv_heads=raw.integer("kv_heads", 1, 1024),
+        head_dim=raw.integer("head_dim", 1, 4096),
+        vocab_size=vocab,
+        hidden_size=raw.integer("hidden_size", 1, 1 << 20),
+        context_length=raw.integer("context_length", 2, MAX_CONTEXT),
+        eos_token_ids=raw.integers("eos_token_ids", 0, vocab - 1, 64),
+        bos_token_id=raw.integer("bos_token_id", 0, vocab - 1) if raw.optional("bos_token_id") else None,
+        caches=read_caches(raw, layers, MAX_CONTEXT) if raw.optional("caches") else (),
+        heads=raw.integer("heads", 1, 1024) if raw.optional("heads") else 0,
+        per_layer_width=raw.integer("per_layer_width", 1, 1 << 16) if raw.optional("per_layer_width") else 0,
+    )
+
+
+def said(model: dict[str, Any]) -> dict[str, Any]:
+    """The section without the fields of `IF_ANY` that say nothing, and without sizes of caches that are the model's: as
+    they once were left out in all.
+    """
+    for cache in model["caches"]:
+        for name in [name for name in MOST if not cache[name]]:
+            del cache[name]
+    return {name: value for name, value in model.items() if value or name not in IF_ANY}
