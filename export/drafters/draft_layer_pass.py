@@ -25,6 +25,7 @@ import numpy as np
 from streamspec.export.drafters.draft_layer import DraftLayerSource, DraftLayerSpec
 from streamspec.export.drafters.draft_pass import Accepted, DraftPass, MainRows
 from streamspec.export.drafters.streams import window_out
+from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import attend, by_head
 from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.ops.builder import Array, Scope
@@ -341,10 +342,10 @@ class DraftLayerPass(DraftPass):
             biases = np.concatenate([tensors[f"{part}experts.{n}_bias"].reshape(-1) for n in sides])
             mapped = g.op("Add", mapped, self._constant(g, f"{part}{'_'.join(sides)}.bias", biases))
         if len(sides) == 1:
-            return decoder.activate(g, mapped, decoder.spec.last_attention)
+            return activate(decoder, g, mapped, decoder.spec.last_attention)
         half = len(stacked) // 2
         gate, up = g.ops("Split", mapped, g.ints(half, half), out=(None, None), axis=-1)
-        return g.op("Mul", decoder.activate(g, gate, decoder.spec.last_attention), up)
+        return g.op("Mul", activate(decoder, g, gate, decoder.spec.last_attention), up)
 
     @staticmethod
     def _contrast_weights(g: Scope, zeros: str, best: str, sides: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import capped
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.per_layer_input import layer_end, value_norm
@@ -366,34 +367,8 @@ class Decoder:
         inner = linear(g, normed, rows, layer, family.up)
         if family.gated:
             gate, up = g.ops("Split", inner, g.ints(spec.intermediate, spec.intermediate), out=(None, None), axis=-1)
-            product = g.op("Mul", self.activate(g, gate, layer), up)
+            product = g.op("Mul", activate(self, g, gate, layer), up)
         else:
-            product = self.activate(g, inner, layer)
+            product = activate(self, g, inner, layer)
         block = self.source.mixed(spec.weight_name(layer, family.down[0]))
         return linear(g, mixed_rows(g, product, block, 1, -1, spec.intermediate), rows, layer, family.down)
-
-    def activate(self, g: Scope, x: str, layer: int) -> str:
-        """The activation function of a layer's MLP."""
-        if self.spec.activation == "xielu":
-            return self._xielu(g, x, layer)
-        if self.spec.activation == "silu":
-            return g.contrib("QuickGelu", x, alpha=1.0)
-        if self.spec.activation in ("relu", "relu2"):
-            above = g.op("Relu", x)
-            return above if self.spec.activation == "relu" else g.op("Mul", above, above)
-        return g.contrib("Gelu" if self.spec.activation == "gelu" else "FastGelu", x)
-
-    def _xielu(self, g: Scope, x: str, layer: int) -> str:
-        """beta x + a max(x, 0)^2 + b (exp(m) - 1 - m) with m = min(x, 0), a and b of the layer (arXiv 2411.13010)."""
-        module = self.spec.weight_name(layer, str(self.spec.family.activation_module))
-        names = "alpha_p", "alpha_n", "beta"
-        above, below, slope = (self.source.weight(f"{module}.{name}").item() for name in names)
-        numbers = np.logaddexp(0, above), slope + np.logaddexp(0, below), slope
-        a, b, beta = (g.store.constant(float(number), np.float32) for number in numbers)
-        positive = g.op("Relu", x)
-        negative = g.op("Sub", x, positive)
-        half = g.op("Tanh", g.op("Mul", negative, g.store.constant(0.5, np.float32)))
-        grown = g.op("Div", g.op("Add", half, half), g.op("Sub", g.store.constant(1.0, np.float32), half))  # exp(m) - 1
-        curved = g.op("Mul", g.op("Sub", grown, negative), b)
-        squared = g.op("Mul", g.op("Mul", positive, positive), a)
-        return g.op("Add", g.op("Add", squared, curved), g.op("Mul", x, beta))

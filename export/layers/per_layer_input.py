@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamspec.export.layers.activations import activate
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 
@@ -51,18 +52,20 @@ def layer_end(
     """The residual stream after a layer whose MLP's update is pending: with the layer's part of `beside`
     (`layer_inputs`, '' for none) and times its factor, each where the family has it.
     """
-    spec, names = decoder.spec, decoder.spec.family.per_layer_input
-    if names is None or spec.family.layer_scale is None:
+    spec, names, factor = decoder.spec, decoder.spec.family.per_layer_input, decoder.spec.family.layer_scale
+    if not beside and factor is None:
         return residual
     stream = g.op("Add", residual.stream, residual.update)
-    if beside:
+    if beside and names is not None:
         first, last = (g.ints(number * spec.per_layer_width) for number in (layer, layer + 1))
         own = g.op("Slice", beside, first, last, g.ints(2))
-        gated = g.op("Mul", decoder.activate(g, linear(g, stream, rows, layer, (names.gate,)), layer), own)
+        gated = g.op("Mul", activate(decoder, g, linear(g, stream, rows, layer, (names.gate,)), layer), own)
         mapped = type(residual)(linear(g, gated, rows, layer, (names.up,)))
         added, _ = decoder.norm(g, mapped, spec.weight_name(layer, names.out_norm))
         stream = g.op("Add", stream, added)
-    name = spec.weight_name(layer, spec.family.layer_scale)
+    if factor is None:
+        return type(residual)(stream)
+    name = spec.weight_name(layer, factor)
     if name not in g.store:
         g.store.add(name, decoder.source.weight(name))
     return type(residual)(g.op("Mul", stream, name))
