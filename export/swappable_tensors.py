@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -99,10 +100,11 @@ def _stream_tensors(
 
 
 def capacity_for(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> SwappableCapacity:
-    """The capacity that holds all of these drafters."""
+    """The capacity that holds all of these drafters. Raises AdapterError where no one graph can."""
     streams = [cast(StreamSpec, one) for one in drafters]  # `_check` refuses all others
     ns, bigram = tuple(sorted({one.ns for one in streams}, reverse=True)), any(one.bigram for one in streams)
     lists = [len(one.draft_vocab) for one in streams if one.draft_vocab is not None]
+    _check_shared(ns, spec)
     return SwappableCapacity(
         ns=ns,
         candidates=min(BIGRAM_CANDIDATES if bigram else DRAFT_CANDIDATES, spec.vocab, *lists),
@@ -111,6 +113,22 @@ def capacity_for(drafters: Sequence[DraftSpec], spec: DecoderSpec) -> SwappableC
         pruning=any(one.pruning is not None and one.ns == ns[0] for one in streams),
         draft_vocab=bool(lists),
     )
+
+
+def _check_shared(ns: tuple[int, ...], spec: DecoderSpec) -> None:
+    """Raises AdapterError where streams over one of `ns` (falling) pass a layer that a later one shares keys with in
+    another part of the graph: that part has the keys of the main rows alone (`SwappableStreams`).
+    """
+    begins = [spec.layers - one for one in ns]
+    shared = {layer: spec.source(layer) for layer in range(spec.layers) if spec.source(layer) != layer}
+    apart = [layer for layer, source in shared.items() if 0 < bisect(begins, source) < bisect(begins, layer)]
+    if apart:
+        raise AdapterError(
+            f"adapters with streams over {' or '.join(map(str, ns))} layers, of which layer {apart[0]} attends to the "
+            f"keys of layer {shared[apart[0]]}",
+            f"streams over one number of layers, or over at most {spec.layers - 1 - max(shared.values())}",
+            "export a bundle for each number of layers",
+        )
 
 
 def fitting_info(

@@ -201,6 +201,25 @@ def test_the_bundle_has_room_for_all_its_adapters(bundles: dict[str, Path]) -> N
     assert described(bundles["int8"], "task")["ranks"] == {"task": 16, "streams": 0}
 
 
+def test_streams_over_several_numbers_of_layers_do_not_pass_a_layer_that_is_shared_with(tmp_path: Path) -> None:
+    """Gemma 4: of four layers the last attends to the keys of the second."""
+    model = tiny_model("gemma4_text")
+    base, spec = save_base(tmp_path / "base", model), describe(model)
+    one, two, three = (
+        save_adapter(tmp_path / str(ns), base, tiny_streams(spec, gamma=2, ns=ns, seed=ns)) for ns in (1, 2, 3)
+    )
+    for others in (one, two):
+        with pytest.raises(
+            AdapterError, match="over 3 or [12] layers, of which layer 3 .* layer 1; .*at most 2"
+        ) as told:
+            export_swappable(base.path, [three, others], tmp_path / "refused", "fp32", progress=quiet)
+        assert "\n" not in str(told.value) and not (tmp_path / "refused").exists()
+    for name, adapters in (("below", [one, two]), ("alone", [three])):
+        export_swappable(base.path, adapters, tmp_path / name, "fp32", progress=quiet)
+        parities = [described(tmp_path / name, adapter.name)["parity"]["streams"] for adapter in adapters]
+        assert all(parity["relative"] < 1e-4 for parity in parities)
+
+
 def refuse(error: type[StreamspecError], match: str, bundle: Path, adapter: Path, **options: Any) -> None:
     before = {path: path.read_bytes() for path in sorted(bundle.rglob("*")) if path.is_file()}
     with pytest.raises(error, match=match) as caught:
