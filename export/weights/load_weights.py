@@ -121,12 +121,13 @@ def load_model(base: Base, adapter: Adapter | None, whole: bool = True) -> Any:
 
 
 def _adapts_whole_modules(tuned: Any) -> bool:
-    """Whether the adapter replaces modules or rows of them, or changes the embedding or the LM head."""
+    """Whether the adapter replaces modules or rows of them, or changes an embedding or the LM head."""
     settings, model = tuned.active_peft_config, tuned.get_base_model()
+    tables = [one for one in model.modules() if isinstance(getattr(one, "base_layer", None), torch.nn.Embedding)]
     return bool(
         getattr(settings, "modules_to_save", None)
         or getattr(settings, "trainable_token_indices", None)
-        or any(isinstance(end, LoraLayer) for end in (model.get_input_embeddings(), model.get_output_embeddings()))
+        or any(isinstance(one, LoraLayer) for one in (*tables, model.get_output_embeddings()))
     )
 
 

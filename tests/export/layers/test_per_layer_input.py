@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
+from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.bundle.files import read_manifest
 from streamspec.errors import BaseModelError
 from streamspec.export import export_bundle
 from streamspec.export.layers.decoder_spec import describe
+from streamspec.export.weights.load_weights import ModelSource, load_model
 from streamspec.layer_cache import SHARED
 from streamspec.runtime import load
 from tests.export.graphs.test_dynamic_step_graph import check_against_reference
@@ -82,6 +85,23 @@ def test_answers_beyond_the_window_are_those_of_plain_decoding(kind: str, tmp_pa
 def test_what_is_not_computed_is_refused_by_name(changes: dict[str, object], named: str) -> None:
     with pytest.raises(BaseModelError, match=named):
         describe(tiny_model("gemma4_text", **changes))
+
+
+def test_a_lora_of_what_stands_beside_the_layers_is_merged(tmp_path: Path) -> None:
+    base = save_base(tmp_path / "base", tiny_model("gemma4_text"))
+    names = ["embed_tokens_per_layer", "per_layer_model_projection"]
+    settings = LoraConfig(r=2, target_modules=names, init_lora_weights=False, task_type="CAUSAL_LM")
+    tuned = get_peft_model(tiny_model("gemma4_text"), settings)
+    tuned.peft_config["default"].base_model_name_or_path = str(base.path)
+    tuned.save_pretrained(tmp_path / "lora")
+    plain, merged = tiny_model("gemma4_text").model, tuned.merge_and_unload().model
+    model = load_model(base, read_adapter(tmp_path / "lora"), whole=False)
+    source = ModelSource(model, describe(model))
+    for name, read in zip(names, (source.rows_of, source.weight), strict=True):
+        expected, before = (getattr(one, name).weight.detach().numpy() for one in (merged, plain))
+        written = np.asarray(read(f"model.{name}.weight")).reshape(expected.shape)
+        np.testing.assert_allclose(written, expected, atol=1e-6)
+        assert np.abs(written - before).max() > 1e-2
 
 
 def test_each_part_of_a_layer_matters() -> None:
