@@ -148,18 +148,18 @@ class HFDecoder:
         positions: Tensor,
         rotary: Any,
         cache: Any,
-        beside: Tensor | None = None,
+        per_layer_inputs: Tensor | None = None,
     ) -> Tensor:
-        """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]. `beside`: the
-        layers' own inputs (`beside`), None for rows without a token: zeros, which add nothing. Where layers share K/V
-        `cache.shared` has them by kind of layer.
+        """Runs decoder layer `index` on rows `hidden` [B, R, H] with an additive mask [B, 1, R, K]. `per_layer_inputs`:
+        those of all layers [B, R, layers, width], None for rows without a token: zeros, which add nothing. Where layers
+        share K/V `cache.shared` has them by kind of layer.
         """
         if (conv := self.conv(index)) is not None:
             return self._call_conv_layer(conv, index, hidden, mask, cache)
         extra = self._attending(index, positions, rotary, cache)
         if self.per_layer is not None:
-            width = self.per_layer.width
-            extra["per_layer_input"] = hidden.new_zeros(1, 1, width) if beside is None else beside[:, :, index]
+            none, given = hidden.new_zeros(1, 1, self.per_layer.width), per_layer_inputs
+            extra["per_layer_input"] = none if given is None else given[:, :, index]
         out = self.layer(index)(hidden, attention_mask=mask, use_cache=True, **extra)
         return out[0] if isinstance(out, tuple) else out
 
@@ -242,7 +242,7 @@ class HFDecoder:
             return embedded
         return embedded + nn.functional.embedding(positions + self.family.position_offset, self.positions.weight)
 
-    def beside(self, tokens: Tensor, hidden: Tensor) -> Tensor | None:
+    def per_layer_inputs(self, tokens: Tensor, hidden: Tensor) -> Tensor | None:
         """The layers' own inputs [B, R, layers, width] for tokens [B, R] that enter the first layer as `hidden`; None
         where layers have none."""
         return None if self.per_layer is None else self.per_layer.inputs(tokens, hidden)

@@ -132,7 +132,8 @@ class _Layers(LayerStack):
             g.op("Gather", x, self.batch.kept, axis=1) for x in (state.normed, state.residual.stream)
         )
         state.residual = Residual(stream)
-        state.beside = state.beside and g.op("Gather", state.beside, self.batch.kept, axis=1)
+        if state.per_layer_inputs:
+            state.per_layer_inputs = g.op("Gather", state.per_layer_inputs, self.batch.kept, axis=1)
         state.rotary = self.decoder.rotary(g, self.batch.positions)
         self._going_on = self.batch.rows
 
@@ -176,7 +177,8 @@ class _Layers(LayerStack):
         state.mixed, state.normed, stream = (
             g.op("Gather", x, logit_rows, axis=1) for x in (state.mixed, state.normed, state.residual.stream)
         )
-        state.beside = state.beside and g.op("Gather", state.beside, logit_rows, axis=1)
+        if state.per_layer_inputs:
+            state.per_layer_inputs = g.op("Gather", state.per_layer_inputs, logit_rows, axis=1)
         state.residual = Residual(stream)
 
     def _surviving(self, exit: EarlyExit, entry: str) -> _Batch:

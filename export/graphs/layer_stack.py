@@ -19,14 +19,14 @@ from streamspec.step_graph import INPUT_IDS
 
 @dataclass
 class LayerRows:
-    """Rows of a call on their way through the layers. `normed`: attention's input; `mixed`: its output; `beside`:
-    inputs of each layer's own (`per_layer_input`)."""
+    """Rows of a call on their way through the layers. `normed`: attention's input; `mixed`: its output;
+    `per_layer_inputs` [1, n, layers * width], '' for none."""
 
     normed: str
     residual: Residual
     rotary: Tables
     mixed: str = ""
-    beside: str = ""
+    per_layer_inputs: str = ""
 
 
 class LayerStack(ABC):
@@ -44,8 +44,8 @@ class LayerStack(ABC):
         """The finished states [rows, H] of the call's rows at int64 `positions` [n]."""
         g, decoder = self.g, self.decoder
         start = decoder.begin(g, INPUT_IDS, positions)
-        beside = layer_inputs(decoder, g, INPUT_IDS, start, self.rows())
-        state = LayerRows("", start, decoder.rotary(g, positions), beside=beside)
+        inputs = layer_inputs(decoder, g, INPUT_IDS, start, self.rows())
+        state = LayerRows("", start, decoder.rotary(g, positions), per_layer_inputs=inputs)
         for layer in range(self.spec.layers):
             with g.named(f"layers.{layer}"):
                 state.normed, state.residual = decoder.enter(g, state.residual, layer)
@@ -55,7 +55,14 @@ class LayerStack(ABC):
                 state.mixed = self.convolution(layer, state) if self.spec.taps[layer] else self.attention(layer, state)
                 self.leaving(layer, state)
                 state.residual = decoder.leave(
-                    g, state.mixed, state.normed, state.residual, self.rows(), layer, decoder.linear, state.beside
+                    g,
+                    state.mixed,
+                    state.normed,
+                    state.residual,
+                    self.rows(),
+                    layer,
+                    decoder.linear,
+                    state.per_layer_inputs,
                 )
         with g.named("head"):
             return g.op("Squeeze", decoder.finish(g, state.residual), g.ints(0))

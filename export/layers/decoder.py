@@ -190,16 +190,16 @@ class Decoder:
         rows: Rows,
         layer: int,
         linear: Linear,
-        beside: str = "",
+        per_layer_inputs: str = "",
     ) -> Residual:
         """The layer after the mixing of values `mixed` [1, rows, Hq*D]; `normed` and `residual` are the
-        results of `enter`. `beside`: the rows' own inputs of all layers (`per_layer_input`), '' for none.
+        results of `enter`. `per_layer_inputs`: the rows', of all layers (`layer_inputs`), '' for none.
         """
         update = self.attention_update(g, linear(g, mixed, rows, layer, self.spec.mixer(layer)[1]), layer)
         normed, residual = self.before_mlp(g, update, normed, residual, layer)
         update = self.mlp_update(g, self.mlp(g, normed, rows, layer, linear), layer)
         update = g.op("Add", residual.update, update) if residual.update else update
-        return layer_end(self, g, Residual(residual.stream, update), rows, layer, linear, beside)
+        return layer_end(self, g, Residual(residual.stream, update), rows, layer, linear, per_layer_inputs)
 
     def attention_update(self, g: Scope, output: str, layer: int) -> str:
         """What attention adds to the residual stream, from its output [1, rows, H]."""

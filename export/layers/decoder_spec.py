@@ -128,8 +128,8 @@ class DecoderSpec:
     def fused(self, layer: int, streams: bool = False) -> tuple[tuple[str, ...], ...]:
         """The modules in the groups that are computed as one map."""
         names = self.family.per_layer_input
-        beside = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
-        return *self.mixer(layer), self.family.up, self.family.down, *beside
+        per_layer = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
+        return *self.mixer(layer), self.family.up, self.family.down, *per_layer
 
     def mixer(self, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The maps before and after a layer's attention or convolution; a layer after the last has attention."""

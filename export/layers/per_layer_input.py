@@ -47,18 +47,18 @@ def layer_inputs(decoder: Decoder, g: Scope, ids: str, start: Residual, rows: Ro
 
 
 def layer_end(
-    decoder: Decoder, g: Scope, residual: Residual, rows: Rows, layer: int, linear: Linear, beside: str
+    decoder: Decoder, g: Scope, residual: Residual, rows: Rows, layer: int, linear: Linear, per_layer_inputs: str
 ) -> Residual:
-    """The residual stream after a layer whose MLP's update is pending: with the layer's part of `beside`
+    """The residual stream after a layer whose MLP's update is pending: with the layer's part of `per_layer_inputs`
     (`layer_inputs`, '' for none) and times its factor, each where the family has it.
     """
     spec, names, factor = decoder.spec, decoder.spec.family.per_layer_input, decoder.spec.family.layer_scale
-    if not beside and factor is None:
+    if not per_layer_inputs and factor is None:
         return residual
     stream = g.op("Add", residual.stream, residual.update)
-    if beside and names is not None:
+    if per_layer_inputs and names is not None:
         first, last = (g.ints(number * spec.per_layer_width) for number in (layer, layer + 1))
-        own = g.op("Slice", beside, first, last, g.ints(2))
+        own = g.op("Slice", per_layer_inputs, first, last, g.ints(2))
         gated = g.op("Mul", activate(decoder, g, linear(g, stream, rows, layer, (names.gate,)), layer), own)
         mapped = type(residual)(linear(g, gated, rows, layer, (names.up,)))
         added, _ = decoder.norm(g, mapped, spec.weight_name(layer, names.out_norm))

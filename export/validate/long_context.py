@@ -118,10 +118,8 @@ def expect_long(model: Any, spec: DecoderSpec, tokens: Array, say: Callable[[str
     decoder, where = Float32Decoder(model), torch.as_tensor(text.positions)
     given = np.resize(tokens, len(text.computed))[text.positions]
     hidden = decoder.begin(torch.as_tensor(given)[None], where[None])
-    rotary, beside = (
-        decoder.rotary_embeddings(hidden, where[None]),
-        decoder.beside(torch.as_tensor(given)[None], hidden),
-    )
+    rotary = decoder.rotary_embeddings(hidden, where[None])
+    per_layer_inputs = decoder.per_layer_inputs(torch.as_tensor(given)[None], hidden)
     zeros, kept = bool((~text.computed).any()), dict[str, tuple[Tensor, ...]]()
     for layer in range(len(decoder.layers)):
         cache, parts = _Growing(zeros, kept), []
@@ -130,7 +128,7 @@ def expect_long(model: Any, spec: DecoderSpec, tokens: Array, say: Callable[[str
             cut = _cut(rotary, rows)
             if decoder.kv_sources[layer] != layer:  # as it was when the layer below had read as many rows
                 cache.shared = {kind: tuple(x[:, :, : zeros + rows.stop] for x in kv) for kind, kv in kept.items()}
-            own = None if beside is None else beside[:, rows]
+            own = None if per_layer_inputs is None else per_layer_inputs[:, rows]
             parts.append(decoder.call_layer(layer, hidden[:, rows], mask, where[None, rows], cut, cache, own))
         hidden = torch.cat(parts, dim=1)
     final = decoder.finish(hidden[:, np.searchsorted(text.positions, text.compared)])

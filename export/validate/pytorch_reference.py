@@ -53,7 +53,7 @@ class ReferenceModel:
         where = torch.as_tensor(positions)[None]
         hidden = self.decoder.begin(torch.as_tensor(tokens)[None], where)
         rotary = self.decoder.rotary_embeddings(hidden, where)
-        beside = self.decoder.beside(torch.as_tensor(tokens)[None], hidden)
+        per_layer_inputs = self.decoder.per_layer_inputs(torch.as_tensor(tokens)[None], hidden)
         cache = _Record({}, {}, {})
         entry = hidden
         for layer in range(self.layers):
@@ -61,7 +61,7 @@ class ReferenceModel:
                 entry = hidden
             mask = self.mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
             with around(layer) if around else nullcontext():
-                hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache, beside)
+                hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache, per_layer_inputs)
         keys, values = ({i: side[source] for i, source in self._kept(side)} for side in (cache.keys, cache.values))
         return ReferenceOutput(self.decoder.finish(hidden), entry, keys, values)
 
