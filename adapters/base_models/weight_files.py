@@ -17,8 +17,8 @@ from streamspec.json_fields import MAX_JSON, parse_object
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READ_BYTES = 1 << 26
-# Numbers with all bits of their exponent set are infinite or NaN: the integers to read them as, and these bits.
 BOUNDS = ("_min", "_max")  # numbers that a map of an image or audio tower clips at, infinite for nowhere
+# Numbers with all bits of their exponent set are infinite or NaN: the integers to read them as, and these bits.
 EXPONENTS = {
     "F64": ("<u8", 0x7FF << 52),
     "F32": ("<u4", 0xFF << 23),

@@ -38,9 +38,7 @@ class DeviceCache(SequenceRows):
         self._pruned = any(value.name == sg.ROWS_ABOVE for value in compactor.get_inputs())
         self._group_of = {layer: group for group in groups for layer in group.layers}
         self.capacity = min(FIRST_CAPACITY, limit)
-        self.data: list[Sequence[Any]] = [
-            () for _ in range(1 + max(self._group_of))
-        ]  # () of a layer that keeps nothing
+        self.data: list[Sequence[Any]] = [()] * (1 + max(self._group_of))  # () of a layer that keeps nothing
         for layer, group in self._group_of.items():
             empty = np.zeros(group.shape(self.slots(group))[2:], group.dtype)
             self.data[layer] = [self._on_device(empty) for _ in range(group.parts)]
