@@ -43,25 +43,43 @@ _DEEPSEEK3 = (
     + _SPACES,
 )
 _SEED = (rf"{_ENGLISH}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
+_MINICPM5 = (r"\p{N}{1,3}", rf"{_ENGLISH}|{_WORDS}|\p{{N}}+|{_MARKS}|{_SPACES}")
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u0800-\u9fa5\uac00-\ud7ff]+", "digits")
 _GPT2, _DIGITS = ("gpt2",), ("digits", "gpt2")
 
 _SPLITS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "gigachat", "mellum"), _GPT2),
-    (("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS),
-    (("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
+    (("granite-docling", "a.x-4.0"), _GPT2),
+    (("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _DIGITS),
+    (("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
     (("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3),
-    (("qwen2", "stablelm2", "hunyuan", "megrez", "deepseek-r1-qwen", "kormo", "solar-open"), _QWEN2),
-    (("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
-    (("gpt-4o", "llama4", "kanana2"), _GPT4O),
+    (("qwen2", "stablelm2", "hunyuan", "megrez", "deepseek-r1-qwen", "kormo", "solar-open", "grok-2"), _QWEN2),
+    (("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
+    (("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
     (("qwen35",), _QWEN35),
     (("tekken",), _TEKKEN),
     (("seed-coder",), _SEED),
+    (("minicpm5",), _MINICPM5),
+    (("deepseek-coder",), _DEEPSEEK_CODER),
 )
 PRE_TOKENIZERS = {name: steps for names, steps in _SPLITS for name in names}
-# Of these, words that are tokens stay whole whatever the merges say, and texts begin with bos where the file is silent.
-WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2", "tekken"})
+# Of these, texts begin with bos where the file is silent.
+BEGUN = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"})
+WHOLE_WORDS = BEGUN | {"minicpm5"}  # of these, words that are tokens stay whole whatever the merges say
 # Of these, composed letters are written as one, which GGUF has no word for: the published tokenizers of these names do.
-COMPOSED = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen"})
+COMPOSED = frozenset({"qwen2", "qwen35", "deepseek-r1-qwen", "mpt", "olmo", "command-r"})
+KEEPS = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # tokens of Phi-3 that leave blanks after them in the text
+# Tokens that end a turn, which many files do not name as such: they count where the chat template writes them.
+TURN_ENDS = (
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+)
 
 
 @dataclass(frozen=True)
@@ -88,27 +106,41 @@ def tokenizer_of(model: GgufFile) -> GgufTokenizer:
     special, ends = _special(keys, tokens)
     pre = str(keys.take("pre", ""))
     tokenizer = BUILDERS[kind](keys, tokens, types, special)
-    _add_tokens(tokenizer, tokens, types, set(special.values()))
+    strips = kind == "llama" and model.metadata.get("general.architecture") == "phi3"
+    _add_tokens(tokenizer, tokens, types, set(special.values()), strips)
     if tokenizer.get_vocab_size(with_added_tokens=True) != len(tokens):
         raise BaseModelError(
             f"{keys.file}: added tokens beyond the vocabulary", f"{len(tokens)} tokens", "check the file"
         )
-    begins = bool(keys.take("add_bos_token", kind == "llama" or pre in WHOLE_WORDS))
+    begins = bool(keys.take("add_bos_token", kind == "llama" or pre in BEGUN))
     _frame(keys, tokenizer, special, begins, bool(keys.take("add_eos_token", False)))
     keys.skip(*HARMLESS, *(key for key in _token_keys(model)))
     keys.finish()
-    template = model.metadata.get("tokenizer.chat_template")
-    return GgufTokenizer(tokenizer, special, ends, template if isinstance(template, str) and template else None)
+    given = model.metadata.get("tokenizer.chat_template")
+    template = given if isinstance(given, str) and given else None
+    ends = tuple(dict.fromkeys([*ends, *_turn_ends(tokens, types, template or "")]))
+    return GgufTokenizer(tokenizer, special, ends, template)
 
 
-def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], special: set[int]) -> None:
-    """Makes tokens that stand for themselves in any text: special ones, and those that are text."""
+def _turn_ends(tokens: list[str], types: list[int], template: str) -> list[int]:
+    """Tokens that stand whole in any text and with which the chat template ends a turn."""
+    if "<|return|>" in tokens:
+        return []  # there `<|end|>` ends a part of a turn
+    found = [tokens.index(text) for text in TURN_ENDS if text in template and text in tokens]
+    return [token for token in found if types[token] in (CONTROL, USER_DEFINED)]
+
+
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], special: set[int], strips: bool) -> None:
+    """Makes tokens that stand for themselves in any text: special ones, and those that are text. Where the family's
+    tokenizer `strips`, they take the blanks and line breaks after them, which GGUF has no word for.
+    """
     hidden, shown = [], []
     for number, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        taking = strips and token not in KEEPS
         if kind in (CONTROL, UNKNOWN) or number in special:
-            hidden.append(AddedToken(token, normalized=False, special=True))
+            hidden.append(AddedToken(token, rstrip=taking, normalized=False, special=True))
         elif kind == USER_DEFINED:
-            shown.append(AddedToken(token, normalized=False, special=False))
+            shown.append(AddedToken(token, rstrip=taking, normalized=False, special=False))
     tokenizer.add_special_tokens([token for token in hidden if token.content])
     tokenizer.add_tokens([token for token in shown if token.content])
 
@@ -175,7 +207,8 @@ def _byte_level(keys: Keys, tokens: list[str], types: list[int], special: dict[s
             keys.refuse("merges", f"a list with {merge!r}", "pairs of tokens")
         merges.append((left, right))
     keys.skip("scores")
-    prefix = bool(keys.take("add_space_prefix", False))
+    # Tokenizers of several steps do not heed it, nor does llama.cpp.
+    prefix = bool(keys.take("add_space_prefix", False)) and PRE_TOKENIZERS[pre] == _GPT2
     keys.only("remove_extra_whitespaces", False)
     tokenizer = Tokenizer(
         _bpe(

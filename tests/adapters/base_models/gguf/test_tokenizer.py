@@ -87,6 +87,7 @@ def test_special_tokens_in_a_text_are_one_token_each() -> None:
         ("bpe", {"add_bos_token": True, "add_eos_token": True}, True, True),
         ("llama-bpe", {"add_bos_token": None}, True, False),
         ("llama-bpe", {"add_bos_token": False}, False, False),
+        ("minicpm5", {"add_bos_token": None}, False, False),
         ("sentencepiece", {"add_bos_token": None}, True, False),
         ("sentencepiece", {"add_bos_token": False}, False, False),
     ],
@@ -95,6 +96,7 @@ def test_a_text_begins_and_ends_as_the_file_says(kind: str, flags: dict[str, Any
     vocabulary = {
         "bpe": files.bpe_vocabulary(),
         "llama-bpe": files.bpe_vocabulary("llama-bpe"),
+        "minicpm5": files.bpe_vocabulary("minicpm5"),
         "sentencepiece": files.sentencepiece_vocabulary(),
     }[kind]
     ids = built(vocabulary, **flags).tokenizer.encode("the").ids
@@ -114,6 +116,8 @@ CUTS = {
     "tekken": "I|'ll| buy| |1|2|3|4|5| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
     "gpt-4o": "I'll| buy| |123|45| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
     "seed-coder": "I|'ll| buy| |1|2|3|4|5| naïve| cars|,|\n\n| | x|+=|1| 中文| HTMLPage",
+    "minicpm5": "I|'ll| buy| |123|45| naïve| cars|,\n\n| | x|+=|1| 中文| HTMLPage",
+    "deepseek-coder": "I|'|ll| buy| |1|2|3|4|5| naïve| cars|,|\n|\n| | x|+=|1| |中文| HTMLPage",
     "deepseek-v3": "I|'ll| buy| |123|45| naïve| cars|,\n\n| | x|+=|1| |中文| HTMLPage",
 }
 
@@ -125,12 +129,35 @@ def test_text_is_split_as_the_name_says(pre: str) -> None:
     assert "|".join(cut) == CUTS[pre]
 
 
+@pytest.mark.parametrize(("pre", "cut"), [("llama-bpe", "a| | |5"), ("minicpm5", "a|  |5")])
+def test_steps_cut_otherwise_than_one_expression(pre: str, cut: str) -> None:
+    tokenizer = built(files.bpe_vocabulary(pre)).tokenizer
+    found = tokenizer.pre_tokenizer.pre_tokenize_str("a  5")
+    assert "|".join("a  5"[slice(*span)] for _, span in found) == cut
+
+
+@pytest.mark.parametrize(("pre", "heeded"), [("gpt-2", True), ("smollm", False), ("llama-bpe", False)])
+def test_only_a_tokenizer_of_one_step_puts_a_blank_in_front(pre: str, heeded: bool) -> None:
+    tokenizer = built(files.bpe_vocabulary(pre), add_space_prefix=True, add_bos_token=False).tokenizer
+    assert (tokenizer.encode("the").ids == tokenizer.encode(" the").ids) is heeded
+
+
+@pytest.mark.parametrize(("architecture", "taken"), [("phi3", True), ("llama", False)])
+def test_line_breaks_after_a_turn_are_taken_as_by_the_tokenizer_of_phi3(architecture: str, taken: bool) -> None:
+    words = files.sentencepiece_vocabulary() | files.special_keys(add_bos_token=False)
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in words.items()}
+    found = tokenizer_of(GgufFile(Path("m.gguf"), metadata | {"general.architecture": architecture})).tokenizer
+    assert (found.encode("<end>\nthe").ids == found.encode("<end>the").ids) is taken
+    assert found.encode("<s>\nthe").ids != found.encode("<s>the").ids
+
+
 def test_every_way_to_split_is_tested() -> None:
     assert {PRE_TOKENIZERS[pre] for pre in CUTS} == set(PRE_TOKENIZERS.values())
 
 
-def test_words_stay_whole_where_the_name_says_so() -> None:
-    vocabulary = files.bpe_vocabulary("llama-bpe")
+@pytest.mark.parametrize("pre", ["llama-bpe", "minicpm5"])
+def test_words_stay_whole_where_the_name_says_so(pre: str) -> None:
+    vocabulary = files.bpe_vocabulary(pre)
     vocabulary["tokens"] = [*vocabulary["tokens"], "Ġwhole"]
     vocabulary["token_type"] = [*vocabulary["token_type"], files.NORMAL]
     whole = len(vocabulary["tokens"]) - 1
@@ -139,7 +166,7 @@ def test_words_stay_whole_where_the_name_says_so() -> None:
 
 
 def test_letters_with_marks_are_composed_where_the_original_does() -> None:
-    for pre, same in (("qwen2", True), ("llama-bpe", False)):
+    for pre, same in (("qwen2", True), ("mpt", True), ("olmo", True), ("command-r", True), ("llama-bpe", False)):
         tokenizer = built(files.bpe_vocabulary(pre)).tokenizer
         assert (tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids) is same
 
@@ -186,6 +213,33 @@ def test_all_files_of_the_folder_name_the_same_tokens(tmp_path: Path) -> None:
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
     assert tokenizer("the")["input_ids"][0] == files.BOS
     assert tokenizer.chat_template == template["tokenizer.chat_template"]
+
+
+TURNS = "{% for m in messages %}<start_of_turn>{{ m.content }}<end_of_turn>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "template", "other", "ends"),
+    [
+        ("<end_of_turn>", files.CONTROL, TURNS, "<other>", True),
+        ("<end_of_turn>", files.USER_DEFINED, TURNS, "<other>", True),
+        ("<end_of_turn>", files.NORMAL, TURNS, "<other>", False),  # a text that says so is not this token
+        ("<end_of_turn>", files.CONTROL, None, "<other>", False),
+        ("<end_of_turn>", files.CONTROL, "{{ messages }}<|im_end|>", "<other>", False),
+        ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<other>", True),
+        ("<|end|>", files.CONTROL, "{{ messages }}<|end|>", "<|return|>", False),  # it ends a part of a turn
+    ],
+)
+def test_the_token_that_ends_a_turn_in_the_template_ends_an_answer(
+    text: str, kind: int, template: str | None, other: str, ends: bool
+) -> None:
+    words = files.bpe_vocabulary() | files.special_keys()
+    at = len(words["tokens"])
+    words |= {"tokens": [*words["tokens"], text, other], "token_type": [*words["token_type"], kind, files.NORMAL]}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in words.items()}
+    given = {} if template is None else {"tokenizer.chat_template": template}
+    found = tokenizer_of(GgufFile(Path("m.gguf"), metadata | given))
+    assert found.ends == ((files.EOS, at) if ends else (files.EOS,)) and found.chat_template == template
 
 
 def edited(**change: Any) -> dict[str, Any]:
