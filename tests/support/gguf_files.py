@@ -20,7 +20,8 @@ SPECIAL = ["<pad>", "</s>", "<s>", "<unk>", "<end>"]  # ids 0 to 4: the unknown 
 PAD, EOS, BOS, UNK, EOT = range(5)
 MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "an d", "Ġ and", "e r", "1 2", "Ġ Ġ"]
 PIECES = ["th", "the", "▁the", "in", "an", "and", "▁and", "er", "▁t", "▁a", "he"]
-PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3"}
+PERMUTED = {"llama", "granite", "smollm3", "arcee", "mistral3", "olmo"}
+XIELU = "xielu."  # keys that are not below the architecture
 ONE_ADDED = {"gemma", "gemma2", "gemma3", "nemotron"}
 
 
@@ -58,6 +59,9 @@ def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel
             parameter.add_(torch.randn_like(parameter) * scale)
             if name.endswith(".bias"):
                 parameter.add_(0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("act_fn.beta"):  # Apertus'
+                buffer.add_(0.1)
     return model
 
 
@@ -74,6 +78,8 @@ def stored(model: PreTrainedModel, architecture: str) -> dict[str, np.ndarray]:
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         stem, _, suffix = name.rpartition(".")
+        if stem.endswith("act_fn"):  # Apertus', in keys
+            continue
         if "layernorm.norms" in stem:  # StableLM's norms of each head
             stacked.setdefault(f"{stem.rpartition('.norms')[0]}.{suffix}", []).append(values)
             continue
@@ -112,6 +118,9 @@ def sizes(model: PreTrainedModel, **more: Any) -> dict[str, Any]:
         "attention.layer_norm_epsilon": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
     }.items():
         keys[key] = next((getattr(config, name) for name in names if hasattr(config, name)), None)
+    for name, tensor in model.state_dict().items():
+        if ".act_fn." in name:
+            keys.setdefault(f"{XIELU}{name.rpartition('.')[2]}", []).append(tensor.item())
     return {key: value for key, value in (keys | more).items() if value is not None}
 
 
@@ -143,7 +152,7 @@ def write_gguf(
     the quantizations of tensors that are given as raw bytes.
     """
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
-    words = {f"{architecture}.{key}": value for key, value in keys.items()}
+    words = {key if key.startswith(XIELU) else f"{architecture}.{key}": value for key, value in keys.items()}
     tokens = dict(vocabulary or bpe_vocabulary()) | dict(special_keys() if specials is None else specials)
     words |= {f"tokenizer.ggml.{key}": value for key, value in tokens.items()} | dict(others or {})
     for key, value in words.items():

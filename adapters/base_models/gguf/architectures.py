@@ -1,8 +1,8 @@
 """The architectures of GGUF files that can be converted: what llama.cpp calls a tensor or a key, and what transformers
 calls the same.
 
-A row of ARCHITECTURES states names and fields; `config.py` makes a config of a file by it. Facts: llama.cpp's
-converters (`conversion/*.py`) and `src/models/*.cpp`.
+A row of ARCHITECTURES states names and fields; `config.py` makes a config of a file by it, `config_rules.py` holds
+what a row cannot state. Facts: llama.cpp's converters (`conversion/*.py`) and `src/models/*.cpp`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamspec.adapters.base_models.gguf import config_rules as rules
+from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import REQUIRED, Keys
 
-Config = dict[str, Any]
 RMS, MEAN = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 
 # What a GGUF tensor is called in transformers, without `.weight` and `.bias`; {} is the layer.
@@ -59,125 +60,8 @@ class Architecture:
     partial: bool = False  # transformers can rotate a part of each head
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # keys and the values that are understood
     harmless: tuple[str, ...] = ()  # further keys that say nothing new
+    numbers: Mapping[str, str] = field(default_factory=dict)  # a key with one number a layer: that parameter of a layer
     more: Callable[[Keys, Config], None] | None = None  # completes the config
-
-
-def _llama(keys: Keys, config: Config) -> None:
-    window = keys.take("attention.sliding_window", 0)
-    if window:  # Mistral's; llama.cpp calls both `llama`
-        config |= {"model_type": "mistral", "sliding_window": window}
-        config.pop("attention_bias", None)
-
-
-def _phi3(keys: Keys, config: Config) -> None:
-    rope = config["rope_parameters"]
-    original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
-    config |= {
-        "original_max_position_embeddings": original,
-        "sliding_window": keys.take("attention.sliding_window", 0) or None,
-        "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0),
-    }
-
-
-def _windows(keys: Keys, config: Config, length: int | None, pattern: int) -> None:
-    """Windows in all layers but each `pattern`-th one, unless the file says it for each layer."""
-    window = keys.take("attention.sliding_window", length)
-    layers = range(config["num_hidden_layers"])
-    given = keys.take("attention.sliding_window_pattern", pattern)
-    if isinstance(given, list):
-        if len(given) != len(layers):
-            keys.refuse("attention.sliding_window_pattern", given, f"{len(layers)} values")
-        sliding = [bool(one) for one in given]
-    else:
-        sliding = [given > 0 and (layer + 1) % given != 0 for layer in layers]
-    if not window:
-        sliding = [False for _ in layers]
-    config["layer_types"] = ["sliding_attention" if one else "full_attention" for one in sliding]
-    if window:
-        config["sliding_window"] = window
-
-
-def _gemma_scale(keys: Keys, config: Config, large: int) -> None:
-    """Queries are scaled by the head's size, in the largest of the family by the width of a head's part instead."""
-    width = config["hidden_size"] // config["num_attention_heads"]
-    config["query_pre_attn_scalar"] = width if config["num_hidden_layers"] == large else config["head_dim"]
-
-
-def _gemma2(keys: Keys, config: Config) -> None:
-    _windows(keys, config, 4096, 2)
-    _gemma_scale(keys, config, large=46)
-    config["attn_logit_softcapping"] = float(keys.take("attn_logit_softcapping", 50.0)) or None
-    config["final_logit_softcapping"] = float(keys.take("final_logit_softcapping", 30.0)) or None
-
-
-def _gemma3(keys: Keys, config: Config) -> None:
-    _windows(keys, config, None, 6)
-    _gemma_scale(keys, config, large=62)
-    config["final_logit_softcapping"] = float(keys.take("final_logit_softcapping", 0.0)) or None
-    local = float(keys.take("rope.freq_base_swa", 10_000.0))
-    config["rope_parameters"] = {
-        "full_attention": config["rope_parameters"],
-        "sliding_attention": {"rope_type": "default", "rope_theta": local},
-    }
-
-
-def _gpt2(keys: Keys, config: Config) -> None:
-    if keys.take("attention.head_count_kv", config["n_head"]) != config["n_head"]:
-        keys.refuse("attention.head_count_kv", "smaller", "as many as heads")
-
-
-def _parallel(keys: Keys, config: Config) -> None:
-    config["use_parallel_residual"] = bool(
-        keys.take("use_parallel_residual", config.get("use_parallel_residual", True))
-    )
-
-
-def _kept_positions(keys: Keys, config: Config) -> None:
-    """llama.cpp leaves rotary positions out of each fourth layer."""
-    config["no_rope_layers"] = [int((layer + 1) % 4 != 0) for layer in range(config["num_hidden_layers"])]
-
-
-def _ministral(keys: Keys, config: Config) -> None:
-    """YaRN whose attention factor cancels out, and queries that grow with their position."""
-    multiplier = float(keys.take("rope.scaling.yarn_log_multiplier", 0.0))
-    if multiplier:
-        config["rope_parameters"] |= {"mscale": 1.0, "mscale_all_dim": multiplier}
-    config["rope_parameters"]["llama_4_scaling_beta"] = float(keys.take("attention.temperature_scale", 0.0))
-    if config["rope_parameters"]["rope_type"] != "yarn":
-        keys.refuse("rope.scaling.type", keys.take("rope.scaling.type", "missing"), "yarn")
-
-
-def _olmo(keys: Keys, config: Config) -> None:
-    """OLMo 3 has windows; positions within them are never scaled."""
-    if not keys.has("attention.sliding_window"):
-        return
-    _windows(keys, config, None, 4)
-    theta = float(keys.take("rope.freq_base_swa", config["rope_parameters"]["rope_theta"]))
-    config |= {
-        "model_type": "olmo3",
-        "rope_parameters": {
-            "full_attention": config["rope_parameters"],
-            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
-        },
-    }
-
-
-def _exaone(keys: Keys, config: Config) -> None:
-    """The 32B has windows, and no positions in the layers without; llama.cpp knows it by its layers."""
-    config["sliding_window"] = None
-    _windows(keys, config, 4096 if config["num_hidden_layers"] == 64 else None, 4)
-
-
-def _cohere(keys: Keys, config: Config) -> None:
-    _windows(keys, config, None, 4)
-
-
-def _lfm(keys: Keys, config: Config) -> None:
-    """Layers without heads of keys are convolutions."""
-    heads = keys.take("attention.head_count_kv")
-    if not isinstance(heads, list) or len(heads) != config["num_hidden_layers"]:
-        keys.refuse("attention.head_count_kv", heads, "one number for each layer")
-    config["layer_types"] = ["full_attention" if one else "conv" for one in heads]
 
 
 _GPT2_NAMES = _names(
@@ -227,9 +111,14 @@ _LFM_NAMES = {name: value for name, value in _OUTER.items() if name != "output_n
 )
 _EPSILON = (MEAN, "layer_norm_eps")
 _BIASES = {"attention_bias": "attn_output", "mlp_bias": "ffn_down"}
+# Of layers that dense Granite 4 does not have, and the width of its MLP once more; tensors of such layers are refused.
+_MIXERS = (
+    *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")),
+    "expert_shared_feed_forward_length",
+)
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", head_dim=True, biases=_BIASES, permuted=True, more=_llama),
+    "llama": Architecture("llama", head_dim=True, biases=_BIASES, permuted=True, more=rules.llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture(
         "qwen3", _names(None, **_HEAD_NORMS), head_dim=True, biases={"attention_bias": "attn_output"}
@@ -251,7 +140,7 @@ ARCHITECTURES = {
         "phi3",
         _names(None, attn_qkv="self_attn.qkv_proj", ffn_up="mlp.gate_up_proj", **_FUSED),
         partial=True,
-        more=_phi3,
+        more=rules.phi3,
     ),
     "gpt2": Architecture(
         "gpt2",
@@ -266,7 +155,7 @@ ARCHITECTURES = {
         },
         layout="gpt2",
         rotary=False,
-        more=_gpt2,
+        more=rules.gpt2,
     ),
     "gptneox": Architecture(
         "gpt_neox",
@@ -275,7 +164,7 @@ ARCHITECTURES = {
         biases={"attention_bias": "attn_qkv"},
         layout="gptneox",
         partial=True,
-        more=_parallel,
+        more=rules.parallel,
     ),
     "stablelm": Architecture(
         "stablelm",
@@ -284,16 +173,16 @@ ARCHITECTURES = {
         biases={"use_qkv_bias": "attn_q", "qk_layernorm": "attn_q_norm"},
         layout="stablelm",
         partial=True,
-        more=_parallel,
+        more=rules.parallel,
     ),
     "gemma": Architecture("gemma", head_dim=True, one_added=True),
-    "gemma2": Architecture("gemma2", _GEMMA2_NAMES, head_dim=True, one_added=True, more=_gemma2),
+    "gemma2": Architecture("gemma2", _GEMMA2_NAMES, head_dim=True, one_added=True, more=rules.gemma2),
     "gemma3": Architecture(
         "gemma3_text",
         _GEMMA2_NAMES | {f"blk.{{}}.{name}": f"model.layers.{{}}.{value}" for name, value in _HEAD_NORMS.items()},
         head_dim=True,
         one_added=True,
-        more=_gemma3,
+        more=rules.gemma3,
     ),
     "starcoder2": Architecture(
         "starcoder2",
@@ -312,8 +201,9 @@ ARCHITECTURES = {
         biases=_BIASES,
         permuted=True,
         only={"rope.scaling.finetuned": (True,)},  # here: whether there are positions at all
+        harmless=_MIXERS,
     ),
-    "smollm3": Architecture("smollm3", biases=_BIASES, permuted=True, more=_kept_positions),
+    "smollm3": Architecture("smollm3", biases=_BIASES, permuted=True, more=rules.kept_positions),
     "arcee": Architecture("arcee", _names(ffn_gate=""), head_dim=True, biases=_BIASES, permuted=True),
     "nemotron": Architecture(
         "nemotron",
@@ -350,16 +240,37 @@ ARCHITECTURES = {
         head_dim=True,
         biases={"attention_bias": "attn_output"},
     ),
-    "mistral3": Architecture("ministral3", head_dim=True, permuted=True, more=_ministral),
-    "olmo2": Architecture("olmo2", _POST_NORMS, biases={"attention_bias": "attn_output"}, more=_olmo),
-    "exaone4": Architecture("exaone4", _POST_NORMS, more=_exaone),
+    "mistral3": Architecture("ministral3", head_dim=True, permuted=True, more=rules.ministral),
+    "apertus": Architecture(
+        "apertus",
+        _names(None, **_HEAD_NORMS, attn_norm="attention_layernorm", ffn_norm="feedforward_layernorm", ffn_gate=""),
+        biases={"attention_bias": "attn_output"},
+        numbers={f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")},
+    ),
+    "olmo": Architecture(
+        "olmo",
+        _names(None, attn_norm="", ffn_norm=""),
+        (MEAN, "bare_norm_eps"),
+        fields={"clip_qkv": ("attention.clamp_kqv", None)},
+        permuted=True,
+        more=rules.bare_norms,
+    ),
+    "olmo2": Architecture("olmo2", _POST_NORMS, biases={"attention_bias": "attn_output"}, more=rules.olmo),
+    "exaone4": Architecture("exaone4", _POST_NORMS, more=rules.exaone),
+    "command-r": Architecture(
+        "cohere",
+        _names(None, **_HEAD_NORMS, ffn_norm=""),
+        _EPSILON,
+        fields={"logit_scale": ("logit_scale", REQUIRED)},
+        biases={"use_qk_norm": "attn_q_norm"},
+    ),
     "cohere2": Architecture(
         "cohere2",
         _names(ffn_norm=""),
         _EPSILON,
         fields={"logit_scale": ("logit_scale", REQUIRED)},
         head_dim=True,
-        more=_cohere,
+        more=rules.cohere,
     ),
     "lfm2": Architecture(
         "lfm2",
@@ -370,6 +281,6 @@ ARCHITECTURES = {
         biases={"conv_bias": "shortconv.in_proj"},
         convolutions=True,
         layout="lfm2",
-        more=_lfm,
+        more=rules.lfm,
     ),
 }

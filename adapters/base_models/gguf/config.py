@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture, Config
+from streamspec.adapters.base_models.gguf.architectures import ARCHITECTURES, Architecture
+from streamspec.adapters.base_models.gguf.config_rules import Config
 from streamspec.adapters.base_models.gguf.file import REQUIRED, GgufFile, Keys
 from streamspec.adapters.base_models.gguf.rope import TENSORS, Factors, rope_parameters
 from streamspec.errors import BaseModelError
+from streamspec.model_families import family_of
 
 SIZES = {
     "num_hidden_layers": "block_count",
@@ -26,14 +28,25 @@ PLAIN = {
     "attention.clamp_kqv": (0.0,),
     "nextn_predict_layers": (0,),
 }
+# Other things than models, by `general.type`.
+OTHERS = {
+    "adapter": "a LoRA adapter",
+    "mmproj": "the projector of a multimodal model",
+    "imatrix": "an importance matrix",
+}
+# llama.cpp's names of families that are refused for a reason of their own.
+REFUSED = {"qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "qwen3next": "qwen3_next"}
 HARMLESS = ("vocab_size", "tensor_data_layout", "attention.group_norm_epsilon")
 
 
 def architecture_of(model: GgufFile) -> Architecture:
     """The row of the file's architecture. Raises BaseModelError where there is none or it is no language model."""
-    kind = model.metadata.get("general.type", "model")
-    if kind != "model":
-        raise BaseModelError(f"{model.path.name} holds a {kind}", "a language model", "take the model's own GGUF file")
+    kind = model.metadata.get("general.type", "adapter" if "adapter.type" in model.metadata else "model")
+    if kind != "model" or not model.tensors:
+        found = "no tensors" if kind == "model" else OTHERS.get(str(kind), f"something of the type {str(kind)[:40]}")
+        raise BaseModelError(f"{model.path.name} holds {found}", "a language model", "take the model's own GGUF file")
+    if model.architecture in REFUSED:
+        family_of(REFUSED[model.architecture], f"{model.path.name} is")
     if model.architecture not in ARCHITECTURES:
         raise BaseModelError(
             f"{model.path.name} is of the architecture {model.architecture}",
@@ -66,8 +79,10 @@ def config_of(model: GgufFile, row: Architecture) -> Config:
     keys.skip(*HARMLESS, *row.harmless)
     for name, (key, default) in row.fields.items():
         config[name] = keys.take(key, default)
+    read = {key for key, _ in row.fields.values()}
     for key, allowed in (PLAIN | dict(row.only)).items():
-        keys.only(key, *allowed)
+        if key not in read:
+            keys.only(key, *allowed)
     for switch, tensor in row.biases.items():
         suffix = "weight" if tensor.endswith("norm") else "bias"
         config[switch] = f"blk.0.{tensor}.{suffix}" in model.tensors

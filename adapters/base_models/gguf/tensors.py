@@ -27,6 +27,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
+class KeyNumber(StoredTensor):
+    """A number of one of the file's keys, as a tensor of one value."""
+
+    number: float
+
+    def chunks(self) -> Iterator[Values]:
+        """Yields the number: [1] fp32."""
+        yield np.full(1, self.number, np.float32)
+
+
+@dataclass(frozen=True)
 class Parameter:
     """A parameter of the model and the stored tensor that it is made of."""
 
@@ -62,6 +73,8 @@ def parameters_of(model: GgufFile, row: Architecture, config: Mapping[str, Any],
         if not found:
             extra.append(tensor.name)
         made |= {parameter.name: parameter for parameter in found}
+    for key, path in row.numbers.items():
+        made |= {one.name: one for one in _numbers(model, key, path, config["num_hidden_layers"], shapes)}
     extra += [parameter.source.name for name, parameter in made.items() if name not in shapes]
     if extra:
         raise BaseModelError(
@@ -121,6 +134,20 @@ def _named(tensor: StoredTensor, row: Architecture, config: Mapping[str, Any]) -
         change = _halves(heads)
     offset = 1.0 if row.one_added and suffix == "weight" and stem.endswith("_norm") else 0.0
     return [Parameter(f"{name}.{suffix}", tensor.shape, tensor, change, offset)]
+
+
+def _numbers(model: GgufFile, key: str, path: str, layers: int, shapes: Shapes) -> list[Parameter]:
+    """Parameters of one value each, from a key with one number for each layer or one for all."""
+    values = model.metadata.get(key)
+    values = [values] * layers if isinstance(values, float) else values
+    if not isinstance(values, list) or len(values) != layers or not all(isinstance(one, float) for one in values):
+        found = "no" if values is None else "other values in"
+        raise BaseModelError(f"{model.path.name} has {found} {key}", f"{layers} numbers", "convert the model again")
+    names = [f"model.layers.{layer}.{path}" for layer in range(layers)]
+    return [
+        Parameter(name, shapes.get(name, (1,)), KeyNumber(key, (1,), 0, model.path, 0, 4, value))
+        for name, value in zip(names, values, strict=True)
+    ]
 
 
 def _halves(heads: int) -> Change:

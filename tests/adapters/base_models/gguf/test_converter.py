@@ -7,6 +7,7 @@ built from the original config; the files are written by the `gguf` package.
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from streamspec.adapters.base_models.gguf import architectures
+from streamspec.adapters.base_models.gguf.config import REFUSED as REFUSED_ARCHITECTURES
 from streamspec.adapters.base_models.gguf.converter import convert
 from streamspec.errors import BaseModelError
 from streamspec.model_families import FAMILIES
+from streamspec.model_families.recurrent import RECURRENT
 from tests.support import gguf_files as files
-from tests.support.gguf_cases import CASES, GEMMA3_ROPE, LENGTH, VOCABULARY, made
+from tests.support.gguf_cases import CASES, VOCABULARY, made
+from tests.support.gguf_positions import GEMMA3_ROPE, LENGTH
 
 
 def converted(path: Path) -> PreTrainedModel:
@@ -191,10 +195,61 @@ def test_an_unknown_architecture_lists_the_known_ones(tmp_path: Path) -> None:
     assert "architecture mamba; expected one of llama, qwen2" in refusal(tmp_path, path)
 
 
-def test_a_projector_is_no_language_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ({"general.type": "mmproj"}, "the projector of a multimodal model"),
+        ({"general.type": "adapter", "adapter.type": "lora"}, "a LoRA adapter"),
+        ({"adapter.type": "lora"}, "a LoRA adapter"),
+        ({"general.type": "imatrix"}, "an importance matrix"),
+        ({"general.type": "song"}, "something of the type song"),
+    ],
+)
+def test_what_is_no_language_model_is_named(others: dict[str, str], found: str, tmp_path: Path) -> None:
     _, architecture, keys, tensors = made("qwen2")
-    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, others={"general.type": "mmproj"})
-    assert "holds a mmproj; expected a language model" in refusal(tmp_path, path)
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors, others=others)
+    assert f"holds {found}; expected a language model" in refusal(tmp_path, path)
+
+
+def test_a_vocabulary_without_a_model_is_no_language_model(tmp_path: Path) -> None:
+    path = files.write_gguf(tmp_path / "m.gguf", "llama", {}, {})
+    assert "m.gguf holds no tensors; expected a language model" in refusal(tmp_path, path)
+
+
+@pytest.mark.parametrize("architecture", REFUSED_ARCHITECTURES)
+def test_layers_with_a_recurrent_state_are_refused_as_those_of_a_folder(architecture: str, tmp_path: Path) -> None:
+    _, _, keys, tensors = made("qwen2")
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    model_type = REFUSED_ARCHITECTURES[architecture]
+    told = f"m.gguf is of the family `{model_type}`, which has {RECURRENT[model_type]}; expected "
+    assert told in refusal(tmp_path, path)
+
+
+Change = tuple[str, dict[str, Any], str]
+OF_ONE_FAMILY: dict[str, Change] = {
+    "another epsilon": ("olmo", {"attention.layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 9.99.*; expected 1e-05"),
+    "no numbers": ("apertus", {"xielu.beta": None}, r"has no xielu\.beta; expected 2 numbers"),
+    "numbers of one layer": ("apertus", {"xielu.eps": [0.5]}, r"has other values in xielu\.eps; expected 2"),
+    "infinity": ("apertus", {"xielu.alpha_p": [0.5, math.inf]}, r"xielu\.alpha_p holds NaN or infinity"),
+    "queries that grow, no YaRN": ("mistral small", {"attention.temperature_scale": 0.1}, "temperature_scale is 0.1"),
+}
+
+
+@pytest.mark.parametrize("reason", OF_ONE_FAMILY)
+def test_what_one_family_does_not_compute_is_refused_by_name(reason: str, tmp_path: Path) -> None:
+    case, more, message = OF_ONE_FAMILY[reason]
+    _, architecture, keys, tensors = made(case)
+    kept = {key: value for key, value in (keys | more).items() if value is not None}
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, kept, tensors)
+    assert re.search(message, found := refusal(tmp_path, path)), found
+
+
+def test_a_mixer_beside_attention_is_refused(tmp_path: Path) -> None:
+    """Keys of layers with a state say nothing in dense Granite 4; their tensors would."""
+    _, architecture, keys, tensors = made("granite 4, dense")
+    tensors["blk.0.ssm_in.weight"] = ROW
+    path = files.write_gguf(tmp_path / "m.gguf", architecture, keys, tensors)
+    assert "tensor blk.0.ssm_in.weight" in refusal(tmp_path, path)
 
 
 def test_the_config_holds_what_the_file_says(tmp_path: Path) -> None:
