@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Exports bases at real width with random weights:
-`python benchmarks/big_models.py OUT [--only NAME ...] [--precision int8 ...]`.
+`python benchmarks/big_models.py OUT [--only NAME ...] [--precision int8 ...] [--bench] [--genai]`.
 
 Each base is built from the configuration of a published model, saved in bfloat16 as shards, and exported by a process
 of its own. Prints one table row each: the graph's distance from PyTorch, the sizes of checkpoint and bundle, the
-export's peak memory over the checkpoint's size, and its minutes. `--bench` also prints the time of a plain step, the
-relative cost of steps of 2 to 32 rows, and the speed-up of 3.5 tokens a step at that cost. Existing files in OUT are
-reused.
+export's peak memory over the checkpoint's size, and its minutes. `--bench` also prints the relative cost of steps of 2
+to 32 rows, and the speed-up of 3.5 tokens a step at that cost. `--genai` also has onnxruntime-genai's model builder
+write the same weights (it needs `pip install onnxruntime-genai onnx-ir`) and prints, beside each other: minutes and
+peak memory of both exports, peak memory of a session that answers 32 tokens, and steps of 1 and 8 rows in turns
+(`genai_step.py`). Figures are kept in OUT and not measured again; `--discard` deletes a base's files when it is done.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,199 +23,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROPE = {"rope_type": "default"}
-BASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-3.2-1b": (
-        "llama",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "vocab_size": 128256,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": True,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 5e5,
-                "factor": 32.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
-        },
-    ),
-    "llama-3.2-3b": (
-        "llama",
-        {
-            "hidden_size": 3072,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 24,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "vocab_size": 128256,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": True,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 5e5,
-                "factor": 32.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
-        },
-    ),
-    "gemma-3-1b": (
-        "gemma3_text",
-        {
-            "hidden_size": 1152,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "head_dim": 256,
-            "vocab_size": 262144,
-            "max_position_embeddings": 32768,
-            "sliding_window": 512,
-            "query_pre_attn_scalar": 256,
-        },
-    ),
-    "phi-1.5": (
-        "phi",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "vocab_size": 51200,
-            "max_position_embeddings": 2048,
-            "rope_parameters": ROPE | {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
-        },
-    ),
-    "pythia-1b": (
-        "gpt_neox",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 8,
-            "vocab_size": 50304,
-            "max_position_embeddings": 2048,
-            "rope_parameters": ROPE | {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
-        },
-    ),
-    "stablelm-2-1.6b": (
-        "stablelm",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 5632,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "vocab_size": 100352,
-            "max_position_embeddings": 4096,
-            "use_qkv_bias": True,
-            "rope_parameters": ROPE | {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
-        },
-    ),
-    "qwen3-1.7b": (
-        "qwen3",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "vocab_size": 151936,
-            "max_position_embeddings": 40960,
-            "tie_word_embeddings": True,
-            "rope_parameters": ROPE | {"rope_theta": 1e6},
-        },
-    ),
-    "danube-1.8b": (
-        "mistral",
-        {
-            "hidden_size": 2560,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 32000,
-            "max_position_embeddings": 16384,
-            "sliding_window": 4096,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": ROPE | {"rope_theta": 1e4},
-        },
-    ),
-    "qwen2.5-1.5b": (
-        "qwen2",
-        {
-            "hidden_size": 1536,
-            "intermediate_size": 8960,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 12,
-            "num_key_value_heads": 2,
-            "vocab_size": 151936,
-            "max_position_embeddings": 32768,
-            "tie_word_embeddings": True,
-            "rope_parameters": ROPE | {"rope_theta": 1e6},
-        },
-    ),
-    "phi-3.5-mini": (
-        "phi3",
-        {
-            "hidden_size": 3072,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "vocab_size": 32064,
-            "max_position_embeddings": 4096,
-            "sliding_window": 2047,
-            "rope_parameters": ROPE | {"rope_theta": 1e4},
-        },
-    ),
-    "gpt2-large": ("gpt2", {"n_embd": 1280, "n_layer": 36, "n_head": 20, "vocab_size": 50257, "n_positions": 1024}),
-    "gemma-2-2b": (
-        "gemma2",
-        {
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "vocab_size": 256000,
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "query_pre_attn_scalar": 256,
-        },
-    ),
-    "opt-1.3b": (
-        "opt",
-        {
-            "hidden_size": 2048,
-            "ffn_dim": 8192,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "vocab_size": 50272,
-            "word_embed_proj_dim": 2048,
-            "max_position_embeddings": 2048,
-        },
-    ),
-}
+from base_shapes import BASES
+
 SECONDS, TAU = 60.0, 3.5  # of measuring a curve; tokens a step
 ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+PROMPT, ANSWER = 64, 32  # tokens of a session whose memory is measured
+ROUNDS, STEPS = 5, 16  # of steps in turns
 
 
-def make(name: str, folder: Path) -> None:
+def make(name: str, folder: str) -> None:
     """Writes random weights in bfloat16, shards of a gigabyte, with the reference base's tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -224,90 +43,197 @@ def make(name: str, folder: Path) -> None:
     config = AutoConfig.for_model(family, **sizes, **ENDS, dtype="bfloat16")
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder, max_shard_size="1GB")
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(resolve_base("smollm2-135m").path / file, folder / file)
+        shutil.copyfile(resolve_base("smollm2-135m").path / file, Path(folder, file))
 
 
-def export(folder: Path, bundle: Path, precision: str) -> None:
-    """Exports in this process and prints its peak memory."""
-    import resource
-
+def export(folder: str, bundle: str, precision: str) -> None:
+    """Exports in this process and prints the parity of its parts."""
     from streamspec.export import export_bundle
 
-    started = time.monotonic()
     manifest = export_bundle(folder, None, bundle, precision)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
-    parts = {part: manifest.parity[part] for part in ("plain", "tree")}
-    (bundle.parent / f"{bundle.name}.json").write_text(
-        json.dumps({"peak": peak, "minutes": (time.monotonic() - started) / 60, "parity": parts})
-    )
+    print(json.dumps({part: manifest.parity[part] for part in ("plain", "tree")}))
 
 
-def curve(bundle: Path, threads: int | None) -> dict[int, float]:
-    """Maps rows to ms of a step: medians, interleaved, of a chain of draft tokens after `CONTEXT` tokens."""
+def session(bundle: str, threads: str) -> None:
+    """Answers as an application does: opens the bundle and writes `ANSWER` tokens."""
+    import streamspec
+
+    opened = streamspec.load(bundle, threads=int(threads))
+    opened.generate(list(range(3, 3 + PROMPT)), max_new_tokens=ANSWER)
+
+
+def genai_session(folder: str, threads: str) -> None:
+    import numpy as np
+    from genai_step import open_theirs, theirs
+
+    theirs(open_theirs(Path(folder), int(threads)), np.arange(3, 3 + PROMPT), 1, ANSWER)
+
+
+def compare_steps(bundle: str, folder: str, threads: str) -> None:
+    from genai_step import compare
+
+    print(json.dumps(compare(Path(bundle), Path(folder), ROUNDS, STEPS, PROMPT, int(threads))))
+
+
+def curve(bundle: str, threads: str) -> None:
+    """Prints the ms of a step by its rows: medians, interleaved, of a chain of draft tokens after `CONTEXT` tokens."""
     from streamspec.bundle.files import read_manifest
     from streamspec.runtime.engine.loaded_model import LoadedModel
     from streamspec.runtime.engine.ort_runner import OrtRunner
     from streamspec.runtime.tuning.step_costs import CONTEXT, measure
     from streamspec.runtime.tuning.tune import ROUNDS
 
-    engine = OrtRunner(LoadedModel(bundle / "model.onnx", read_manifest(bundle), threads=threads))
+    engine = OrtRunner(LoadedModel(Path(bundle, "model.onnx"), read_manifest(bundle), threads=int(threads)))
     chain = [(max(0, node - 1), 0, 1.0) for node in range(32)]
-    return {rows: 1e3 * seconds for rows, seconds in measure(engine, chain, SECONDS, CONTEXT, ROUNDS)[0].items()}
+    costs = measure(engine, chain, SECONDS, CONTEXT, ROUNDS)[0]
+    print(json.dumps({rows: 1e3 * seconds for rows, seconds in costs.items()}))
+
+
+JOBS = {job.__name__: job for job in (make, export, session, genai_session, compare_steps, curve)}
+
+
+def run(*command: Any) -> dict[str, Any]:
+    """Runs a process; returns its minutes, its peak memory in bytes, and the JSON that its last line of output is."""
+    started = time.monotonic()
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = process.stdout.read().splitlines()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))} ended with {process.returncode}")
+    found = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else None
+    return {
+        "minutes": (time.monotonic() - started) / 60,
+        "peak": usage.ru_maxrss * 1024,
+        "found": found,
+    }  # KiB on Linux
+
+
+def job(name: str, *given: Any) -> dict[str, Any]:
+    return run(sys.executable, __file__, "--job", name, *given)
 
 
 def size(folder: Path, *endings: str) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.name.endswith(endings))
 
 
+def measure_base(out: Path, name: str, precision: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All figures of a base in a precision; those that stand in `OUT/NAME-PRECISION.json` are taken from there."""
+    folder, bundle, other = out / name, out / f"{name}-{precision}", out / f"{name}-{precision}-genai"
+    record = out / f"{name}-{precision}.json"
+    found: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
+    builder = "onnxruntime_genai.models.builder"
+    steps: dict[str, Any] = {
+        "checkpoint": lambda: size(folder, ".safetensors"),
+        "export": lambda: job("export", folder, bundle, precision),
+        "bundle": lambda: size(bundle, ""),
+    }
+    if arguments.bench:
+        steps["curve"] = lambda: job("curve", bundle, arguments.threads)
+    if arguments.genai:
+        steps |= {
+            "genai_export": lambda: run(
+                sys.executable,
+                "-m",
+                builder,
+                "-i",
+                folder,
+                "-o",
+                other,
+                "-p",
+                precision,
+                "-e",
+                "cpu",
+                "-c",
+                out / "hub",
+            ),
+            "genai_bundle": lambda: size(other, ""),
+            "session": lambda: job("session", bundle, arguments.threads),
+            "genai_session": lambda: job("genai_session", other, arguments.threads),
+            "steps": lambda: job("compare_steps", bundle, other, arguments.threads),
+        }
+    missing = [step for step in steps if step not in found]
+    if missing and not (folder / "tokenizer_config.json").exists():
+        job("make", name, folder)
+    for step in missing:
+        found[step] = steps[step]()
+        record.write_text(json.dumps(found))
+    if arguments.discard:
+        for made in (bundle, other):
+            shutil.rmtree(made, ignore_errors=True)
+    return found
+
+
+def export_row(name: str, precision: str, found: dict[str, Any]) -> str:
+    parts = found["export"]["found"]
+    off = " | ".join(
+        f"{parts[part]['relative']:.2g}, {100 * parts[part]['argmax']:.0f} %" for part in ("plain", "tree")
+    )
+    return (
+        f"| {name} | {precision} | {found['checkpoint'] / 1e9:.2f} | {found['bundle'] / 1e9:.2f} | {off} | "
+        f"{found['export']['peak'] / found['checkpoint']:.2f} | {found['export']['minutes']:.1f} |"
+    )
+
+
+def genai_row(name: str, precision: str, found: dict[str, Any]) -> str:
+    from genai_step import text
+
+    checkpoint, steps = found["checkpoint"], found["steps"]["found"]
+    cells = [
+        f"{found['bundle'] / 1e9:.2f}, {found['genai_bundle'] / 1e9:.2f}",
+        f"{found['export']['minutes']:.1f}, {found['genai_export']['minutes']:.1f}",
+        f"{found['export']['peak'] / checkpoint:.2f}, {found['genai_export']['peak'] / checkpoint:.2f}",
+        f"{found['session']['peak'] / 1e9:.2f}, {found['genai_session']['peak'] / 1e9:.2f}",
+        text(steps["1"]),
+        text(steps["8"]),
+    ]
+    return f"| {name} | {precision} | {checkpoint / 1e9:.2f} | {' | '.join(cells)} |"
+
+
+def curve_text(costs: dict[str, float]) -> str:
+    ratios = ", ".join(f"{rows} rows {ms / costs['1']:.2f}" for rows, ms in costs.items() if rows != "1")
+    gains = ", ".join(f"{rows} rows {TAU * costs['1'] / costs[rows]:.2f}" for rows in ("8", "16") if rows in costs)
+    return f"\na plain step {costs['1']:.1f} ms; over it: {ratios}; speed-up of {TAU} tokens a step: {gains}\n"
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--job"]:
+        return JOBS[sys.argv[2]](*sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", choices=BASES, default=list(BASES))
     parser.add_argument("--precision", nargs="+", default=["int8"])
     parser.add_argument("--bench", action="store_true", help="also the cost of steps")
-    parser.add_argument("--threads", type=int, help="of --bench (default: all cores)")
-    parser.add_argument("--make", help=argparse.SUPPRESS)
-    parser.add_argument("--export", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--genai", action="store_true", help="also onnxruntime-genai on the same weights")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of steps and sessions (default: all)")
+    parser.add_argument("--discard", action="store_true", help="delete checkpoints and bundles once measured")
     arguments = parser.parse_args()
-    if arguments.make:
-        return make(arguments.make, arguments.out)
-    if arguments.export:
-        return export(arguments.out, Path(arguments.export[0]), arguments.export[1])
+    out = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    rows: list[str] = []
     print(
         "| base | precision | checkpoint, GB | bundle, GB | plain: relative, first agrees | tree | peak memory over "
         "checkpoint | minutes |\n|---|---|---|---|---|---|---|---|"
     )
     for name in arguments.only:
-        folder = arguments.out / name
-        if not (folder / "tokenizer_config.json").exists():
-            subprocess.run([sys.executable, __file__, folder, "--make", name], check=True, stdout=sys.stderr)
-        checkpoint = size(folder, ".safetensors")
         for precision in arguments.precision:
-            bundle = arguments.out / f"{name}-{precision}"
-            if not bundle.exists():
-                subprocess.run(
-                    [sys.executable, __file__, folder, "--export", bundle, precision], check=True, stdout=sys.stderr
-                )
-            found = json.loads((arguments.out / f"{bundle.name}.json").read_text())
-            off = " | ".join(
-                f"{found['parity'][part]['relative']:.2g}, {100 * found['parity'][part]['argmax']:.0f} %"
-                for part in ("plain", "tree")
-            )
-            print(
-                f"| {name} | {precision} | {checkpoint / 1e9:.2f} | {size(bundle, '') / 1e9:.2f} | {off} | "
-                f"{found['peak'] / checkpoint:.2f} | {found['minutes']:.1f} |",
-                flush=True,
-            )
+            found = measure_base(out, name, precision, arguments)
+            print(export_row(name, precision, found), flush=True)
             if arguments.bench:
-                costs = curve(bundle, arguments.threads)
-                ratios = ", ".join(f"{rows} rows {ms / costs[1]:.2f}" for rows, ms in costs.items() if rows > 1)
-                gains = ", ".join(
-                    f"{rows} rows {TAU * costs[1] / costs[rows]:.2f}" for rows in (8, 16) if rows in costs
-                )
-                print(
-                    f"\na plain step {costs[1]:.1f} ms; over it: {ratios}; speed-up of {TAU} tokens a step: {gains}\n",
-                    flush=True,
-                )
+                print(curve_text(found["curve"]["found"]), flush=True)
+            if arguments.genai:
+                rows.append(genai_row(name, precision, found))
+                print(rows[-1], file=sys.stderr, flush=True)
+        if arguments.discard:
+            shutil.rmtree(out / name, ignore_errors=True)
+    if rows:
+        print(
+            "\nstreamspec's figure first, onnxruntime-genai's second, then the ratio over rounds (least..most)\n\n"
+            "| base | precision | checkpoint, GB | bundle, GB | export, minutes | its peak memory over checkpoint | "
+            "session, GB | plain step, ms | 8 rows, ms |\n|---|---|---|---|---|---|---|---|---|"
+        )
+        print("\n".join(rows))
 
 
 if __name__ == "__main__":
