@@ -8,7 +8,9 @@ export's peak memory over the checkpoint's size, and its minutes. `--bench` also
 to 32 rows, and the speed-up of 3.5 tokens a step at that cost. `--genai` also has onnxruntime-genai's model builder
 write the same weights (it needs `pip install onnxruntime-genai onnx-ir`) and prints, beside each other: minutes and
 peak memory of both exports, peak memory of a session that answers 32 tokens, and steps of 1 and 8 rows in turns
-(`genai_step.py`). Figures are kept in OUT and not measured again; `--discard` deletes a base's files when it is done.
+(`genai_step.py`). Where the builder needs more than 80 % of this machine's memory, onnxruntime-genai runs the folder of
+`export --plain-genai` instead, and its figures of the export are left out. Figures are kept in OUT and not measured
+again; `--discard` deletes a base's files when it is done.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -92,16 +95,22 @@ def curve(bundle: str, threads: str) -> None:
 JOBS = {job.__name__: job for job in (make, export, session, genai_session, compare_steps, curve)}
 
 
-def run(*command: Any) -> dict[str, Any]:
-    """Runs a process; returns its minutes, its peak memory in bytes, and the JSON that its last line of output is."""
+def run(*command: Any, memory: int = resource.RLIM_INFINITY) -> dict[str, Any]:
+    """Runs a process of at most `memory` bytes; returns its minutes, its peak memory in bytes, and the JSON that its
+    last line of output is."""
     started = time.monotonic()
-    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory, memory)),
+    ) as process:
         assert process.stdout is not None
         lines = process.stdout.read().splitlines()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))} ended with {process.returncode}")
+        raise subprocess.CalledProcessError(process.returncode, process.args)
     found = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else None
     return {
         "minutes": (time.monotonic() - started) / 60,
@@ -114,6 +123,19 @@ def job(name: str, *given: Any) -> dict[str, Any]:
     return run(sys.executable, __file__, "--job", name, *given)
 
 
+def build_genai(folder: Path, other: Path, precision: str, hub: Path) -> dict[str, Any]:
+    """Writes the base as a model of onnxruntime-genai: by its builder, else by ours, with no figures."""
+    builder = (sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", precision, "-e", "cpu")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 8 // 10
+    try:
+        return run(*builder, "-i", folder, "-o", other, "-c", hub, memory=memory)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(other, ignore_errors=True)
+    export = (sys.executable, "-m", "streamspec", "export", "--plain-genai", "--precision", precision)
+    run(*export, "--base", folder, "--out", other)
+    return {}
+
+
 def size(folder: Path, *endings: str) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.name.endswith(endings))
 
@@ -123,7 +145,6 @@ def measure_base(out: Path, name: str, precision: str, arguments: argparse.Names
     folder, bundle, other = out / name, out / f"{name}-{precision}", out / f"{name}-{precision}-genai"
     record = out / f"{name}-{precision}.json"
     found: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
-    builder = "onnxruntime_genai.models.builder"
     steps: dict[str, Any] = {
         "checkpoint": lambda: size(folder, ".safetensors"),
         "export": lambda: job("export", folder, bundle, precision),
@@ -133,21 +154,7 @@ def measure_base(out: Path, name: str, precision: str, arguments: argparse.Names
         steps["curve"] = lambda: job("curve", bundle, arguments.threads)
     if arguments.genai:
         steps |= {
-            "genai_export": lambda: run(
-                sys.executable,
-                "-m",
-                builder,
-                "-i",
-                folder,
-                "-o",
-                other,
-                "-p",
-                precision,
-                "-e",
-                "cpu",
-                "-c",
-                out / "hub",
-            ),
+            "genai_export": lambda: build_genai(folder, other, precision, out / "hub"),
             "genai_bundle": lambda: size(other, ""),
             "session": lambda: job("session", bundle, arguments.threads),
             "genai_session": lambda: job("genai_session", other, arguments.threads),
@@ -179,11 +186,11 @@ def export_row(name: str, precision: str, found: dict[str, Any]) -> str:
 def genai_row(name: str, precision: str, found: dict[str, Any]) -> str:
     from genai_step import text
 
-    checkpoint, steps = found["checkpoint"], found["steps"]["found"]
+    checkpoint, steps, other = found["checkpoint"], found["steps"]["found"], found["genai_export"]
     cells = [
         f"{found['bundle'] / 1e9:.2f}, {found['genai_bundle'] / 1e9:.2f}",
-        f"{found['export']['minutes']:.1f}, {found['genai_export']['minutes']:.1f}",
-        f"{found['export']['peak'] / checkpoint:.2f}, {found['genai_export']['peak'] / checkpoint:.2f}",
+        f"{found['export']['minutes']:.1f}, " + (f"{other['minutes']:.1f}" if other else "-"),
+        f"{found['export']['peak'] / checkpoint:.2f}, " + (f"{other['peak'] / checkpoint:.2f}" if other else "-"),
         f"{found['session']['peak'] / 1e9:.2f}, {found['genai_session']['peak'] / 1e9:.2f}",
         text(steps["1"]),
         text(steps["8"]),
