@@ -8,9 +8,8 @@ export's peak memory over the checkpoint's size, and its minutes. `--bench` also
 to 32 rows, and the speed-up of 3.5 tokens a step at that cost. `--genai` also has onnxruntime-genai's model builder
 write the same weights (it needs `pip install onnxruntime-genai onnx-ir`) and prints, beside each other: minutes and
 peak memory of both exports, peak memory of a session that answers 32 tokens, and steps of 1 and 8 rows in turns
-(`genai_step.py`). Where the builder needs more than 80 % of this machine's memory, onnxruntime-genai runs the folder of
-`export --plain-genai` instead, and its figures of the export are left out. Figures are kept in OUT and not measured
-again; `--discard` deletes a base's files when it is done.
+(`genai_step.py`). Where the builder needs more than 80 % of this machine's memory, its figures are left out. Figures
+are kept in OUT and not measured again; `--discard` deletes a base's files when it is done.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ def genai_session(folder: str, threads: str) -> None:
 def compare_steps(bundle: str, folder: str, threads: str) -> None:
     from genai_step import compare
 
-    print(json.dumps(compare(Path(bundle), Path(folder), ROUNDS, STEPS, PROMPT, int(threads))))
+    other = Path(folder)
+    print(json.dumps(compare(Path(bundle), other if other.exists() else None, ROUNDS, STEPS, PROMPT, int(threads))))
 
 
 def curve(bundle: str, threads: str) -> None:
@@ -124,16 +125,14 @@ def job(name: str, *given: Any) -> dict[str, Any]:
 
 
 def build_genai(folder: Path, other: Path, precision: str, hub: Path) -> dict[str, Any]:
-    """Writes the base as a model of onnxruntime-genai: by its builder, else by ours, with no figures."""
+    """Has onnxruntime-genai's builder write the base; an empty result where it needs too much memory."""
     builder = (sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", precision, "-e", "cpu")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 8 // 10
     try:
         return run(*builder, "-i", folder, "-o", other, "-c", hub, memory=memory)
     except subprocess.CalledProcessError:
         shutil.rmtree(other, ignore_errors=True)
-    export = (sys.executable, "-m", "streamspec", "export", "--plain-genai", "--precision", precision)
-    run(*export, "--base", folder, "--out", other)
-    return {}
+        return {}
 
 
 def size(folder: Path, *endings: str) -> int:
@@ -155,9 +154,9 @@ def measure_base(out: Path, name: str, precision: str, arguments: argparse.Names
     if arguments.genai:
         steps |= {
             "genai_export": lambda: build_genai(folder, other, precision, out / "hub"),
-            "genai_bundle": lambda: size(other, ""),
+            "genai_bundle": lambda: size(other, "") if other.exists() else None,
             "session": lambda: job("session", bundle, arguments.threads),
-            "genai_session": lambda: job("genai_session", other, arguments.threads),
+            "genai_session": lambda: job("genai_session", other, arguments.threads) if other.exists() else {},
             "steps": lambda: job("compare_steps", bundle, other, arguments.threads),
         }
     missing = [step for step in steps if step not in found]
@@ -186,16 +185,18 @@ def export_row(name: str, precision: str, found: dict[str, Any]) -> str:
 def genai_row(name: str, precision: str, found: dict[str, Any]) -> str:
     from genai_step import text
 
-    checkpoint, steps, other = found["checkpoint"], found["steps"]["found"], found["genai_export"]
+    def pair(key: str, form: Callable[[dict[str, Any]], str]) -> str:
+        return ", ".join(form(found[side]) if found[side] else "-" for side in (key, f"genai_{key}"))
+
     cells = [
-        f"{found['bundle'] / 1e9:.2f}, {found['genai_bundle'] / 1e9:.2f}",
-        f"{found['export']['minutes']:.1f}, " + (f"{other['minutes']:.1f}" if other else "-"),
-        f"{found['export']['peak'] / checkpoint:.2f}, " + (f"{other['peak'] / checkpoint:.2f}" if other else "-"),
-        f"{found['session']['peak'] / 1e9:.2f}, {found['genai_session']['peak'] / 1e9:.2f}",
-        text(steps["1"]),
-        text(steps["8"]),
+        f"{found['checkpoint'] / 1e9:.2f}",
+        pair("bundle", lambda size: f"{size / 1e9:.2f}"),
+        pair("export", lambda made: f"{made['minutes']:.1f}"),
+        pair("export", lambda made: f"{made['peak'] / found['checkpoint']:.2f}"),
+        pair("session", lambda opened: f"{opened['peak'] / 1e9:.2f}"),
+        *(text(found["steps"]["found"][rows]) for rows in ("1", "8")),
     ]
-    return f"| {name} | {precision} | {checkpoint / 1e9:.2f} | {' | '.join(cells)} |"
+    return f"| {name} | {precision} | {' | '.join(cells)} |"
 
 
 def curve_text(costs: dict[str, float]) -> str:

@@ -71,16 +71,18 @@ def open_theirs(folder: Path, threads: int) -> genai.Model:
     return genai.Model(config)
 
 
-def compare(bundle: Path, folder: Path, rounds: int, steps: int, context: int, threads: int) -> dict[int, Any]:
-    """Maps rows to ms of a step, a list of `rounds` for each side, and for one row the first tokens that are equal."""
+def compare(bundle: Path, folder: Path | None, rounds: int, steps: int, context: int, threads: int) -> dict[int, Any]:
+    """Maps rows to ms of a step, a list of `rounds` for each side, and for one row the first tokens that are equal.
+    Without a folder, ours alone."""
     manifest = read_manifest(bundle)
     prompt = np.random.default_rng(0).integers(3, manifest.model.vocab_size, context)
-    model = open_theirs(folder, threads)
     engine = OrtRunner(LoadedModel(bundle / "model.onnx", manifest, threads=threads))
     sides: dict[str, Callable[[int], tuple[float, list[int]]]] = {
-        "ours": lambda rows: ours(engine, prompt, rows, steps),
-        "theirs": lambda rows: theirs(model, prompt, rows, steps),
+        "ours": lambda rows: ours(engine, prompt, rows, steps)
     }
+    if folder is not None:
+        model = open_theirs(folder, threads)
+        sides["theirs"] = lambda rows: theirs(model, prompt, rows, steps)
     found: dict[int, Any] = {rows: {"ours": [], "theirs": []} for rows in ROWS}
     for number in range(rounds):
         for rows in ROWS:
@@ -96,6 +98,8 @@ def compare(bundle: Path, folder: Path, rounds: int, steps: int, context: int, t
 
 def text(times: dict[str, list[float]]) -> str:
     """One side, the other, and the ratios of the rounds."""
+    if not times["theirs"]:
+        return f"{statistics.median(times['ours']):.1f}, -"
     ratios = [a / b for a, b in zip(times["ours"], times["theirs"], strict=True)]
     return (
         f"{statistics.median(times['ours']):.1f}, {statistics.median(times['theirs']):.1f}, "
