@@ -58,7 +58,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     Raises DataError, BaseModelError, ConfigError or AdapterError, before training where possible.
     """
-    spare_allocator()
+    if config.base_bits is None:  # else memory is short: what is freed goes back
+        spare_allocator()
     run = prepare(config)
     say(f"example:\n{preview(run)}")
     if config.drafter.model is None:
