@@ -29,8 +29,8 @@ from streamspec.paths import cache_dir
 REFERENCE = "smollm2-135m"
 IDENTITY_FILE = "streamspec_base.json"
 # Counts up when folders converted from GGUF files earlier should be made again. 1: read by transformers; 2: by us, with
-# scaled positions, windows and special tokens as the file has them.
-CONVERTER = 2
+# scaled positions, windows and special tokens as the file has them; 3: with the ends of turns.
+CONVERTER = 3
 KINDS = f"`{REFERENCE}`, a Hugging Face folder, a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_COPIES = ["*/*", "consolidated*"]  # the same weights in other layouts: of ONNX, of Mistral's and Meta's own code
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
