@@ -66,8 +66,8 @@ def variants() -> dict[str, Any]:
     class Rotating(AppendCache):
         """Rotates the values of stream j by the angle eps * j, in pairs of channels."""
 
-        def __init__(self, keys: list[Tensor], values: list[Tensor], first: int, gamma: int) -> None:
-            super().__init__(keys, values, first)
+        def __init__(self, plain: AppendCache, gamma: int) -> None:
+            super().__init__(plain.keys, plain.values, plain.first, plain.shared)
             self.gamma = gamma
 
         def update(self, key: Tensor, value: Tensor, layer: int, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ def variants() -> dict[str, Any]:
             nn.init.zeros_(self.stream_embeddings).requires_grad_(False)
 
         def cache(self, main: MainPass) -> AppendCache:
-            return Rotating(main.keys, main.values, self.first, self.config.gamma)
+            return Rotating(super().cache(main), self.config.gamma)
 
     class LowRankStart(StreamingModel):
         """Starts streams at f_eta(M) = M + U D M, D of rank 8."""

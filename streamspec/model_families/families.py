@@ -204,7 +204,7 @@ FAMILIES = {
         only={"enable_moe_block": False, "use_bidirectional_attention": (None, "vision")},  # of images alone
         ignored=frozenset(
             {"attention_k_eq_v", "moe_intermediate_size", "num_experts", "per_layer_config", "top_k_experts"}
-            | {"use_double_wide_mlp", "vocab_size_per_layer_input"}
+            | {"global_head_dim", "num_global_key_value_heads", "use_double_wide_mlp", "vocab_size_per_layer_input"}
         ),
     ),
     "olmo": Family(layernorm=True, bare_norms=1e-5, clip="clip_qkv"),

@@ -185,7 +185,7 @@ def test_a_hundred_swaps_leave_memory_as_it_was(session: Session) -> None:
     before, files = swap(20), held()
     after = swap(100)
     size = (session._swapper.folder / "adapters" / "tuned" / "adapter.onnx_adapter").stat().st_size  # type: ignore[union-attr]
-    assert after - before < 5 * size + (2 << 20)  # 25 of `tuned` alone would be five times that
+    assert after - before < 5 * size + (4 << 20)  # the allocator's share varies
     assert held() < files + 25  # 75 adapters were there meanwhile, each of them a mapped file
 
 

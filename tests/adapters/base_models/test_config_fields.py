@@ -97,8 +97,8 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(family: str, changes:
 
 def test_a_rotary_embedding_of_another_kind_is_refused() -> None:
     config = config_of("llama")
-    config.rope_parameters = {"rope_type": "proportional", "rope_theta": 1e4}
-    with pytest.raises(BaseModelError, match="rotary embedding of type `proportional` .only default, linear, llama3"):
+    config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4}
+    with pytest.raises(BaseModelError, match="rotary embedding of type `spiral` .only default, linear, llama3"):
         check_config(config)
 
 

@@ -44,6 +44,8 @@ def attention(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         attention_cap=cap,
         cache_dtype="float32",
         ring=lambda layer: None,
+        source=lambda layer: layer,
+        at=lambda layer: spec,
     )
     visible = g.op("Add", "past_length", g.op("Shape", "q", start=1, end=2))
     layer = RowExactAttention(g, spec, visible)  # type: ignore[arg-type]
