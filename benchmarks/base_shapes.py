@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 ROPE = {"rope_type": "default"}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-3.2-1b": (
         "llama",
@@ -19,14 +27,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 131072,
             "tie_word_embeddings": True,
             "rms_norm_eps": 1e-5,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 5e5,
-                "factor": 32.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
+            "rope_parameters": LLAMA3,
         },
     ),
     "llama-3.2-3b": (
@@ -42,14 +43,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 131072,
             "tie_word_embeddings": True,
             "rms_norm_eps": 1e-5,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 5e5,
-                "factor": 32.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
+            "rope_parameters": LLAMA3,
         },
     ),
     "gemma-3-1b": (

@@ -182,10 +182,10 @@ def test_a_hundred_swaps_leave_memory_as_it_was(session: Session) -> None:
     def held() -> int:
         return process.num_fds() + len(process.memory_maps(grouped=False))
 
-    before, files = swap(20), held()
+    before, files = swap(100), held()  # until the allocator has what it needs
     after = swap(100)
     size = (session._swapper.folder / "adapters" / "tuned" / "adapter.onnx_adapter").stat().st_size  # type: ignore[union-attr]
-    assert after - before < 5 * size + (4 << 20)  # the allocator's share varies
+    assert after - before < 5 * size + (2 << 20)
     assert held() < files + 25  # 75 adapters were there meanwhile, each of them a mapped file
 
 
