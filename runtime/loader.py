@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
+from streamspec.background import Background
 from streamspec.bundle import swappable_adapters as swappable
-from streamspec.bundle.files import verify_files
+from streamspec.bundle.files import read_manifest, verified
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory
 from streamspec.runtime.options import LoadKwargs, LoadOptions
@@ -49,13 +50,18 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     folder, options = Path(bundle), LoadOptions.of(options, **keywords)
     check_memory(folder, options.context, options.memory)
     check_idle(options.idle)
-    manifest = verify_files(folder, hashes=options.verify)
+    manifest = read_manifest(folder)
     if options.adapter is not None:
         swappable.check_swappable(manifest)
     if options.pruning is not None and options.adapter is None:
         manifest.check_prunes()
-    tokenizer, template = read_tokenizer(folder), read_template(folder, manifest)
-    runner, provider = open_runner(folder, manifest, options.provider, options.threads, options.spin, options.cache_dir)
+    with verified(folder, manifest, options.verify):
+        reading = Background(lambda: read_tokenizer(folder))  # as long as the graph takes, where words are many
+        template = read_template(folder, manifest)
+        runner, provider = open_runner(
+            folder, manifest, options.provider, options.threads, options.spin, options.cache_dir
+        )
+        tokenizer = reading.result()
     runner.model.hashes = options.verify
     if options.context is not None:
         runner = runner.fork(options.context)

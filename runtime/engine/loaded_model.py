@@ -15,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 
 from streamspec import step_graph as sg
-from streamspec.bundle.files import verify_files
+from streamspec.bundle.files import verified
 from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import BundleError, ConfigError
@@ -23,7 +23,7 @@ from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.io_binding import TYPES
 from streamspec.runtime.engine.scheduler import FairLock
 from streamspec.runtime.hardware.cpu import physical_cores
-from streamspec.runtime.hardware.huge_pages import huge_pages, trim
+from streamspec.runtime.hardware.huge_pages import HugePages, trim
 from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.runtime.hardware.providers import (
     CPU,
@@ -91,12 +91,12 @@ class LoadedModel:
         self.sampler: Any = None if self.rows is None else self._open_sampler()
 
     def _reopen(self) -> None:
-        verify_files(self.path.parent, self.manifest, self.hashes)
-        check_graphs(self.path.parent, self.manifest)
         try:
-            self._open_sessions()
-            for runner in list(self._runners):
-                runner.reload()
+            with verified(self.path.parent, self.manifest, self.hashes):
+                check_graphs(self.path.parent, self.manifest)
+                self._open_sessions()
+                for runner in list(self._runners):
+                    runner.reload()
         except BaseException:  # all are loaded together, or none
             self._close()
             raise
@@ -141,8 +141,8 @@ class LoadedModel:
             options.enable_profiling = True
             options.profile_file_prefix = str(profile)
         try:
-            with huge_pages():
-                return self.ort.InferenceSession(
+            with HugePages() as pages:
+                session = self.ort.InferenceSession(
                     str(path), options, providers=prepare(self.ort, here, options, self.threads)
                 )
         except Exception as error:
@@ -152,6 +152,12 @@ class LoadedModel:
                 "a graph it can run",
                 "export the bundle again or update onnxruntime",
             ) from None
+        self._pages = pages
+        return session
+
+    def settle(self) -> None:
+        """Waits until the weights lie where they stay: steps get faster until then."""
+        self._pages.wait()
 
     def _open_sampler(self) -> Any:
         try:

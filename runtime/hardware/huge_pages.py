@@ -1,8 +1,8 @@
 """Puts a model's weights into huge pages, where Linux gives them on request, and returns freed memory to the system.
 
 A decoding step reads all weights once: with pages of 4 KiB that is tens of thousands of address translations.
-`MADV_COLLAPSE` (Linux 6.1) moves what is there into pages of 2 MiB, at once and without more memory. Elsewhere nothing
-happens.
+`MADV_COLLAPSE` (Linux 6.1) moves what is there into pages of 2 MiB, without more memory, at about half a gigabyte a
+second: a thread does it while the model is already used. Elsewhere nothing happens.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
+
+from streamspec.background import Background
 
 HUGE = 2 << 20  # bytes
 MADV_COLLAPSE = 25
@@ -22,19 +23,38 @@ MEMORY = Path("/proc/self/smaps")
 Range = tuple[int, int]
 
 
-@contextmanager
-def huge_pages(enabled: bool = True) -> Iterator[None]:
-    """Moves what the body allocates in large pieces, and has filled by its end, into huge pages."""
-    if not enabled or not offered():
-        yield
-        return
-    before = [span for span, _ in anonymous()]
-    yield
-    filled = [span for span, share in anonymous() if share > FILLED]
-    for start, end in without(filled, before):
+class HugePages:
+    """A context: what its body allocates in large pieces, and has filled by its end, is moved into huge pages after
+    it."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self._enabled = enabled and offered()
+        self._before: list[Range] = []
+        self._moving: Background[None] | None = None
+
+    def __enter__(self) -> Self:
+        if self._enabled:
+            self._before = [span for span, _ in anonymous()]
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._enabled and error is None:
+            filled = [span for span, share in anonymous() if share > FILLED]
+            added = without(filled, self._before)
+            self._moving = Background(lambda: move(added))
+
+    def wait(self) -> None:
+        """Waits until all is moved."""
+        if self._moving is not None:
+            self._moving.result()
+
+
+def move(ranges: list[Range]) -> None:
+    """Moves what lies in these ranges, as far as it fills huge pages."""
+    for start, end in ranges:
         start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
         if start < end:
-            # A refusal, for want of free huge pages or of support, leaves everything as it was.
+            # A refusal, for want of free huge pages, of support, or of the range, leaves everything as it was.
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 

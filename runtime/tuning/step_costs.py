@@ -128,6 +128,7 @@ def measure(
     Medians of interleaved rounds, so that a passing disturbance hits all alike. Row counts that the time budget does
     not reach are left out: large models measure few.
     """
+    runner.model.settle()
     started = time.perf_counter()
     context = max(1, min(context, most_context(runner)))
     runner.reset()

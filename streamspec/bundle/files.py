@@ -1,20 +1,25 @@
 """Reads and verifies the folder of a bundle; `bundle.write_files` writes it.
 
 Every file is untrusted on load: sizes and hashes are checked before a parser opens any of them. Hashes prove integrity,
-not origin.
+not origin. Weights are numbers alone, which no parser reads: their hash may be computed while the graph is opened.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from streamspec.atomic import sha256_file
+from streamspec.background import Background
 from streamspec.bundle.manifest import MANIFEST, MAX_MANIFEST, FileInfo, Manifest
 from streamspec.errors import BundleError
 from streamspec.json_fields import MAX_JSON
+
+WEIGHTS = ".data"  # how their file's name ends
+COPY_AGAIN = "copy the bundle again or export it again"
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -52,12 +57,32 @@ def verify_files(path: str | Path, manifest: Manifest | None = None, hashes: boo
     All sizes are checked before the first hash; `hashes=False` checks sizes only. Returns the manifest (read from the
     folder if None is given). Raises BundleError.
     """
-    folder = Path(path)
-    manifest = manifest or read_manifest(folder)
-    fix = "copy the bundle again or export it again"
-    files = {name: regular_file(folder, name, fix) for name in manifest.files}
-    check_files(files, manifest.files, hashes, fix)
+    manifest = manifest or read_manifest(path)
+    check_files(_listed(Path(path), manifest), manifest.files, hashes, COPY_AGAIN)
     return manifest
+
+
+@contextmanager
+def verified(folder: Path, manifest: Manifest, hashes: bool = True) -> Iterator[None]:
+    """As `verify_files`, but hashes the weights while the body runs, which opens them: their numbers decide nothing
+    before the body has ended. Raises BundleError; for a wrong hash also where the body failed first.
+    """
+    files = _listed(folder, manifest)
+    check_files(files, manifest.files, False, COPY_AGAIN)
+    large = {name: info for name, info in manifest.files.items() if name.endswith(WEIGHTS)}
+    check_files(files, {name: info for name, info in manifest.files.items() if name not in large}, hashes, COPY_AGAIN)
+    hashing = Background(lambda: check_files(files, large, hashes, COPY_AGAIN))
+    try:
+        yield
+    except Exception:
+        hashing.result()
+        raise
+    hashing.result()
+
+
+def _listed(folder: Path, manifest: Manifest) -> dict[str, Path]:
+    """Paths of the manifest's files, all of which are there."""
+    return {name: regular_file(folder, name, COPY_AGAIN) for name in manifest.files}
 
 
 def check_files(files: Mapping[str, Path], expected: Mapping[str, FileInfo], hashes: bool, fix: str) -> None:

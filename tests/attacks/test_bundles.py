@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamspec.bundle.files import read_manifest, verify_files
+from streamspec.bundle.files import read_manifest, verified, verify_files
 from streamspec.bundle.manifest import FORMAT_VERSION, Manifest, StaticInfo
 from streamspec.bundle.write_files import write_bundle
 from streamspec.errors import BundleError
@@ -225,6 +225,27 @@ def test_one_changed_byte_is_noticed(bundle: Path) -> None:
     with pytest.raises(BundleError, match="model.onnx has sha256"):
         verify_files(bundle)
     verify_files(bundle, hashes=False)
+
+
+def test_weights_are_hashed_beside_what_opens_them_and_everything_else_before(bundle: Path) -> None:
+    opened = []
+    with verified(bundle, read_manifest(bundle)):
+        opened.append("right")
+    (bundle / "model.onnx.data").write_bytes(b"weightZ")
+    for problem in (None, BundleError("found", "expected", "fix"), ValueError("no graph")):
+        with pytest.raises(BundleError, match=r"model\.onnx\.data has sha256"), verified(bundle, read_manifest(bundle)):
+            opened.append("weights")
+            if problem is not None:
+                raise problem
+    with verified(bundle, read_manifest(bundle), hashes=False):
+        opened.append("unasked")
+    (bundle / "model.onnx").write_bytes(b"grapH")
+    with pytest.raises(BundleError, match=r"model\.onnx has sha256"), verified(bundle, read_manifest(bundle)):
+        opened.append("graph")
+    (bundle / "model.onnx.data").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"model\.onnx\.data has 0 bytes"), verified(bundle, read_manifest(bundle)):
+        opened.append("cut off")
+    assert opened == ["right", *["weights"] * 3, "unasked"]
 
 
 def test_sizes_are_checked_before_hashes(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -312,7 +312,7 @@ def test_an_answer_can_be_ended_while_its_bundle_reloads(
 ) -> None:
     session = opened(bundles("fp32"), tmp_path)
     graph = session.runner.model
-    opening, ended, verify = threading.Event(), threading.Event(), graphs.verify_files
+    opening, ended, verify = threading.Event(), threading.Event(), graphs.verified
 
     def slow(*arguments: object) -> object:
         opening.set()
@@ -320,7 +320,7 @@ def test_an_answer_can_be_ended_while_its_bundle_reloads(
         return verify(*arguments)  # type: ignore[arg-type]
 
     session.unload()
-    monkeypatch.setattr(graphs, "verify_files", slow)
+    monkeypatch.setattr(graphs, "verified", slow)
     running = session.stream("hello", max_new_tokens=100, timeout=0.05 if how == "timeout" else None).start()
     assert opening.wait(10)
     session.cancel() if how == "cancelled" else time.sleep(0.2)

@@ -92,7 +92,7 @@ def test_an_unlimited_context_is_let_in_where_a_short_one_fits() -> None:
 
 
 def test_a_refusal_comes_before_anything_is_opened(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamspec.runtime.loader.verify_files", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr("streamspec.runtime.loader.verified", lambda *_, **__: pytest.fail("opened"))
     with pytest.raises(ResourceError):
         load(bundles("int8"), memory=1000)
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamspec.runtime.hardware import huge_pages as pages
-from streamspec.runtime.hardware.huge_pages import HUGE, huge_pages, offered, without
+from streamspec.runtime.hardware.huge_pages import HUGE, HugePages, offered, without
 
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=6).map(
     lambda some: [(a, a + n) for i, (a, n) in enumerate(sorted(some)) if all(a >= b + m for b, m in sorted(some)[:i])]
@@ -49,8 +49,9 @@ def test_what_the_body_allocates_is_asked_for_and_nothing_else(monkeypatch: pyte
 
     earlier = mapped(8 * HUGE)
     monkeypatch.setattr(pages.ctypes, "CDLL", Library)
-    with huge_pages():
+    with HugePages() as moved:
         new = mapped(9 * HUGE)
+    moved.wait()
     monkeypatch.undo()
     inside = [(a, b) for a, b in asked if a < new.ctypes.data + new.nbytes and new.ctypes.data < b]
     assert sum(b - a for a, b in inside) >= 7 * HUGE
@@ -59,9 +60,18 @@ def test_what_the_body_allocates_is_asked_for_and_nothing_else(monkeypatch: pyte
 
 
 def test_contents_stay_what_they_were() -> None:
-    with huge_pages():
+    with HugePages() as moved:
         held = np.arange(4 * HUGE, dtype=np.uint32)
+    np.testing.assert_array_equal(held, np.arange(4 * HUGE, dtype=np.uint32))  # while it is moved
+    moved.wait()
     np.testing.assert_array_equal(held, np.arange(4 * HUGE, dtype=np.uint32))
+
+
+def test_what_fails_to_open_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "move", lambda ranges: pytest.fail("moved"))
+    with pytest.raises(KeyError), HugePages() as moved:
+        raise KeyError
+    moved.wait()
 
 
 def test_systems_without_huge_pages_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +81,10 @@ def test_systems_without_huge_pages_are_left_alone(tmp_path: Path, monkeypatch: 
         if text is not None:
             switch.write_text(text)
         monkeypatch.setattr(pages, "SWITCH", switch if text is not None else tmp_path / "missing")
-        with huge_pages():
+        with HugePages() as moved:
             pass
-    with huge_pages(False):
+        moved.wait()
+    with HugePages(False):
         pass
 
 

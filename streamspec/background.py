@@ -1,0 +1,33 @@
+"""Runs a function beside what goes on, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Background(Generic[Result]):
+    """A call under way in a daemon thread. Worth it for functions that let other threads run: hashing, native code."""
+
+    def __init__(self, function: Callable[[], Result]) -> None:
+        self._function = function
+        self._returned: list[Result] = []
+        self._raised: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="streamspec background", daemon=True)
+        self._thread.start()
+
+    def result(self) -> Result:
+        """Waits for the function; returns what it returned, or raises what it raised."""
+        self._thread.join()
+        if self._raised is not None:
+            raise self._raised
+        return self._returned[0]
+
+    def _run(self) -> None:
+        try:
+            self._returned.append(self._function())
+        except BaseException as error:  # for whoever asks for the result
+            self._raised = error
