@@ -24,7 +24,7 @@ from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Array, Scope
-from streamspec.export.quantization.precisions import Rows
+from streamspec.export.quantization.precisions import Rows, mixed_inputs_of
 from streamspec.export.weights.source import ChangedSource, Source
 from streamspec.step_graph import STREAM_EMBEDDINGS, STREAM_ROOT_MAP, STREAM_SHARES
 
@@ -146,14 +146,15 @@ def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
         return decoder.linear
     merged = MergedSource(decoder.source, spec.lora, decoder)
 
-    def apply(g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+    def apply(g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False) -> str:
         if not any((layer, module) in spec.lora for module in modules):
-            return decoder.linear(g, x, rows, layer, modules)
+            return decoder.linear(g, x, rows, layer, modules, activated)
         if mode == "merged":
             weight = decoder.fused(layer, modules, merged, suffix=".streams")
-            return decoder.add_bias(g, decoder.precision.linear(g, x, rows, weight), layer, modules)
-        plain = decoder.linear(g, x, rows, layer, modules)
-        return g.op("Add", plain, _delta(decoder, spec, g, x, layer, modules))
+            return decoder.mapped(g, x, rows, weight, layer, modules, activated)
+        mixed = mixed_inputs_of(g, x, decoder.fused(layer, modules))
+        total = g.op("Add", decoder.linear(g, x, rows, layer, modules), _delta(decoder, spec, g, mixed, layer, modules))
+        return decoder.activated(g, total, layer) if activated else total
 
     return apply
 
@@ -284,8 +285,13 @@ class StreamPass(ParallelDraftPass):
                 main = accepted.last_inputs(g, present, taps - 1)
                 mixed = g.op("Mul", gate, mixed_streams(decoder, g, inputs, rows, main, layer))
             return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
-        q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
         sizes, source = spec.at(layer), spec.source(layer)
+        if decoder.native is not None and decoder.native.attends(sizes) and not spec.kv_sources:
+            heads = decoder.packed_heads(g, normed, rows, layer, rotary, self.linear)
+            mask = masks.of(g, spec.windows[layer], group=1)
+            mixed = decoder.native.draft_attention(g, sizes, heads, mask, present, own=True)
+            return decoder.leave(g, mixed, normed, residual, rows, layer, self.linear)
+        q, k, v = decoder.queries_keys_values(g, normed, rows, layer, rotary, self.linear)
         mask = masks.of(g, spec.windows[layer], sizes.group, beside=source == layer or source in own)
         if source == layer:
             own[layer] = by_head(g, sizes, k), by_head(g, sizes, v)

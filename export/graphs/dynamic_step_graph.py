@@ -29,6 +29,7 @@ from streamspec.export.layers.early_exit_pruning import EarlyExit
 from streamspec.export.layers.sampling import TokenSampler
 from streamspec.export.layers.short_conv import Read, RowsBefore, from_cache
 from streamspec.export.layers.window_ring import Ring, ring_after
+from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.export.quantization.precisions import Precision, Rows
 from streamspec.export.weights.source import Source
@@ -69,9 +70,10 @@ class StepGraph:
     stream_weights: str = "merged"
     room: SwappableCapacity | None = None
 
-    def build(self, store: WeightStore) -> onnx.ModelProto:
-        """Writes the weights through `store`, closes it, and returns the graph."""
-        return _Builder(self, store).build()
+    def build(self, store: WeightStore, native: NativeOps | None = None) -> onnx.ModelProto:
+        """Writes the weights through `store`, closes it, and returns the graph. `native`: the graph of native
+        operators, after which the store stays open for the other one."""
+        return _Builder(self, store, native).build()
 
 
 @dataclass
@@ -138,14 +140,23 @@ class _Layers(LayerStack):
         self._going_on = self.batch.rows
 
     def attention(self, layer: int, state: LayerRows) -> str:
-        batch, decoder = self.batch, self.decoder
-        q, *sides = decoder.queries_keys_values(self.g, state.normed, batch.rows, layer, state.rotary, decoder.linear)
+        batch, decoder, native = self.batch, self.decoder, self.decoder.native
         window, ring, source = self.spec.windows[layer], self.spec.ring(layer), self.spec.source(layer)
         if self.below is not None and source < self.first:
             bias, used = self._bias_below(self.below, ring or window, ring)
         else:
             bias = self._bias(window) if ring is None else self._ring_bias(source, ring)
             used = "" if ring is None else batch.rings[ring].used
+        sizes, maps = self.spec.at(layer), (state.normed, batch.rows, layer, state.rotary, decoder.linear)
+        if native is not None and native.attends(sizes):
+            heads = decoder.packed_heads(self.g, *maps)
+            if source != layer:
+                self.presents.append(self.presents[source])
+                return native.draft_attention(self.g, sizes, heads, bias, self.presents[layer], own=False)
+            mixed, written = native.attention(self.g, sizes, heads, bias, layer)
+            self.presents.append(written)
+            return mixed
+        q, *sides = decoder.queries_keys_values(self.g, *maps)
         with self.g.named("attention"):
             if source == layer:
                 written = (batch.attention.append(x, layer, kind) for x, kind in zip(sides, CACHE_KINDS, strict=True))
@@ -241,7 +252,8 @@ class _Layers(LayerStack):
 
 
 class _Builder:
-    def __init__(self, parts: StepGraph, store: WeightStore) -> None:
+    def __init__(self, parts: StepGraph, store: WeightStore, native: NativeOps | None) -> None:
+        self.native = native
         self.parts, self.spec, self.store = parts, parts.spec, store
         self.sampler = TokenSampler(parts.spec.vocab)
         self.g = Scope(store)
@@ -253,7 +265,7 @@ class _Builder:
             if parts.streams is not None:
                 self.drafter = SwappableStreams(swappable, parts.streams, parts.candidates, parts.room)
         else:
-            self.decoder = Decoder(parts.spec, parts.source, parts.precision)
+            self.decoder = Decoder(parts.spec, parts.source, parts.precision, native)
             if parts.streams is not None:
                 build = row_of(parts.streams).nodes
                 self.drafter = build(self.decoder, parts.streams, parts.candidates, parts.stream_weights)
@@ -268,7 +280,7 @@ class _Builder:
         self._defaults()
         adapter = self.store.rows if isinstance(self.store, SwappableStore) else ()
         taken, given = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
-        return finish(self.g, declared(taken), declared(given), "streamspec")
+        return finish(self.g, declared(taken), declared(given), "streamspec", native=self.native is not None)
 
     def _defaults(self) -> None:
         """The exported tree as overridable initializers (graph inputs of the same name); of a swappable graph a row

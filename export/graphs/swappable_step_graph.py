@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 from streamspec.bundle.manifest import SwappableCapacity
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, graph_features
 from streamspec.export.drafters.streams import StreamPass, StreamSpec
-from streamspec.export.layers.decoder import Decoder, Residual
+from streamspec.export.layers.decoder import Decoder, Linear, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
 from streamspec.export.layers.lora_inputs import LowRank
@@ -113,16 +113,20 @@ class SwappableStore(WeightStore):
 class SwappableDecoder(Decoder):
     """A decoder whose linear maps carry an adapter's task LoRA."""
 
-    def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
-        """Applies the base's maps and the adapter's task LoRA."""
-        return self.adapted(g, x, rows, layer, modules, (TASK_LORA,))
-
-    def adapted(
-        self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], parts: tuple[str, ...]
+    def linear(
+        self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
     ) -> str:
-        """The base's own maps and these parts of the adapter."""
-        updates = [update(self.spec, layer, modules, part) for part in parts]
-        return self.add_bias(g, self.precision.linear(g, x, rows, self.fused(layer, modules), updates), layer, modules)
+        """Applies the base's maps and the adapter's task LoRA."""
+        return self.adapted((TASK_LORA,))(g, x, rows, layer, modules, activated)
+
+    def adapted(self, parts: tuple[str, ...]) -> Linear:
+        """Applies the base's own maps and these parts of the adapter."""
+
+        def apply(g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False) -> str:
+            updates = [update(self.spec, layer, modules, part) for part in parts]
+            return self.mapped(g, x, rows, self.fused(layer, modules), layer, modules, activated, updates)
+
+        return apply
 
 
 class SwappableStreams(StreamPass):
@@ -136,7 +140,8 @@ class SwappableStreams(StreamPass):
 
     def __init__(self, decoder: SwappableDecoder, spec: DraftSpec, candidates: int, room: SwappableCapacity) -> None:
         super().__init__(decoder, cast(StreamSpec, spec), candidates, "delta")
-        self.linear, self.begins = self._linear, [decoder.spec.layers - ns for ns in room.ns]
+        self.linear = decoder.adapted((TASK_LORA, STREAM_LORA))
+        self.begins = [decoder.spec.layers - ns for ns in room.ns]
         self._entering = Residual("")  # the input of the next layers
 
     def add(
@@ -219,9 +224,6 @@ class SwappableStreams(StreamPass):
         return self._states_to_logits(
             g, self._through(g, self._entering, rows, shared, accepted, presents, stream_ids), rows
         )
-
-    def _linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
-        return self.decoder.adapted(g, x, rows, layer, modules, (TASK_LORA, STREAM_LORA))
 
     def _state(self, g: Scope, accepted: Accepted) -> str:
         states = [g.op("Gather", accepted.entries[layer], accepted.node, axis=1) for layer in self.begins]

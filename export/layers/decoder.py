@@ -8,6 +8,7 @@ the pending update.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,10 +17,13 @@ import numpy as np
 from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import capped
 from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.layers.per_layer_input import layer_end, value_norm
+from streamspec.export.native.layout import TILE
+from streamspec.export.native.operators import NativeOps, PackedHeads
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.arithmetic import Array
-from streamspec.export.quantization.precisions import Precision, Rows, Weight, mixed_rows
+from streamspec.export.quantization.precisions import Precision, Rows, Weight
 from streamspec.export.weights.source import Source
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
@@ -30,9 +34,12 @@ Tables = tuple[tuple[str, str], ...]  # cos and sin [rows, rotated / 2] for each
 
 
 class Linear(Protocol):
-    """Applies the linear maps `modules` of a layer, fused to one, to x [1, rows, in]."""
+    """Applies the linear maps `modules` of a layer, fused to one, to x [1, rows, in]. `activated`: and then the MLP's
+    activation, times the second half of the outputs where the family has a gate."""
 
-    def __call__(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str: ...
+    def __call__(
+        self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
+    ) -> str: ...
 
 
 @dataclass
@@ -46,8 +53,11 @@ class Residual:
 class Decoder:
     """Nodes of one decoder in one precision. `linear` may be replaced for row groups with other weights."""
 
-    def __init__(self, spec: DecoderSpec, source: Source, precision: Precision) -> None:
-        self.spec, self.source, self.precision = spec, source, precision
+    def __init__(
+        self, spec: DecoderSpec, source: Source, precision: Precision, native: NativeOps | None = None
+    ) -> None:
+        """`native`: writes native operators in place of the precision's nodes, where there are such."""
+        self.spec, self.source, self.precision, self.native = spec, source, precision, native
 
     # ---- tables
 
@@ -66,7 +76,7 @@ class Decoder:
 
     def embed(self, g: Scope, ids: str) -> str:
         """[1, n] -> [1, n, H], as in the table."""
-        return self.precision.embedding(g, ids, self.table())
+        return (self.precision if self.native is None else self.native).embedding(g, ids, self.table())
 
     def begin(self, g: Scope, ids: str, positions: str) -> Residual:
         """The input of the first layer for ids [1, n] at int64 positions [n]."""
@@ -87,9 +97,10 @@ class Decoder:
         of each row [r, 1], '' for 1.
         """
         bias = self.head_bias(g) if chosen is None else self.head_bias(g, DRAFT_HEAD_BIAS, chosen)
+        write = self.precision if self.native is None else self.native
         if not bias and self.spec.logit_cap is None and self.spec.logit_scale == 1.0:
-            return self.precision.head(g, flat, rows, head, out=out)
-        raw, scale = self.precision.head(g, flat, rows, head)
+            return write.head(g, flat, rows, head, out=out)
+        raw, scale = write.head(g, flat, rows, head)
         return self.finish_logits(g, g.op("Mul", raw, scale) if scale else raw, bias, out), ""
 
     def head_bias(self, g: Scope, label: str = "lm_head.bias", chosen: Array | None = None) -> str:
@@ -110,9 +121,34 @@ class Decoder:
 
     # ---- rows
 
-    def linear(self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...]) -> str:
+    def linear(
+        self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
+    ) -> str:
         """Applies the base's own maps."""
-        return self.add_bias(g, self.precision.linear(g, x, rows, self.fused(layer, modules)), layer, modules)
+        return self.mapped(g, x, rows, self.fused(layer, modules), layer, modules, activated)
+
+    def mapped(
+        self,
+        g: Scope,
+        x: str,
+        rows: Rows,
+        weight: Weight,
+        layer: int,
+        modules: tuple[str, ...],
+        activated: bool = False,
+        updates: Sequence[LowRank] = (),
+    ) -> str:
+        """Applies `weight`, of the maps `modules`, with low-rank `updates`, their biases and, where `activated`, the
+        MLP's activation."""
+        bias = self.bias(g, layer, modules)
+        if self.native is not None and not updates:
+            name, gated = self.spec.activation, self.spec.family.gated
+            fused = name if activated and self.native.activates(name, weight, gated) else ""
+            out = self.native.linear(g, x, weight, bias, fused)
+            return self.activated(g, out, layer) if activated and not fused else out
+        out = self.precision.linear(g, x, rows, weight, updates)
+        out = g.op("Add", out, bias) if bias else out
+        return self.activated(g, out, layer) if activated else out
 
     def fused(self, layer: int, modules: tuple[str, ...], source: Source | None = None, suffix: str = "") -> Weight:
         """Weight of `modules` stacked along the output."""
@@ -127,6 +163,8 @@ class Decoder:
             lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
             sensitive=self._sensitive(layer, modules),
             importance=lambda: self.source.importance(names[0]),
+            mix=self.source.mixed(names[0]),
+            gated=modules == self.spec.family.up and self.spec.family.gated and out % TILE == 0,
         )
 
     def _sensitive(self, layer: int, modules: tuple[str, ...]) -> bool:
@@ -139,12 +177,12 @@ class Decoder:
             modules == family.down and (ends or (layer - layers // 8) % 3 == 2)
         )
 
-    def add_bias(self, g: Scope, x: str, layer: int, modules: tuple[str, ...]) -> str:
-        """Adds the stacked biases of `modules`, if any of them has one."""
+    def bias(self, g: Scope, layer: int, modules: tuple[str, ...]) -> str:
+        """The stacked biases of `modules`; '' where none of them has one."""
         names = [self.spec.weight_name(layer, module) for module in modules]
         biases = [self.source.bias(f"{name}.bias") for name in names]
         if all(b is None for b in biases):
-            return x
+            return ""
         label = "+".join(names) + ".bias"
         if label not in g.store:
             parts = [
@@ -152,7 +190,7 @@ class Decoder:
                 for b, m in zip(biases, modules, strict=True)
             ]
             g.store.add(label, np.concatenate(parts))
-        return g.op("Add", x, label)
+        return label
 
     def norm(self, g: Scope, residual: Residual, name: str) -> tuple[str, Residual]:
         """Adds the pending update and normalises: (normed rows, residual with nothing pending)."""
@@ -269,6 +307,25 @@ class Decoder:
             return *self._head_norms(g, *self._turned(g, q, k, layer, rotary), layer), v
         return *self._turned(g, *self._head_norms(g, q, k, layer), layer, rotary), v
 
+    def packed_heads(self, g: Scope, x: str, rows: Rows, layer: int, rotary: Tables, linear: Linear) -> PackedHeads:
+        """The same side by side, for a native operator, which normalises and turns heads itself where it can."""
+        spec, family, maps = self.spec.at(layer), self.spec.family, self.spec.mixer(layer)[0]
+        borrows = self.spec.source(layer) != layer
+        kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
+        alone = borrows or (len(maps) == len(family.qkv) and not family.value_norm and spec.clip is None)
+        turns = kinds is None or kinds[0] == kinds[1]
+        norms = not spec.head_norms or not (spec.joint_head_norms or family.layernorm)
+        if not (alone and turns and norms):
+            q, *sides = self.queries_keys_values(g, x, rows, layer, rotary, linear)
+            return PackedHeads(q if borrows else g.op("Concat", q, *sides, axis=-1))
+        names = [self.spec.weight_name(layer, module) for module in spec.head_norms]
+        return PackedHeads(
+            linear(g, x, rows, layer, maps),
+            () if kinds is None else rotary[kinds[0]],
+            [self._norm_weights(g, name)[0] for name in names],
+            {"interleaved": int(family.rotary_pairs), "norm_last": int(family.head_norms_last)},
+        )
+
     def _clipped(self, g: Scope, x: str, limit: float) -> str:
         """x within -limit and limit, by operators that all providers take."""
         minus, low = (g.store.constant(number, np.float32) for number in (-1.0, -limit))
@@ -363,12 +420,13 @@ class Decoder:
 
     def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
         """The update that the MLP adds to rows."""
-        spec, family = self.spec.at(layer), self.spec.family
-        inner = linear(g, normed, rows, layer, family.up)
-        if family.gated:
-            gate, up = g.ops("Split", inner, g.ints(spec.intermediate, spec.intermediate), out=(None, None), axis=-1)
-            product = g.op("Mul", activate(self, g, gate, layer), up)
-        else:
-            product = activate(self, g, inner, layer)
-        block = self.source.mixed(spec.weight_name(layer, family.down[0]))
-        return linear(g, mixed_rows(g, product, block, 1, -1, spec.intermediate), rows, layer, family.down)
+        family = self.spec.family
+        return linear(g, linear(g, normed, rows, layer, family.up, activated=True), rows, layer, family.down)
+
+    def activated(self, g: Scope, inner: str, layer: int) -> str:
+        """The MLP's activation of its first map's outputs, times the second half of them where there is a gate."""
+        if not self.spec.family.gated:
+            return activate(self, g, inner, layer)
+        half = self.spec.at(layer).intermediate
+        gate, up = g.ops("Split", inner, g.ints(half, half), out=(None, None), axis=-1)
+        return g.op("Mul", activate(self, g, gate, layer), up)

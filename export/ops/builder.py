@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from streamspec.step_graph import GraphTensor
 
 OPSET, IR_VERSION = 24, 10  # opset 24 for TensorScatter; onnxruntime 1.31 reads it under IR 10
-CONTRIB = "com.microsoft"
+CONTRIB, NATIVE = "com.microsoft", "streamspec"  # domains
 INLINE_BYTES = 1024  # tensors up to this size live in the graph file
 PAGE, LINE = 4096, 64  # alignment of large and of other tensors in the data file
 
@@ -28,12 +28,15 @@ Array = NDArray[Any]
 
 
 class WeightStore:
-    """Initializers of one model. Tensors above `INLINE_BYTES` are appended to `path` the moment they are added; without
-    a path all stay in the graph file.
+    """Initializers of a model, or of two graphs over one data file. Tensors above `INLINE_BYTES` are appended to `path`
+    the moment they are added; without a path all stay in the graph file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
+        self.again = False  # a second graph is written: what is there is not added again
+        self.prelude: list[onnx.NodeProto] = []  # nodes at the head of the main graph, over initializers alone
+        self.made: set[str] = set()  # their values
         self.protos: dict[str, TensorProto] = {}
         self._file: BinaryIO | None = path.open("wb") if path is not None else None
 
@@ -52,6 +55,8 @@ class WeightStore:
 
     def _add(self, name: str, array: Array, kind: int, shape: tuple[int, ...]) -> str:
         if name in self.protos:
+            if self.again:
+                return name
             raise ValueError(f"initializer {name} added twice")
         proto = self.protos[name] = TensorProto(name=name, data_type=kind, dims=shape)
         array = np.ascontiguousarray(array)
@@ -159,13 +164,31 @@ def finish(
     outputs: list[onnx.ValueInfoProto],
     producer: str,
     opset: int | None = None,
+    native: bool = False,
 ) -> onnx.ModelProto:
     """Closes the store and returns the model (weights stay in the data file). `opset`: of a graph of standard operators
-    alone.
+    alone. `native`: with native operators, written before another graph, for which the store stays open.
     """
-    scope.store.close()
-    graph = helper.make_graph(scope.nodes, "step", inputs, outputs, list(scope.store.protos.values()))
-    opsets = (
-        [helper.make_opsetid("", opset)] if opset else [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
-    )
+    store = scope.store
+    nodes = [*store.prelude, *scope.nodes]
+    known = _read(nodes) | {value.name for value in (*inputs, *outputs)}
+    initializers = [proto for name, proto in store.protos.items() if name in known]
+    if native:
+        store.again = True
+    else:
+        store.close()
+    graph = helper.make_graph(nodes, "step", inputs, outputs, initializers)
+    domains = {"": OPSET, CONTRIB: 1} | ({NATIVE: 1} if native else {})
+    opsets = [helper.make_opsetid(*pair) for pair in ({"": opset} if opset else domains).items()]
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=producer)
+
+
+def _read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Names of values that nodes read, branches included; a branch may also return one."""
+    names: set[str] = set()
+    for node in nodes:
+        names.update(node.input)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                names |= _read(attribute.g.node) | {value.name for value in attribute.g.output}
+    return names

@@ -36,6 +36,7 @@ from onnx import TensorProto
 
 from streamspec.errors import ConfigError
 from streamspec.export.layers.lora_inputs import LowRank
+from streamspec.export.native.layout import Unpacked, pack_int8
 from streamspec.export.ops.builder import CONTRIB, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import (
     Array,
@@ -59,7 +60,9 @@ P = TypeVar("P")
 @dataclass(frozen=True)
 class Weight:
     """A linear map's weight [out, in], made only when it is written. `sensitive`: int4 keeps 8 bits of it.
-    `importance`: of its inputs [in] where 4 bits are chosen, by name of a linear map.
+    `importance`: of its inputs [in] where 4 bits are chosen, by name of a linear map. `mix`: size of the blocks in
+    which its inputs are mixed first, 0: they are not. `gated`: its outputs are those of a gate and of the map that it
+    multiplies.
     """
 
     name: str
@@ -68,6 +71,8 @@ class Weight:
     load: Callable[[], Array | LazyMatrix]
     sensitive: bool = False
     importance: Callable[[], Array | None] = lambda: None
+    mix: int = 0
+    gated: bool = False
 
 
 @dataclass
@@ -109,7 +114,7 @@ class _Float:
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by the transposed weight."""
-        name = f"{weight.name}.transposed"
+        x, name = mixed_inputs_of(g, x, weight), f"{weight.name}.transposed"
         if name not in g.store:
             g.store.add(name, np.asarray(weight.load()).T.astype(self.dtype, copy=False))
         return updated(g, self._float(g, g.op("MatMul", self._own(g, x), name)), x, updates)
@@ -159,10 +164,12 @@ class Int8:
         mixes=True,
     )
     coded = True
+    tiles = False  # whether weights lie in the file as native operators read them (`streamspec.export.native.layout`)
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies int8 weights and uint8 rows; scales the sums."""
         quantized, scales = self._columns(g.store, weight)
+        x = mixed_inputs_of(g, x, weight)
         activations, row_scale = self._quantize(g, x, rows, rank=3, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         product = g.contrib("MatMulIntegerToFloat", activations, quantized, one, scales, middle)
@@ -173,7 +180,7 @@ class Int8:
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies without the rows' scale, which is the factor."""
         quantized, scales = self._table(g.store, weight)
-        x = mixed_rows(g, x, self._block(weight), -1, weight.columns)
+        x = mixed_rows(g, x, self.block(weight), -1, weight.columns)
         activations, row_scale = self._quantize(g, x, rows, rank=2, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         zeros = f"{weight.name}.zero"
@@ -186,27 +193,41 @@ class Int8:
         quantized, scales = self._table(g.store, weight)
         codes = g.op("Cast", g.op("Gather", quantized, ids, axis=0), to=FLOAT)
         scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
-        return mixed_rows(g, g.op("Mul", codes, scale), self._block(weight), 1, -1, weight.columns)
+        return mixed_rows(g, g.op("Mul", codes, scale), self.block(weight), 1, -1, weight.columns)
 
-    def _block(self, weight: Weight) -> int:
+    def block(self, weight: Weight) -> int:
         """Blocks in which a table's columns are mixed: final states have outliers, and so have columns."""
         return mixed_inputs(weight.columns) if self.simulation and self.simulation.mixes else 0
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [out, in] and scales [out], columns mixed."""
-        return self._quantized(store, weight, transposed=False, block=self._block(weight))
+        codes, scales = self.stored(store, weight, transposed=False, block=self.block(weight))
+        return Unpacked(store).table(codes, weight.rows, weight.columns) if self.tiles else codes, scales
 
     def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [in, out] and scales [out]."""
-        return self._quantized(store, weight, transposed=True)
+        codes, scales = self.stored(store, weight, transposed=True)
+        if not self.tiles:
+            return codes, scales
+        return Unpacked(store).columns(codes, weight.rows, weight.columns, weight.gated), scales
 
-    def _quantized(self, store: WeightStore, weight: Weight, transposed: bool, block: int = 0) -> tuple[str, str]:
+    def stored(self, store: WeightStore, weight: Weight, transposed: bool, block: int = 0) -> tuple[str, str]:
+        """Names of the codes, in tiles or `transposed` or as they are, and of the scales [out]."""
         quantized, scales = f"{weight.name}.int8", f"{weight.name}.scale"
         if quantized not in store:
             codes, scale = quantize_rows(weight.load(), block=block)
-            store.add(quantized, codes.T if transposed else codes)
+            plain = codes.T if transposed else codes
+            store.add(quantized, pack_int8(codes, weight.gated) if self.tiles else plain)
             store.add(scales, scale)
         return quantized, scales
+
+    def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        return "LinearInt8", self.stored(store, weight, transposed=True), {}
+
+    def table(self, store: WeightStore, weight: Weight) -> tuple[str, str, int]:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        return *self.stored(store, weight, transposed=False, block=self.block(weight)), self.block(weight)
 
     def _quantize(self, g: Scope, x: str, rows: Rows, rank: int, width: int) -> tuple[str, str]:
         largest = g.op("ReduceMax", g.op("Abs", x), g.ints(-1), keepdims=1)
@@ -236,6 +257,7 @@ class Int4:
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by packed blocks of 4 bits, or of 8 where the weight is sensitive."""
+        x = mixed_inputs_of(g, x, weight)
         return updated(g, self._product(g, x, weight, 8 if weight.sensitive else 4, self.block), x, updates)
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
@@ -323,6 +345,11 @@ def mixed_rows(g: Scope, x: str, block: int, *shape: int) -> str:
         return x
     matrix = g.store.constant(hadamard(np.eye(block, dtype=np.float32), block), np.float32)
     return g.op("Reshape", g.op("MatMul", g.op("Reshape", x, g.ints(-1, block)), matrix), g.ints(*shape))
+
+
+def mixed_inputs_of(g: Scope, x: str, weight: Weight) -> str:
+    """Rows [1, n, in] as the linear map `weight` reads them."""
+    return mixed_rows(g, x, weight.mix, 1, -1, weight.columns)
 
 
 def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:

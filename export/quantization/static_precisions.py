@@ -24,6 +24,7 @@ from streamspec.export.quantization.precisions import (
     Rows,
     Weight,
     make_precision,
+    mixed_inputs_of,
     updated,
 )
 
@@ -55,6 +56,7 @@ class StaticInt8(Int8):
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by int8 columns, dequantized in front of the product."""
+        x = mixed_inputs_of(g, x, weight)
         return updated(
             g, g.op("MatMul", x, g.op("DequantizeLinear", *self._columns(g.store, weight), axis=1)), x, updates
         )
@@ -78,6 +80,7 @@ class StaticInt4(StaticInt8):
         """Multiplies by blocks of 4 bits, dequantized in front of the product."""
         if weight.sensitive:
             return super().linear(g, x, rows, weight, updates)
+        x = mixed_inputs_of(g, x, weight)
         return updated(
             g,
             g.op("MatMul", x, g.op("DequantizeLinear", *self._blocked(g.store, weight), axis=0, block_size=self.block)),

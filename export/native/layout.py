@@ -1,0 +1,130 @@
+"""The layout of quantized weights in a bundle for CPUs: in tiles of 32 outputs, as the native operators read them.
+
+They map the file and copy nothing. The graph of standard operators turns the tiles back: by nodes over constants, which
+ONNX Runtime computes once, when it opens the graph.
+
+    int8  [tiles, inputs / 4, 32, 4]   four neighbouring inputs of each output of a tile
+    int4  [tiles, inputs / 8, 32, 4]   the same of eight, as MatMulNBits packs them: inputs 2 j and 2 j + 1 in byte j
+
+A gated map, whose outputs are those of a gate and of the map that it multiplies, has 16 of each in a tile in turn.
+Outputs and inputs that do not fill a tile are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from onnx import TensorProto
+
+from streamspec.export.ops.builder import Array, Scope, WeightStore
+
+TILE, HALF = 32, 16  # outputs
+INT8_INPUTS, INT4_INPUTS = 4, 8  # in four bytes
+
+
+def tiled(rows: Array, gated: bool) -> Array:
+    """[outputs, ..] as [tiles, 32, ..], padded with zeros. `gated`: both halves of the outputs in turn, 16 of each."""
+    outputs, *rest = rows.shape
+    if gated:
+        return rows.reshape(2, outputs // TILE, HALF, *rest).swapaxes(0, 1).reshape(-1, TILE, *rest)
+    padded = np.pad(rows, [(0, -outputs % TILE), *[(0, 0)] * len(rest)])
+    return padded.reshape(-1, TILE, *rest)
+
+
+def pack_int8(codes: Array, gated: bool = False) -> Array:
+    """int8 codes [outputs, inputs] in tiles."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % INT8_INPUTS)))
+    return np.ascontiguousarray(tiled(padded.reshape(len(codes), -1, INT8_INPUTS), gated).swapaxes(1, 2))
+
+
+def pack_int4(codes: Array, gated: bool = False) -> Array:
+    """MatMulNBits' bytes [outputs, blocks, bytes] in tiles."""
+    return np.ascontiguousarray(tiled(codes.reshape(len(codes), -1, 4), gated).swapaxes(1, 2))
+
+
+def pack_blocks(values: Array, gated: bool = False) -> Array:
+    """A value of each block [outputs, blocks] as [tiles, blocks, 32]."""
+    return np.ascontiguousarray(tiled(values, gated).swapaxes(1, 2))
+
+
+class Unpacked:
+    """Nodes at the head of the main graph that turn tiles back; one value of each, whatever reads it."""
+
+    def __init__(self, store: WeightStore) -> None:
+        self.store, self.g = store, Scope(store)
+
+    def columns(self, name: str, outputs: int, inputs: int, gated: bool) -> str:
+        """int8 [inputs, outputs] of `name`, tiles of int8."""
+        return self._made(f"{name}.columns", lambda out: self._int8(name, outputs, inputs, gated, False, out))
+
+    def table(self, name: str, outputs: int, inputs: int) -> str:
+        """int8 [outputs, inputs] of `name`, tiles of int8."""
+        return self._made(f"{name}.table", lambda out: self._int8(name, outputs, inputs, False, True, out))
+
+    def nibbles(self, name: str, outputs: int, block: int, inputs: int, gated: bool) -> str:
+        """uint8 [outputs, blocks, bytes] of `name`, tiles of int4."""
+        shape = outputs, inputs // block, block // 2
+        return self._made(f"{name}.nibbles", lambda out: self._by_output(name, shape, gated, out))
+
+    def scales(self, name: str, outputs: int, blocks: int, gated: bool) -> str:
+        """float32 [outputs, blocks] of `name`, tiles of float16."""
+
+        def make(out: str) -> None:
+            self._by_output(self.g.op("Cast", name, to=TensorProto.FLOAT), (outputs, blocks), gated, out)
+
+        return self._made(f"{name}.blocks", make)
+
+    def zeros(self, name: str, outputs: int, blocks: int, gated: bool) -> str:
+        """Two to a byte, uint8 [outputs, blocks / 2], of `name`, tiles of uint8."""
+
+        def make(out: str) -> None:
+            g = self.g
+            flat = self._by_output(name, (outputs, blocks), gated, None)
+            if blocks % 2:
+                flat = g.op("Pad", flat, g.ints(0, 0, 0, 1), g.store.constant(0, np.uint8))
+            pairs = g.op("Reshape", flat, g.ints(outputs, -1, 2))
+            low, high = g.ops("Split", pairs, g.ints(1, 1), out=(None, None), axis=2)
+            upper = g.op("BitShift", high, g.store.constant(4, np.uint8), direction="LEFT")
+            g.op("Reshape", g.op("BitwiseOr", low, upper), g.ints(outputs, -1), out=out)
+
+        return self._made(f"{name}.pairs", make)
+
+    def _made(self, value: str, make: Callable[[str], object]) -> str:
+        if value not in self.store.made:
+            self.store.made.add(value)
+            self.g = Scope(self.store, f"unpacked/{value}")
+            make(value)
+            self.store.prelude += self.g.nodes
+        return value
+
+    def _int8(self, name: str, outputs: int, inputs: int, gated: bool, by_output: bool, out: str) -> None:
+        """`by_output`: [outputs, inputs], else [inputs, outputs]."""
+        g, width = self.g, inputs + -inputs % INT8_INPUTS
+        if gated:  # [tiles, groups, 2, 16, 4]
+            split = g.op("Reshape", name, g.ints(0, 0, 2, HALF, INT8_INPUTS))
+            turned = g.op("Transpose", split, perm=[1, 4, 2, 0, 3])
+        else:
+            turned = g.op("Transpose", name, perm=[0, 2, 1, 3] if by_output else [1, 3, 0, 2])
+        padded = outputs + -outputs % TILE
+        sides = (padded, width) if by_output else (width, padded)
+        wanted = (outputs, inputs) if by_output else (inputs, outputs)
+        self._cut(g.op("Reshape", turned, g.ints(*sides), out=out if sides == wanted else None), sides, wanted, out)
+
+    def _by_output(self, name: str, shape: tuple[int, ...], gated: bool, out: str | None) -> str:
+        """[tiles, groups, 32, ..] as `shape`, outputs first."""
+        g, outputs = self.g, shape[0]
+        if gated:
+            last = len(shape) - 2  # nibbles have four bytes at the end
+            split = g.op("Reshape", name, g.ints(0, 0, 2, HALF, *[4] * last))
+            turned = g.op("Transpose", split, perm=[2, 0, 3, 1, *[4] * last])
+        else:
+            turned = g.op("Transpose", name, perm=[0, 2, 1, *[3] * (len(shape) - 2)])
+        sides = outputs + -outputs % TILE, *shape[1:]
+        whole = g.op("Reshape", turned, g.ints(*sides), out=out if sides == shape else None)
+        return whole if sides == shape else g.op("Slice", whole, g.ints(0), g.ints(outputs), g.ints(0), out=out)
+
+    def _cut(self, value: str, sides: tuple[int, int], wanted: tuple[int, int], out: str) -> None:
+        if sides != wanted:
+            g = self.g
+            g.op("Slice", value, g.ints(0, 0), g.ints(*wanted), g.ints(0, 1), out=out)

@@ -1,0 +1,159 @@
+"""Writes the operators of the domain `streamspec` in place of groups of standard nodes.
+
+Their inputs and attributes: docs/reference/native-operators.md.
+
+Weights are the same tensors of the data file that the graph of standard operators reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.ops.builder import NATIVE, Scope, WeightStore
+from streamspec.export.quantization.precisions import Weight
+from streamspec.layer_cache import DTYPES
+from streamspec.step_graph import CACHE_KINDS, PAST_LENGTH, past, present
+
+ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}  # by `DecoderSpec.activation`
+LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the other
+
+
+class TiledPrecision(Protocol):
+    """A precision whose weights lie in tiles."""
+
+    def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
+        """The operator that applies `weight` [out, in], its inputs after the rows but for a bias, and attributes of its
+        own."""
+
+    def table(self, store: WeightStore, weight: Weight) -> tuple[str, str, int]:
+        """Codes and scales of an embedding or LM head, and the size of blocks in which its columns are mixed."""
+
+
+@dataclass(frozen=True)
+class PackedHeads:
+    """Queries, keys and values of rows side by side [1, n, (Hq + 2 Hkv) * D]; queries alone of a layer that attends to
+    another's. `rotary`: cos and sin [n, rotated / 2] where they are still to be turned; `norms`: weights of the heads'
+    norms, where they are still to be applied."""
+
+    packed: str
+    rotary: Sequence[str] = ()
+    norms: Sequence[str] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+class NativeOps:
+    """Nodes of native operators for one precision."""
+
+    def __init__(self, precision: TiledPrecision) -> None:
+        self.precision = precision
+
+    def activates(self, activation: str, weight: Weight, gated: bool) -> bool:
+        """Whether `linear` can apply this activation, and the gate where there is one."""
+        return activation in ACTIVATIONS and weight.gated == gated
+
+    def linear(self, g: Scope, x: str, weight: Weight, bias: str = "", activation: str = "") -> str:
+        """`weight` applied to x [.., in], a bias [out] added, and an activation, times the second half of the outputs
+        where the weight is gated: [.., out or out / 2]."""
+        kind, inputs, own = self.precision.operator(g.store, weight)
+        return self._map(g, kind, x, inputs, bias, weight, weight.mix, activation, None, **own)
+
+    def head(self, g: Scope, x: str, rows: object, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """The LM head over x [r, H]: logits [r, V], and '' for their factor."""
+        codes, scales, mix = self.precision.table(g.store, weight)
+        return self._map(g, "LinearInt8", x, (codes, scales), "", weight, mix, "", out), ""
+
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """Rows [1, n, H] of the table for ids [1, n]."""
+        codes, scales, mix = self.precision.table(g.store, weight)
+        sizes = {"in_features": weight.columns, "out_features": weight.rows}
+        return g.op("EmbeddingInt8", ids, codes, scales, domain=NATIVE, mix=mix, **sizes)
+
+    def attends(self, spec: DecoderSpec) -> bool:
+        """Whether attention over heads of this width is one operator."""
+        return spec.head_dim % LANES == 0 and spec.head_dim <= WIDEST
+
+    def attention(
+        self, g: Scope, spec: DecoderSpec, heads: PackedHeads, bias: str, layer: int
+    ) -> tuple[str, tuple[str, ...]]:
+        """Attention of rows [1, n, Hq*D] that are written to the cache of `layer`, under an additive bias [1, 1, n,
+        slots in use], and the cache after it. `spec`: of the layer."""
+        ring = int(spec.ring(layer) is not None)
+        caches = [past(layer, kind) for kind in CACHE_KINDS]
+        mixed, *written = self._attend(
+            g,
+            "Attention",
+            spec,
+            heads,
+            (bias, PAST_LENGTH, *caches),
+            out=(None, *(present(layer, kind) for kind in CACHE_KINDS)),
+            ring=ring,
+        )
+        return mixed, tuple(written)
+
+    def draft_attention(
+        self, g: Scope, spec: DecoderSpec, heads: PackedHeads, bias: str, caches: Sequence[str], own: bool
+    ) -> str:
+        """Attention of rows [1, m, Hq*D] over `caches` and, where `own`, over the rows' own keys, under an additive
+        bias [m, slots in use, then the rows]. Nothing is written."""
+        return self._attend(g, "DraftAttention", spec, heads, (bias, *caches), out=(None,), own=int(own))[0]
+
+    def _attend(
+        self,
+        g: Scope,
+        kind: str,
+        spec: DecoderSpec,
+        heads: PackedHeads,
+        inputs: Sequence[str],
+        out: tuple[str | None, ...],
+        **attributes: int,
+    ) -> tuple[str, ...]:
+        half = "" if spec.cache_dtype == DTYPES[0] else "Float16"
+        optional = (*(heads.rotary or ("", "")), *heads.norms) if heads.norms else heads.rotary
+        return g.ops(
+            f"{kind}{half}",
+            heads.packed,
+            *inputs,
+            *optional,
+            out=out,
+            domain=NATIVE,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            width=spec.head_dim,
+            scale=float(spec.attention_scale),
+            cap=float(spec.attention_cap or 0.0),
+            eps=float(spec.eps),
+            **heads.attributes,
+            **attributes,
+        )
+
+    def _map(
+        self,
+        g: Scope,
+        kind: str,
+        x: str,
+        inputs: Sequence[str],
+        bias: str,
+        weight: Weight,
+        mix: int,
+        activation: str,
+        out: str | None,
+        **own: int,
+    ) -> str:
+        biases = (*[""] * (kind == "LinearInt4" and len(inputs) == 2), bias) if bias else ()
+        return g.op(
+            kind,
+            x,
+            *inputs,
+            *biases,
+            out=out,
+            domain=NATIVE,
+            in_features=weight.columns,
+            out_features=weight.rows,
+            mix=mix,
+            gated=int(weight.gated),
+            activation=ACTIVATIONS[activation],
+            **own,
+        )

@@ -1,0 +1,95 @@
+// What the operators compute, as plain functions over memory: one table of them for each instruction set.
+//
+// Every number of a row is computed in an order of its own: it depends neither on how many rows there are, nor on where
+// in the cache a row's keys lie, nor on how work is split among threads. Products of codes are whole numbers, exact in
+// any order; all else goes lane by lane, with fused multiply-adds, in ascending order of blocks, slots and dimensions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace streamspec {
+
+constexpr size_t kLanes = 16;
+constexpr size_t kTile = 2 * kLanes;     // outputs of a block of weights
+constexpr size_t kRowAlign = 64;         // bytes
+constexpr float kMasked = -5000.0f;      // biases below this hide a slot
+
+enum class Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };
+
+// A linear map [outputs, inputs]. 8 bits: codes int8 [tiles, inputs / 4, 32, 4]. 4 bits: bytes [tiles, inputs / 8, 32, 4],
+// byte j of an output holds inputs 2 j (low) and 2 j + 1 of the eight. Gated: outputs are the gate's and the up map's, 16
+// of each in turn, and the result is activation(gate) * up.
+struct Linear {
+    int bits;
+    size_t inputs, outputs, tiles;
+    size_t block;               // inputs that share a scale, 4 bits; else 0
+    size_t mix;                 // neighbouring inputs that a Hadamard matrix mixes first; 0 for none
+    bool gated;
+    Activation activation;
+    const void* codes;
+    const float* scales;        // 8 bits: float32 [32 * tiles], in the order of codes
+    const uint16_t* block_scales;  // 4 bits: float16 [tiles, inputs / block, 32]
+    const uint8_t* zeros;       // 4 bits: [tiles, inputs / block, 32], null: 8
+    const float* bias;          // float32 [32 * tiles] in the order of codes, or null
+    size_t width() const { return gated ? outputs / 2 : outputs; }
+};
+
+// Quantized rows. 8 bits: one scale a row, `sums` -(offset of weights) * sum of codes. 4 bits: `scales` and `sums`
+// (scale * sum of codes) of each block, codes of eight inputs as 0 2 4 6 1 3 5 7.
+struct Rows {
+    size_t rows, stride, blocks;
+    int8_t* codes;
+    float* scales;
+    int32_t* sums8;
+    float* sums4;
+};
+
+// Attention of `rows` rows over a cache [kv_heads, slots, width]. Packed: q, k and v of a row side by side.
+struct Attention {
+    size_t rows, heads, kv_heads, width;
+    size_t slots;      // of the cache's memory
+    size_t used;       // columns of the cache that are seen
+    size_t own;        // further columns: keys and values of the rows themselves, which are not in the cache
+    size_t past;       // slots in use before these rows
+    bool write, ring, half, interleaved, norm_last;
+    float scale, cap, eps;
+    const float* packed;
+    size_t packed_stride, query_at, key_at, value_at;
+    const float* bias;                 // [rows, used + own]
+    const float *cos, *sin;            // [rows, rotated / 2], or null
+    size_t rotated;
+    const float *query_norm, *key_norm;  // [width], or null
+    void *keys, *values;
+    float* own_keys;                   // [kv_heads, own, width], scratch
+    float* mixed;                      // [rows, heads * width]
+};
+
+struct Kernels {
+    const char* name;
+    // Quantizes rows [from, to) of x [rows, inputs]; `scratch` holds one row of floats, padded to 64.
+    void (*quantize)(const Linear&, const float* x, size_t from, size_t to, const Rows&, float* scratch);
+    // Products of all rows with the tiles [from, to): y [rows, width()].
+    void (*linear)(const Linear&, const Rows&, size_t from, size_t to, float* y);
+    // Row `id` of an 8-bit map as a table [outputs, inputs]: y [inputs], unmixed.
+    void (*look_up)(const Linear&, size_t id, float* y);
+    // Keys and values of rows [from, to): normalised, rotated, written to the cache or to `own_keys`.
+    void (*store_keys)(const Attention&, size_t from, size_t to);
+    // Rows [from, to) of one key head. `scratch`: attention_scratch() floats.
+    void (*attend)(const Attention&, size_t kv_head, size_t from, size_t to, float* scratch);
+    // Root mean square norm of rows [from, to): y = (x + update) / rms * weight; `sum` gets x + update. Any may be null
+    // but x, weight and y.
+    void (*norm)(const float* x, const float* update, const float* weight, float eps, size_t width, size_t from,
+                 size_t to, float* sum, float* y);
+};
+
+inline size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+inline size_t attention_scratch(const Attention& a, size_t rows) {
+    const size_t queries = rows * (a.heads / a.kv_heads), columns = round_up(a.used, kLanes) + round_up(a.own, kLanes);
+    return queries * (a.width + columns) + kLanes * a.width + 64;
+}
+
+// The best table that this processor runs; `name` of one of them, for tests, or null.
+const Kernels* choose_kernels(const char* name);
+
+}  // namespace streamspec

@@ -1,0 +1,473 @@
+// ONNX Runtime's custom operators of the domain `streamspec` (docs/reference/native-operators.md). Shapes are checked
+// before a kernel sees them; what does not fit is an error of the call, in one line.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "ort_api.h"
+
+namespace streamspec {
+namespace {
+
+ort::Api api;
+
+// ---- errors and tensors
+
+struct Failure {
+    std::string text;
+};
+
+[[noreturn]] void fail(const char* op, const std::string& text) { throw Failure{std::string(op) + ": " + text}; }
+
+void check(ort::Status* status) {
+    if (status == nullptr) return;
+    api.release_status(status);
+    throw Failure{"ONNX Runtime refused a call of its interface"};
+}
+
+struct Tensor {
+    const void* data = nullptr;
+    int type = 0;
+    std::vector<int64_t> dims;
+    bool there() const { return data != nullptr; }
+    template <typename T>
+    const T* as() const { return static_cast<const T*>(data); }
+    size_t dim(int from_end) const { return static_cast<size_t>(dims[dims.size() - from_end]); }
+    size_t count() const {
+        size_t out = 1;
+        for (int64_t dim : dims) out *= static_cast<size_t>(dim);
+        return out;
+    }
+};
+
+Tensor describe(const ort::Value* value) {
+    Tensor out;
+    if (value == nullptr) return out;
+    ort::TensorInfo* info = nullptr;
+    check(api.tensor_info(value, &info));
+    size_t rank = 0;
+    check(api.element_type(info, &out.type));
+    check(api.rank(info, &rank));
+    out.dims.resize(rank);
+    if (rank) check(api.dimensions(info, out.dims.data(), rank));
+    api.release_info(info);
+    void* data = nullptr;
+    check(api.tensor_data(value, &data));
+    static const char nothing = 0;  // a tensor without elements may have no memory
+    out.data = data ? data : &nothing;
+    return out;
+}
+
+struct Call {
+    ort::KernelContext* context;
+    size_t inputs = 0;
+    explicit Call(ort::KernelContext* c) : context(c) { check(api.input_count(context, &inputs)); }
+    Tensor input(size_t index) const {
+        const ort::Value* value = nullptr;
+        if (index < inputs) check(api.input(context, index, &value));
+        return describe(value);
+    }
+    template <typename T>
+    T* output(size_t index, const std::vector<int64_t>& dims) const {
+        ort::Value* value = nullptr;
+        check(api.output(context, index, dims.data(), dims.size(), &value));
+        void* data = nullptr;
+        if (value) check(api.tensor_data(value, &data));
+        return static_cast<T*>(data);
+    }
+    // Runs body(0) .. body(total - 1) on the session's threads.
+    template <typename Body>
+    void parallel(size_t total, const Body& body) const {
+        if (total <= 1) {
+            if (total) body(0);
+            return;
+        }
+        check(api.parallel_for(
+            context, [](void* data, size_t index) { (*static_cast<const Body*>(data))(index); }, total,
+            const_cast<void*>(static_cast<const void*>(&body))));
+    }
+};
+
+// Memory of one thread, kept between calls.
+template <int Use>
+float* scratch(size_t floats) {
+    struct Aligned {
+        std::vector<float> of;
+    };
+    thread_local Aligned memory;
+    if (memory.of.size() < floats + 16) memory.of.resize(floats + 16);
+    void* data = memory.of.data();
+    size_t space = (floats + 16) * sizeof(float);
+    return static_cast<float*>(std::align(64, floats * sizeof(float), data, space));
+}
+
+const Kernels& kernels() {
+    static const Kernels* const chosen = choose_kernels(std::getenv("STREAMSPEC_KERNELS"));
+    return *chosen;
+}
+
+int64_t whole(const ort::KernelInfo* info, const char* name, int64_t otherwise) {
+    int64_t out = otherwise;
+    if (ort::Status* status = api.attribute(info, name, &out)) {
+        api.release_status(status);
+        return otherwise;
+    }
+    return out;
+}
+
+float real(const ort::KernelInfo* info, const char* name, float otherwise) {
+    float out = otherwise;
+    if (ort::Status* status = api.attribute(info, name, &out)) {
+        api.release_status(status);
+        return otherwise;
+    }
+    return out;
+}
+
+Tensor constant(const ort::KernelInfo* info, size_t index) {
+    int is_constant = 0;
+    const ort::Value* value = nullptr;
+    if (ort::Status* status = api.constant_input(info, index, &is_constant, &value)) {
+        api.release_status(status);  // an input left out
+        return {};
+    }
+    return is_constant ? describe(value) : Tensor{};
+}
+
+// ---- linear maps
+
+constexpr size_t kMostInputs = 1u << 17, kMostOutputs = 1u << 22;
+
+// The values of `given` [outputs] in the order of the codes, padded with zeros to whole tiles.
+std::vector<float> ordered(const Tensor& given, const Linear& map) {
+    std::vector<float> out(map.tiles * kTile, 0.0f);
+    for (size_t tile = 0; tile < map.tiles; tile++)
+        for (size_t i = 0; i < kTile; i++) {
+            const size_t half = map.outputs / 2;
+            const size_t at = map.gated ? (i / kLanes) * half + tile * kLanes + i % kLanes : tile * kTile + i;
+            if (at < map.outputs) out[tile * kTile + i] = given.as<float>()[at];
+        }
+    return out;
+}
+
+struct LinearMap {
+    Linear map{};
+    std::vector<float> scales, bias;
+
+    // Weights and attributes of a node. Inputs from `first` on: codes, scales, then zeros (4 bits), then a bias.
+    LinearMap(const char* op, const ort::KernelInfo* info, int bits, size_t first) {
+        const Tensor codes = constant(info, first), scale = constant(info, first + 1);
+        const Tensor zeros = bits == 4 ? constant(info, first + 2) : Tensor{};
+        const Tensor shift = constant(info, first + (bits == 4 ? 3 : 2));
+        map.bits = bits;
+        map.inputs = static_cast<size_t>(whole(info, "in_features", 0));
+        map.outputs = static_cast<size_t>(whole(info, "out_features", 0));
+        map.block = static_cast<size_t>(bits == 4 ? whole(info, "block_size", 32) : 0);
+        map.mix = static_cast<size_t>(whole(info, "mix", 0));
+        map.gated = whole(info, "gated", 0) != 0;
+        map.activation = static_cast<Activation>(whole(info, "activation", 0));
+        map.tiles = (map.outputs + kTile - 1) / kTile;
+        if (map.inputs == 0 || map.inputs > kMostInputs || map.outputs == 0 || map.outputs > kMostOutputs)
+            fail(op, "inputs or outputs out of range");
+        if (map.mix != 0 && ((map.mix != 8 && map.mix != 16 && map.mix != 32) || map.inputs % map.mix != 0))
+            fail(op, "mix is not 0, 8, 16 or 32, or does not divide the inputs");
+        if (map.activation < Activation::kNone || map.activation > Activation::kRelu2) fail(op, "unknown activation");
+        if (map.gated && map.outputs % kTile != 0) fail(op, "a gated map needs outputs in 32s");
+        if (!codes.there() || !scale.there()) fail(op, "weights that are no constants");
+        if (bits == 8) {
+            expect(op, codes, ort::kInt8, {map.tiles, (map.inputs + 3) / 4, kTile, 4}, "codes");
+            expect(op, scale, ort::kFloat, {map.outputs}, "scales");
+            scales = ordered(scale, map);
+            map.scales = scales.data();
+        } else {
+            if ((map.block != 32 && map.block != 64 && map.block != 128) || map.inputs % map.block != 0)
+                fail(op, "blocks are not 32, 64 or 128, or do not divide the inputs");
+            const size_t blocks = map.inputs / map.block;
+            expect(op, codes, ort::kUint8, {map.tiles, map.inputs / 8, kTile, 4}, "codes");
+            expect(op, scale, ort::kFloat16, {map.tiles, blocks, kTile}, "scales");
+            if (zeros.there()) expect(op, zeros, ort::kUint8, {map.tiles, blocks, kTile}, "zero points");
+            map.block_scales = scale.as<uint16_t>();
+            map.zeros = zeros.there() ? zeros.as<uint8_t>() : nullptr;
+        }
+        map.codes = codes.data;
+        if (shift.there()) {
+            expect(op, shift, ort::kFloat, {map.outputs}, "bias");
+            bias = ordered(shift, map);
+            map.bias = bias.data();
+        }
+    }
+
+    static void expect(const char* op, const Tensor& tensor, int type, const std::vector<size_t>& dims, const char* what) {
+        bool fits = tensor.type == type && tensor.dims.size() == dims.size();
+        for (size_t i = 0; fits && i < dims.size(); i++) fits = tensor.dims[i] == static_cast<int64_t>(dims[i]);
+        if (!fits) fail(op, std::string(what) + " of another type or shape than the attributes say");
+    }
+};
+
+constexpr size_t kFewRows = 32;      // up to this many are prepared by one thread
+constexpr size_t kSmallWork = 1 << 15;  // bytes of weights that one thread multiplies alone
+
+template <int Bits>
+struct LinearKernel : LinearMap {
+    static constexpr const char* kName = Bits == 8 ? "LinearInt8" : "LinearInt4";
+    explicit LinearKernel(const ort::KernelInfo* info) : LinearMap(kName, info, Bits, 1) {}
+
+    void compute(const Call& call) {
+        const Tensor x = call.input(0);
+        if (x.type != ort::kFloat || x.dims.empty() || x.dim(1) != map.inputs) fail(kName, "rows of another width than the weights'");
+        std::vector<int64_t> dims = x.dims;
+        dims.back() = static_cast<int64_t>(map.width());
+        float* y = call.output<float>(0, dims);
+        multiply(call, x.as<float>(), x.count() / map.inputs, y);
+    }
+
+    void multiply(const Call& call, const float* x, size_t rows, float* y) const {
+        if (rows == 0) return;
+        const size_t stride = round_up(map.inputs, kRowAlign), blocks = Bits == 4 ? map.inputs / map.block : 1;
+        const size_t floats = stride / 4 * rows + 3 * round_up(rows * blocks, kLanes);
+        float* memory = scratch<0>(floats);
+        Rows quantized{rows, stride, blocks, reinterpret_cast<int8_t*>(memory), memory + stride / 4 * rows, nullptr, nullptr};
+        float* sums = quantized.scales + round_up(rows * blocks, kLanes);
+        quantized.sums4 = sums;
+        quantized.sums8 = reinterpret_cast<int32_t*>(sums + round_up(rows * blocks, kLanes));
+        const size_t parts = rows <= kFewRows ? 1 : 8;
+        call.parallel(parts, [&](size_t part) {
+            kernels().quantize(map, x, rows * part / parts, rows * (part + 1) / parts, quantized, scratch<1>(stride));
+        });
+        const size_t bytes = map.tiles * kTile * map.inputs * Bits / 8;
+        const size_t pieces = bytes * rows <= kSmallWork ? 1 : std::min(map.tiles, kPieces);
+        call.parallel(pieces, [&](size_t piece) {
+            kernels().linear(map, quantized, map.tiles * piece / pieces, map.tiles * (piece + 1) / pieces, y);
+        });
+    }
+    static constexpr size_t kPieces = 8;
+};
+
+struct LookUpKernel : LinearMap {
+    static constexpr const char* kName = "EmbeddingInt8";
+    explicit LookUpKernel(const ort::KernelInfo* info) : LinearMap(kName, info, 8, 1) {
+        if (map.gated) fail(kName, "a table is not gated");
+    }
+    void compute(const Call& call) {
+        const Tensor ids = call.input(0);
+        if (ids.type != ort::kInt64) fail(kName, "ids that are not int64");
+        std::vector<int64_t> dims = ids.dims;
+        dims.push_back(static_cast<int64_t>(map.inputs));
+        float* y = call.output<float>(0, dims);
+        for (size_t i = 0; i < ids.count(); i++) {
+            int64_t id = ids.as<int64_t>()[i];
+            if (id < 0) id += static_cast<int64_t>(map.outputs);
+            if (id < 0 || id >= static_cast<int64_t>(map.outputs)) fail(kName, "an id outside of the table");
+            float* row = scratch<1>(round_up(map.inputs, kRowAlign));
+            kernels().look_up(map, static_cast<size_t>(id), row);
+            std::memcpy(y + i * map.inputs, row, map.inputs * sizeof(float));
+        }
+    }
+};
+
+// ---- attention
+
+// Inputs: packed, bias, [past_length,] keys, values, cos, sin, query norm, key norm. `Writes`: keys and values of the rows
+// go into the cache, which is also an output; else they are further columns where attribute `own` is 1.
+template <bool Writes, bool Half>
+struct AttentionKernel {
+    static constexpr const char* kName =
+        Writes ? (Half ? "AttentionFloat16" : "Attention") : (Half ? "DraftAttentionFloat16" : "DraftAttention");
+    Attention base{};
+    bool own = false;
+
+    explicit AttentionKernel(const ort::KernelInfo* info) {
+        base.heads = static_cast<size_t>(whole(info, "heads", 0));
+        base.kv_heads = static_cast<size_t>(whole(info, "kv_heads", 0));
+        base.width = static_cast<size_t>(whole(info, "width", 0));
+        base.scale = real(info, "scale", 1.0f);
+        base.cap = real(info, "cap", 0.0f);
+        base.eps = real(info, "eps", 1e-6f);
+        base.ring = whole(info, "ring", 0) != 0;
+        base.interleaved = whole(info, "interleaved", 0) != 0;
+        base.norm_last = whole(info, "norm_last", 0) != 0;
+        base.half = Half;
+        base.write = Writes;
+        own = Writes || whole(info, "own", 0) != 0;
+        if (base.heads == 0 || base.kv_heads == 0 || base.heads > 1024 || base.heads % base.kv_heads != 0)
+            fail(kName, "heads that key heads do not divide");
+        if (base.width == 0 || base.width % kLanes != 0 || base.width > 1024) fail(kName, "a head width that is no multiple of 16");
+    }
+
+    void compute(const Call& call) {
+        Attention a = base;
+        size_t at = 0;
+        const Tensor packed = call.input(at++), bias = call.input(at++);
+        const Tensor past = Writes ? call.input(at++) : Tensor{};
+        const Tensor keys = call.input(at), values = call.input(at + 1), cos = call.input(at + 2), sin = call.input(at + 3);
+        const Tensor query_norm = call.input(at + 4), key_norm = call.input(at + 5);
+        const size_t queries_width = a.heads * a.width, keys_width = own ? a.kv_heads * a.width : 0;
+        a.packed_stride = queries_width + 2 * keys_width;
+        if (packed.type != ort::kFloat || packed.dims.size() != 3 || packed.dims[0] != 1 || packed.dim(1) != a.packed_stride)
+            fail(kName, "packed rows of another shape than [1, rows, queries, keys and values]");
+        a.rows = packed.dim(2);
+        const int type = Half ? ort::kFloat16 : ort::kFloat;
+        for (const Tensor* side : {&keys, &values})
+            if (side->type != type || side->dims.size() != 4 || side->dims[0] != 1 || side->dim(3) != a.kv_heads || side->dim(1) != a.width)
+                fail(kName, "a cache of another type or shape than [1, key heads, slots, width]");
+        a.slots = keys.dim(2);
+        if (values.dim(2) != a.slots) fail(kName, "keys and values with other numbers of slots");
+        if (bias.type != ort::kFloat || bias.dims.size() < 2 || bias.count() != bias.dim(2) * bias.dim(1) || bias.dim(2) != a.rows)
+            fail(kName, "a bias of another shape than [rows, columns]");
+        a.own = !Writes && own ? a.rows : 0;
+        if (bias.dim(1) < a.own || bias.dim(1) - a.own > a.slots) fail(kName, "a bias with more columns than the cache has slots");
+        a.used = bias.dim(1) - a.own;
+        if (Writes) {
+            if (past.type != ort::kInt64 || past.count() != 1 || past.as<int64_t>()[0] < 0) fail(kName, "a past length that is no number of slots");
+            a.past = static_cast<size_t>(past.as<int64_t>()[0]);
+            if (a.rows > a.slots || (!a.ring && a.past + a.rows > a.slots)) fail(kName, "more rows than the cache has slots left");
+        }
+        if (cos.there()) {
+            a.rotated = 2 * cos.dim(1);
+            if (cos.type != ort::kFloat || sin.type != ort::kFloat || cos.dims.size() != 2 || cos.dims != sin.dims || cos.dim(2) != a.rows ||
+                a.rotated > a.width)
+                fail(kName, "rotary tables of another shape than [rows, rotated / 2]");
+            a.cos = cos.as<float>();
+            a.sin = sin.as<float>();
+        }
+        for (const Tensor* weight : {&query_norm, &key_norm})
+            if (weight->there() && (weight->type != ort::kFloat || weight->count() != a.width)) fail(kName, "a norm of another width than the heads'");
+        a.query_norm = query_norm.there() ? query_norm.as<float>() : nullptr;
+        a.key_norm = key_norm.there() ? key_norm.as<float>() : nullptr;
+        a.packed = packed.as<float>();
+        a.key_at = queries_width;
+        a.value_at = queries_width + keys_width;
+        a.bias = bias.as<float>();
+        a.keys = const_cast<void*>(keys.data);
+        a.values = const_cast<void*>(values.data);
+        a.mixed = call.output<float>(0, {1, packed.dims[1], static_cast<int64_t>(queries_width)});
+        if (Writes) {
+            a.keys = present(call, 1, keys);
+            a.values = present(call, 2, values);
+        }
+        if (a.rows == 0) return;
+        run(call, a);
+    }
+
+    // The cache as an output: in place where the caller bound past and present to one memory.
+    static void* present(const Call& call, size_t index, const Tensor& past) {
+        char* out = call.output<char>(index, past.dims);
+        if (out != past.data) std::memmove(out, past.data, past.count() * (Half ? 2 : 4));
+        return out;
+    }
+
+    void run(const Call& call, Attention& a) const {
+        if (a.own) a.own_keys = scratch<2>(a.kv_heads * a.own * a.width);
+        if (own) {
+            const size_t parts = a.rows <= kFewRows ? 1 : 8;
+            call.parallel(parts, [&](size_t part) {
+                kernels().store_keys(a, a.rows * part / parts, a.rows * (part + 1) / parts);
+            });
+        }
+        const size_t group = a.heads / a.kv_heads, most = std::max<size_t>(1, 24 / group);
+        const size_t split = a.rows * a.used * group > 2048 ? (a.rows + 1) / 2 : a.rows;
+        const size_t height = std::min(most, split), tiles = (a.rows + height - 1) / height;
+        const auto tile = [&](size_t index) {
+            const size_t head = index / tiles, from = index % tiles * height, to = std::min(a.rows, from + height);
+            kernels().attend(a, head, from, to, scratch<1>(attention_scratch(a, height)));
+        };
+        if (a.rows * (a.used + a.own) * a.heads < 4096)
+            for (size_t i = 0; i < a.kv_heads * tiles; i++) tile(i);
+        else
+            call.parallel(a.kv_heads * tiles, tile);
+    }
+};
+
+// ---- registration
+
+template <typename Kernel>
+struct Op : ort::CustomOp {
+    struct Sides {
+        std::vector<int> inputs, outputs;
+        size_t required;
+    } sides;
+
+    explicit Op(Sides given) : ort::CustomOp{}, sides(std::move(given)) {
+        version = ort::kCustomOpVersion;
+        GetName = [](const CustomOp*) { return Kernel::kName; };
+        GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };
+        GetInputType = [](const CustomOp* op, size_t i) { return of(op).sides.inputs[i]; };
+        GetInputTypeCount = [](const CustomOp* op) { return of(op).sides.inputs.size(); };
+        GetOutputType = [](const CustomOp* op, size_t i) { return of(op).sides.outputs[i]; };
+        GetOutputTypeCount = [](const CustomOp* op) { return of(op).sides.outputs.size(); };
+        GetInputCharacteristic = [](const CustomOp* op, size_t i) -> int {
+            return i < of(op).sides.required ? ort::kRequired : ort::kOptional;
+        };
+        GetOutputCharacteristic = [](const CustomOp*, size_t) -> int { return ort::kRequired; };
+        GetInputMemoryType = [](const CustomOp*, size_t) { return 0; };
+        const auto one = [](const CustomOp*) { return 1; };
+        GetVariadicInputMinArity = GetVariadicInputHomogeneity = one;
+        GetVariadicOutputMinArity = GetVariadicOutputHomogeneity = one;
+        KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
+        CreateKernelV2 = [](const CustomOp*, const void*, const ort::KernelInfo* info, void** out) {
+            return guarded([&] { *out = new Kernel(info); });
+        };
+        KernelComputeV2 = [](void* kernel, ort::KernelContext* context) {
+            return guarded([&] { static_cast<Kernel*>(kernel)->compute(Call(context)); });
+        };
+    }
+
+    static const Op& of(const CustomOp* op) { return *static_cast<const Op*>(op); }
+
+    template <typename Body>
+    static ort::Status* guarded(const Body& body) {
+        try {
+            body();
+            return nullptr;
+        } catch (const Failure& failure) {
+            return api.create_status(ort::kInvalidArgument, failure.text.c_str());
+        } catch (const std::exception& error) {
+            return api.create_status(ort::kFail, error.what());
+        }
+    }
+};
+
+template <bool Writes, bool Half>
+typename Op<AttentionKernel<Writes, Half>>::Sides attention_sides() {
+    const int cache = Half ? ort::kFloat16 : ort::kFloat, f = ort::kFloat;
+    if (Writes) return {{f, f, ort::kInt64, cache, cache, f, f, f, f}, {f, cache, cache}, 5};
+    return {{f, f, cache, cache, f, f, f, f}, {f}, 4};
+}
+
+template <bool Writes, bool Half>
+const ort::CustomOp* attention() {
+    static const Op<AttentionKernel<Writes, Half>> op(attention_sides<Writes, Half>());
+    return &op;
+}
+
+std::vector<const ort::CustomOp*> operators() {
+    const int f = ort::kFloat;
+    static const Op<LinearKernel<8>> linear8({{f, ort::kInt8, f, f}, {f}, 3});
+    static const Op<LinearKernel<4>> linear4({{f, ort::kUint8, ort::kFloat16, ort::kUint8, f}, {f}, 3});
+    static const Op<LookUpKernel> look_up({{ort::kInt64, ort::kInt8, f}, {f}, 3});
+    return {&linear8, &linear4, &look_up, attention<true, false>(), attention<true, true>(), attention<false, false>(), attention<false, true>()};
+}
+
+}  // namespace
+}  // namespace streamspec
+
+STREAMSPEC_EXPORT ort::Status* RegisterCustomOps(ort::SessionOptions* options, const ort::ApiBase* base) {
+    using namespace streamspec;
+    const void* const* table = base->GetApi(ort::kApiVersion);
+    if (table == nullptr) return nullptr;  // older than the first with all functions; the graph's operators are then unknown
+    api.table = table;
+    ort::CustomOpDomain* domain = nullptr;  // lives as long as the process: sessions refer to it
+    if (ort::Status* status = api.create_domain("streamspec", &domain)) return status;
+    for (const ort::CustomOp* op : operators())
+        if (ort::Status* status = api.add_op(domain, op)) return status;
+    return api.add_domain(options, domain);
+}
+
+// The name of the instruction set in use.
+STREAMSPEC_EXPORT const char* streamspec_kernels() { return streamspec::kernels().name; }
