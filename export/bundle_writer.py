@@ -15,7 +15,7 @@ from typing import Any, cast
 import onnx
 from tokenizers import Tokenizer
 
-from streamspec import __version__
+from streamspec import __version__, native_library
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
@@ -25,6 +25,7 @@ from streamspec.bundle.manifest import (
     CHOICE,
     COMPACT,
     MODEL,
+    NATIVE,
     BaseInfo,
     DraftTreeInfo,
     Manifest,
@@ -46,6 +47,7 @@ from streamspec.export.graphs.dynamic_step_graph import StepGraph
 from streamspec.export.graphs.static_step_graph import StaticStepGraph, fitting
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
 from streamspec.export.layers.sampling import choice_graph
+from streamspec.export.native.operators import native_ops
 from streamspec.export.ops.builder import IR_VERSION, OPSET, Array, WeightStore
 from streamspec.export.quantization import smoothing as smooth
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
@@ -147,6 +149,8 @@ def export_bundle(
         del graph, parts  # the session and the model need not be in memory together
         say("comparing with PyTorch")
         manifest = _measured(manifest, folder, open_session(folder / MODEL, static=static), reference)
+        if (folder / NATIVE).exists():
+            manifest = _with_native(manifest, folder, reference, say)
         return complete(folder, manifest, say)
 
 
@@ -228,8 +232,11 @@ def _run_pytorch(
 
 
 def _write_graphs(folder: Path, graph: StepGraph | StaticStepGraph, parts: Parts, target: Target) -> int:
-    """Writes the step graph and the small graphs beside it; returns the opset."""
-    step = graph.build(WeightStore(folder / DATA))
+    """Writes the step graph, the one of native operators and the small graphs beside it; returns the opset."""
+    store = WeightStore(folder / DATA)
+    if isinstance(graph, StepGraph) and (native := native_ops(graph.precision)) is not None:
+        onnx.save(graph.build(store, native), folder / NATIVE)
+    step = graph.build(store)
     onnx.save(step, folder / MODEL)
     if parts.static:
         onnx.save(choice_graph(parts.spec.vocab), folder / CHOICE)
@@ -248,6 +255,15 @@ def _measured(manifest: Manifest, folder: Path, session: Any, reference: _Refere
         probe=make_probe(session, reference.tokens),
         weights_bytes=(folder / DATA).stat().st_size,
     )
+
+
+def _with_native(manifest: Manifest, folder: Path, reference: _Reference, say: Progress) -> Manifest:
+    """The manifest with the parity of the graph of native operators, where the library is here."""
+    if why_not := native_library.why_not():
+        say(f"the graph of native operators is not compared here: {why_not}")
+        return manifest
+    report = check_parity(open_session(folder / NATIVE), reference.expected, manifest.precision)
+    return replace(manifest, parity=manifest.parity | {"native": report})
 
 
 def _load(base: Base, adapter: Adapter | None) -> Parts:

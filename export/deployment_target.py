@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from streamspec.bundle.manifest import MAX_STATIC_ROWS
 from streamspec.errors import ConfigError
-from streamspec.export.quantization.precisions import Fp16, Fp32, Int4, Int8Blocks, Precision, make_precision, precision
+from streamspec.export.native.precisions import TiledInt8
+from streamspec.export.quantization.precisions import (
+    PRECISIONS,
+    Fp16,
+    Fp32,
+    Int4,
+    Int8Blocks,
+    Precision,
+    make_precision,
+)
 from streamspec.export.quantization.static_precisions import StaticPrecision, static_precision
 
 CPU, DEVICES, COMPILERS = "cpu", ("cuda",), ("openvino", "migraphx", "directml", "coreml")
@@ -19,6 +28,7 @@ TARGETS = (CPU, *DEVICES, *COMPILERS)
 # without opset 21, and so without blocks of 4 bits (tests/export/graphs/test_op_support.py)
 OLD_OPERATORS = ("migraphx", "directml")
 ROWS, SLOTS = 16, 2048  # by default: rows of a static graph's call, and the most tokens in its cache
+TILED: dict[str, Callable[..., Precision]] = {"int8": TiledInt8}
 DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8Blocks, "int4": Int4}
 
 
@@ -73,7 +83,7 @@ class Target:
             )
         if self.static:
             return static_precision(name, block)
-        return make_precision(DEVICE_PRECISIONS, name, block) if self.device else precision(name, block)
+        return make_precision(DEVICE_PRECISIONS if self.device else PRECISIONS | TILED, name, block)
 
 
 PLAIN_CPU = Target()

@@ -23,8 +23,9 @@ from streamspec.atomic import new_folder
 from streamspec.bundle.precision_cost import MEASURED, cost
 from streamspec.errors import BaseModelError, BundleError
 from streamspec.export.bundle_writer import DATA, Progress, resolve_pair, to_stderr, weights
-from streamspec.export.layers.decoder import Decoder, Tables
+from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec, describe
+from streamspec.export.layers.heads import Tables
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision, Rows, check_hidden_size

@@ -216,7 +216,7 @@ void tile8(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) 
     each<R>([&](auto r) { sums[r][0] = sums[r][1] = all_ints(x.sums8[row + r]); });
     for (size_t k = 0; k < steps; k++) {
         const Bytes a = load_weights(weights + 128 * k), b = load_weights(weights + 128 * k + 64);
-        if constexpr (R <= 4) {
+        if constexpr (R <= 16) {
             prefetch(weights + 128 * k + kAhead);
             prefetch(weights + 128 * k + kAhead + 64);
         }

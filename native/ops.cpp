@@ -246,7 +246,7 @@ struct LinearKernel : LinearMap {
             kernels().linear(map, quantized, map.tiles * piece / pieces, map.tiles * (piece + 1) / pieces, y);
         });
     }
-    static constexpr size_t kPieces = 8;
+    static constexpr size_t kPieces = 16;
 };
 
 struct LookUpKernel : LinearMap {
@@ -268,6 +268,29 @@ struct LookUpKernel : LinearMap {
             kernels().look_up(map, static_cast<size_t>(id), row);
             std::memcpy(y + i * map.inputs, row, map.inputs * sizeof(float));
         }
+    }
+};
+
+// Inputs: x, weight, update. Outputs: the norm of x + update, and x + update where there is an update.
+struct NormKernel {
+    static constexpr const char* kName = "SkipRmsNorm";
+    float eps;
+    explicit NormKernel(const ort::KernelInfo* info) : eps(real(info, "eps", 1e-6f)) {}
+
+    void compute(const Call& call) {
+        const Tensor x = call.input(0), weight = call.input(1), update = call.input(2);
+        if (x.type != ort::kFloat || x.dims.empty() || x.dim(1) == 0 || x.dim(1) % kLanes != 0 || x.dim(1) > kMostInputs)
+            fail(kName, "rows whose width is no multiple of 16");
+        const size_t width = x.dim(1), rows = x.count() / width;
+        if (weight.type != ort::kFloat || weight.count() != width) fail(kName, "a weight of another width than the rows'");
+        if (update.there() && (update.type != ort::kFloat || update.dims != x.dims)) fail(kName, "an update of another shape than the rows'");
+        float* y = call.output<float>(0, x.dims);
+        float* sum = update.there() ? call.output<float>(1, x.dims) : nullptr;
+        const size_t parts = rows <= kFewRows ? 1 : 8;
+        call.parallel(parts, [&](size_t part) {
+            kernels().norm(x.as<float>(), update.there() ? update.as<float>() : nullptr, weight.as<float>(), eps, width,
+                           rows * part / parts, rows * (part + 1) / parts, sum, y);
+        });
     }
 };
 
@@ -390,7 +413,7 @@ template <typename Kernel>
 struct Op : ort::CustomOp {
     struct Sides {
         std::vector<int> inputs, outputs;
-        size_t required;
+        size_t required, given = SIZE_MAX;  // inputs, outputs that are always there
     } sides;
 
     explicit Op(Sides given) : ort::CustomOp{}, sides(std::move(given)) {
@@ -404,7 +427,9 @@ struct Op : ort::CustomOp {
         GetInputCharacteristic = [](const CustomOp* op, size_t i) -> int {
             return i < of(op).sides.required ? ort::kRequired : ort::kOptional;
         };
-        GetOutputCharacteristic = [](const CustomOp*, size_t) -> int { return ort::kRequired; };
+        GetOutputCharacteristic = [](const CustomOp* op, size_t i) -> int {
+            return i < of(op).sides.given ? ort::kRequired : ort::kOptional;
+        };
         GetInputMemoryType = [](const CustomOp*, size_t) { return 0; };
         const auto one = [](const CustomOp*) { return 1; };
         GetVariadicInputMinArity = GetVariadicInputHomogeneity = one;
@@ -451,7 +476,8 @@ std::vector<const ort::CustomOp*> operators() {
     static const Op<LinearKernel<8>> linear8({{f, ort::kInt8, f, f}, {f}, 3});
     static const Op<LinearKernel<4>> linear4({{f, ort::kUint8, ort::kFloat16, ort::kUint8, f}, {f}, 3});
     static const Op<LookUpKernel> look_up({{ort::kInt64, ort::kInt8, f}, {f}, 3});
-    return {&linear8, &linear4, &look_up, attention<true, false>(), attention<true, true>(), attention<false, false>(), attention<false, true>()};
+    static const Op<NormKernel> norm({{f, f, f}, {f, f}, 2, 1});
+    return {&linear8, &linear4, &look_up, &norm, attention<true, false>(), attention<true, true>(), attention<false, false>(), attention<false, true>()};
 }
 
 }  // namespace

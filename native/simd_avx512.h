@@ -10,7 +10,7 @@ namespace streamspec::STREAMSPEC_ISA {
 
 constexpr int kRows8 = 8, kRows4 = 4;    // rows of a pass over a tile of weights
 constexpr int kQueries = 8;              // of attention, at a time
-constexpr int kAhead = 1024;             // bytes that are prefetched ahead
+constexpr int kAhead = 8192;             // bytes that are prefetched ahead: over the border of a page
 constexpr const char* kName = "avx512vnni";
 
 using Floats = __m512;

@@ -19,9 +19,10 @@ from streamspec.draft_tree import MASKED
 from streamspec.export.drafters.adapter_section import AdapterSection, Shapes
 from streamspec.export.drafters.draft_pass import Accepted, DraftSpec, Lora, ParallelDraftPass
 from streamspec.export.layers.attention import attend, by_head
-from streamspec.export.layers.decoder import Decoder, Linear, Residual, Tables
+from streamspec.export.layers.decoder import Decoder, Residual
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.layers.early_exit_pruning import PruningSpec
+from streamspec.export.layers.heads import Linear, Tables
 from streamspec.export.layers.short_conv import gated_inputs, mixed_streams
 from streamspec.export.ops.builder import Array, Scope
 from streamspec.export.quantization.precisions import Rows, mixed_inputs_of

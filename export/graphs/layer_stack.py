@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from streamspec.export.drafters.draft_pass import DraftSpec
-from streamspec.export.layers.decoder import Decoder, Residual, Tables
+from streamspec.export.layers.decoder import Decoder, Residual
+from streamspec.export.layers.heads import Tables
 from streamspec.export.layers.per_layer_input import layer_inputs
 from streamspec.export.layers.short_conv import Read, RowsBefore, gated_inputs, mixed_rows
 from streamspec.export.ops.builder import Scope

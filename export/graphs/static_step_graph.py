@@ -25,8 +25,9 @@ from streamspec.export.drafters.streams import window_out
 from streamspec.export.graphs.layer_stack import LayerRows, LayerStack
 from streamspec.export.layers.acceptance import deepest_standing, unless_forced
 from streamspec.export.layers.attention import attend, by_head, loaded, stored
-from streamspec.export.layers.decoder import Decoder, Tables
+from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.heads import Tables
 from streamspec.export.layers.short_conv import Read, RowsBefore, beside_cache
 from streamspec.export.layers.window_ring import Ring, ring_beside
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 from streamspec.export.layers.activations import activate
 from streamspec.export.layers.attention import capped
 from streamspec.export.layers.decoder_spec import DecoderSpec
+from streamspec.export.layers.heads import AttentionHeads, Linear
 from streamspec.export.layers.lora_inputs import LowRank
-from streamspec.export.layers.per_layer_input import layer_end, value_norm
+from streamspec.export.layers.per_layer_input import layer_end
 from streamspec.export.native.layout import TILE
-from streamspec.export.native.operators import NativeOps, PackedHeads
+from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.arithmetic import Array
 from streamspec.export.quantization.precisions import Precision, Rows, Weight
@@ -28,18 +28,6 @@ from streamspec.export.weights.source import Source
 from streamspec.step_graph import DRAFT_HEAD_BIAS
 
 UNIT_RMS_EPS = 1e-12
-LANES = 4  # numbers of which a kernel takes one sine or cosine each in the same way; what is left over, in another
-
-Tables = tuple[tuple[str, str], ...]  # cos and sin [rows, rotated / 2] for each kind of rotary embedding
-
-
-class Linear(Protocol):
-    """Applies the linear maps `modules` of a layer, fused to one, to x [1, rows, in]. `activated`: and then the MLP's
-    activation, times the second half of the outputs where the family has a gate."""
-
-    def __call__(
-        self, g: Scope, x: str, rows: Rows, layer: int, modules: tuple[str, ...], activated: bool = False
-    ) -> str: ...
 
 
 @dataclass
@@ -50,7 +38,7 @@ class Residual:
     update: str = ""
 
 
-class Decoder:
+class Decoder(AttentionHeads):
     """Nodes of one decoder in one precision. `linear` may be replaced for row groups with other weights."""
 
     def __init__(
@@ -194,7 +182,10 @@ class Decoder:
 
     def norm(self, g: Scope, residual: Residual, name: str) -> tuple[str, Residual]:
         """Adds the pending update and normalises: (normed rows, residual with nothing pending)."""
-        weights, plain = self._norm_weights(g, name), "" if self.spec.family.layernorm else "Simplified"
+        weights, plain = self.norm_weights(g, name), "" if self.spec.family.layernorm else "Simplified"
+        if self.native is not None and plain and self.native.normalises(self.spec.hidden):
+            normed, total = self.native.norm(g, residual.stream, residual.update, weights[0], self.spec.eps)
+            return normed, Residual(total)
         if not residual.update:
             normed = g.op(
                 f"{plain}LayerNormalization", residual.stream, *weights, axis=-1, epsilon=self.spec.eps, stash_type=1
@@ -278,145 +269,6 @@ class Decoder:
             else g.store.add("unit_rms.ones", np.ones(self.spec.hidden, np.float32))
         )
         return g.op("SimplifiedLayerNormalization", x, ones, axis=-1, epsilon=UNIT_RMS_EPS, stash_type=1)
-
-    def _norm_weights(self, g: Scope, name: str) -> list[str]:
-        weight, bias = f"{name}.weight", f"{name}.bias"
-        if weight not in g.store:
-            g.store.add(weight, self.source.weight(weight))
-        if bias not in g.store and (values := self.source.bias(bias)) is not None:
-            g.store.add(bias, values)
-        return [weight, bias] if bias in g.store else [weight]
-
-    def queries_keys_values(
-        self, g: Scope, x: str, rows: Rows, layer: int, rotary: Tables, linear: Linear
-    ) -> tuple[str, str, str]:
-        """Rotated q [1, rows, Hq*D], rotated k and v [1, rows, Hkv*D] of normed rows x; no k and v ('') of a layer that
-        attends to another's."""
-        spec, maps = self.spec.at(layer), self.spec.mixer(layer)[0]
-        if self.spec.source(layer) != layer:
-            q, k, v = linear(g, x, rows, layer, maps), "", ""
-        else:
-            apart = 3 if len(maps) == len(spec.family.qkv) else 2  # keys may be the values, too
-            widths = g.ints(*(heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)[:apart]))
-            mapped = linear(g, x, rows, layer, maps)
-            mapped = mapped if spec.clip is None else self._clipped(g, mapped, spec.clip)
-            q, k, *others = g.ops("Split", mapped, widths, out=(None,) * apart, axis=-1)
-            v = others[0] if others else k
-            v = value_norm(self, g, v, layer) if spec.family.value_norm else v
-        if spec.family.head_norms_last:
-            return *self._head_norms(g, *self._turned(g, q, k, layer, rotary), layer), v
-        return *self._turned(g, *self._head_norms(g, q, k, layer), layer, rotary), v
-
-    def packed_heads(self, g: Scope, x: str, rows: Rows, layer: int, rotary: Tables, linear: Linear) -> PackedHeads:
-        """The same side by side, for a native operator, which normalises and turns heads itself where it can."""
-        spec, family, maps = self.spec.at(layer), self.spec.family, self.spec.mixer(layer)[0]
-        borrows = self.spec.source(layer) != layer
-        kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
-        alone = borrows or (len(maps) == len(family.qkv) and not family.value_norm and spec.clip is None)
-        turns = kinds is None or kinds[0] == kinds[1]
-        norms = not spec.head_norms or not (spec.joint_head_norms or family.layernorm)
-        if not (alone and turns and norms):
-            q, *sides = self.queries_keys_values(g, x, rows, layer, rotary, linear)
-            return PackedHeads(q if borrows else g.op("Concat", q, *sides, axis=-1))
-        names = [self.spec.weight_name(layer, module) for module in spec.head_norms]
-        return PackedHeads(
-            linear(g, x, rows, layer, maps),
-            () if kinds is None else rotary[kinds[0]],
-            [self._norm_weights(g, name)[0] for name in names],
-            {"interleaved": int(family.rotary_pairs), "norm_last": int(family.head_norms_last)},
-        )
-
-    def _clipped(self, g: Scope, x: str, limit: float) -> str:
-        """x within -limit and limit, by operators that all providers take."""
-        minus, low = (g.store.constant(number, np.float32) for number in (-1.0, -limit))
-        return g.op("Max", g.op("Mul", g.op("Max", g.op("Mul", x, minus), low), minus), low)
-
-    def _head_norms(self, g: Scope, q: str, k: str, layer: int) -> tuple[str, str]:
-        """Norms of queries and keys, where the family has them."""
-        if not self.spec.head_norms:
-            return q, k
-        of_queries, of_keys = self.spec.head_norms
-        return (
-            self._head_norm(g, q, self.spec.heads, layer, of_queries),
-            k and self._head_norm(g, k, self.spec.at(layer).kv_heads, layer, of_keys),
-        )
-
-    def _turned(self, g: Scope, q: str, k: str, layer: int, rotary: Tables) -> tuple[str, str]:
-        """Rotated queries and keys, where the layer rotates them."""
-        kinds = self.spec.rotary_of[layer if layer < self.spec.layers else self.spec.last_attention]
-        if kinds is None:
-            return q, k
-        spec = self.spec.at(layer)
-        q = self._rotate(g, q, spec.heads, spec, kinds[0], rotary)
-        return q, k and self._rotate(g, k, spec.kv_heads, spec, kinds[1], rotary)
-
-    def _head_norm(self, g: Scope, x: str, heads: int, layer: int, module: str) -> str:
-        name, spec = self.spec.weight_name(layer, module), self.spec.at(layer)
-        split = x if spec.joint_head_norms else g.op("Reshape", x, g.ints(0, 0, heads, spec.head_dim))
-        if not spec.family.layernorm:
-            normed = g.op(
-                "SimplifiedLayerNormalization",
-                split,
-                *self._norm_weights(g, name),
-                axis=-1,
-                epsilon=spec.eps,
-                stash_type=1,
-            )
-        elif self.source.bias(f"{name}.bias") is not None:
-            normed = g.op("LayerNormalization", split, *self._norm_weights(g, name), axis=-1, epsilon=spec.eps)
-        else:  # weights of its own for every head: Cohere's a table, StableLM's a module each
-            ones = (
-                "head_norm.ones"
-                if "head_norm.ones" in g.store
-                else g.store.add("head_norm.ones", np.ones(spec.head_dim, np.float32))
-            )
-            if name not in g.store:
-                table, parts = f"{name}.weight", [f"{name}.norms.{head}.weight" for head in range(heads)]
-                each = self.source.bias(table)
-                g.store.add(name, np.stack([self.source.weight(part) for part in parts]) if each is None else each)
-            normed = g.op("Mul", g.op("LayerNormalization", split, ones, axis=-1, epsilon=spec.eps), name)
-        return normed if spec.joint_head_norms else g.op("Reshape", normed, g.ints(0, 0, heads * spec.head_dim))
-
-    def _rotate(self, g: Scope, x: str, heads: int, spec: DecoderSpec, kind: int, rotary: Tables) -> str:
-        # The tables hold one row per row of x, so the position of the first row is 0.
-        rotated = spec.rotated(kind)
-        partial: dict[str, Any] = (
-            {} if rotated == spec.head_dim else {"num_heads": heads, "rotary_embedding_dim": rotated}
-        )
-        if spec.family.rotary_pairs:
-            partial["interleaved"] = 1
-        return g.contrib("RotaryEmbedding", x, g.ints(0), *rotary[kind], **partial)
-
-    def rotary(self, g: Scope, positions: str) -> Tables:
-        """Computes cosines and sines at int64 positions [rows] as HF does, without a table as long as the context."""
-        if not self.spec.rotaries:
-            return ()
-        column = g.op("Unsqueeze", g.op("Cast", positions, to=1), g.ints(1))
-        tables = []
-        for number, kind in enumerate(self.spec.rotaries):
-            frequencies = f"rotary.{number}.inv_freq"
-            count = len(kind.inv_freq)
-            spare = -count % LANES
-            if frequencies not in g.store:
-                g.store.add(frequencies, np.pad(kind.inv_freq, (0, spare)).reshape(1, -1))
-            angles = g.op("Mul", column, frequencies)
-            cos, sin = g.op("Cos", angles), g.op("Sin", angles)
-            if spare:  # else how a row's last numbers are computed depends on how many rows follow
-                cos, sin = (g.op("Slice", side, g.ints(0), g.ints(count), g.ints(1)) for side in (cos, sin))
-            if kind.scale != 1.0:
-                scale = g.store.constant(kind.scale, np.float32)
-                cos, sin = g.op("Mul", cos, scale), g.op("Mul", sin, scale)
-            if kind.growth is not None:
-                scale = self._growth(g, positions, *kind.growth)
-                cos, sin = g.op("Mul", cos, scale), g.op("Mul", sin, scale)
-            tables.append((cos, sin))
-        return tuple(tables)
-
-    def _growth(self, g: Scope, positions: str, beta: float, length: int) -> str:
-        """1 + beta * log(1 + floor(position / length)) [rows, 1] of int64 positions [rows]"""
-        one, factor = (g.store.constant(number, np.float32) for number in (1.0, beta))
-        times = g.op("Cast", g.op("Div", g.op("Unsqueeze", positions, g.ints(1)), g.ints(length)), to=1)
-        return g.op("Add", one, g.op("Mul", g.op("Log", g.op("Add", one, times)), factor))
 
     def mlp(self, g: Scope, normed: str, rows: Rows, layer: int, linear: Linear) -> str:
         """The update that the MLP adds to rows."""

@@ -18,7 +18,8 @@ from streamspec.export.ops.builder import Scope
 from streamspec.export.quantization.precisions import Rows, Weight
 
 if TYPE_CHECKING:
-    from streamspec.export.layers.decoder import Decoder, Linear, Residual
+    from streamspec.export.layers.decoder import Decoder, Residual
+    from streamspec.export.layers.heads import Linear
 
 
 def layer_inputs(decoder: Decoder, g: Scope, ids: str, start: Residual, rows: Rows) -> str:

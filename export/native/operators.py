@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from streamspec.export.layers.decoder_spec import DecoderSpec
 from streamspec.export.ops.builder import NATIVE, Scope, WeightStore
@@ -21,6 +21,7 @@ ACTIVATIONS = {"": 0, "silu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4}  # by `D
 LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the other
 
 
+@runtime_checkable
 class TiledPrecision(Protocol):
     """A precision whose weights lie in tiles."""
 
@@ -30,6 +31,11 @@ class TiledPrecision(Protocol):
 
     def table(self, store: WeightStore, weight: Weight) -> tuple[str, str, int]:
         """Codes and scales of an embedding or LM head, and the size of blocks in which its columns are mixed."""
+
+
+def native_ops(precision: object) -> NativeOps | None:
+    """Native operators for a precision whose weights lie in tiles; None for others."""
+    return NativeOps(precision) if isinstance(precision, TiledPrecision) else None
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,17 @@ class NativeOps:
         codes, scales, mix = self.precision.table(g.store, weight)
         sizes = {"in_features": weight.columns, "out_features": weight.rows}
         return g.op("EmbeddingInt8", ids, codes, scales, domain=NATIVE, mix=mix, **sizes)
+
+    def normalises(self, width: int) -> bool:
+        """Whether the norm of rows of this width is one operator."""
+        return width % LANES == 0
+
+    def norm(self, g: Scope, x: str, update: str, weight: str, eps: float) -> tuple[str, str]:
+        """The root mean square norm of x + `update` ('' for none) [.., width], and x + `update`."""
+        if not update:
+            return g.op("SkipRmsNorm", x, weight, domain=NATIVE, eps=float(eps)), x
+        normed, total = g.ops("SkipRmsNorm", x, weight, update, out=(None, None), domain=NATIVE, eps=float(eps))
+        return normed, total
 
     def attends(self, spec: DecoderSpec) -> bool:
         """Whether attention over heads of this width is one operator."""

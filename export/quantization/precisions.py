@@ -36,7 +36,6 @@ from onnx import TensorProto
 
 from streamspec.errors import ConfigError
 from streamspec.export.layers.lora_inputs import LowRank
-from streamspec.export.native.layout import Unpacked, pack_int8
 from streamspec.export.ops.builder import CONTRIB, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import (
     Array,
@@ -164,7 +163,6 @@ class Int8:
         mixes=True,
     )
     coded = True
-    tiles = False  # whether weights lie in the file as native operators read them (`streamspec.export.native.layout`)
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies int8 weights and uint8 rows; scales the sums."""
@@ -180,7 +178,7 @@ class Int8:
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies without the rows' scale, which is the factor."""
         quantized, scales = self._table(g.store, weight)
-        x = mixed_rows(g, x, self.block(weight), -1, weight.columns)
+        x = mixed_rows(g, x, self.table_block(weight), -1, weight.columns)
         activations, row_scale = self._quantize(g, x, rows, rank=2, width=weight.columns)
         one, middle = g.store.constant(1, np.float32), g.store.constant(128, np.uint8)
         zeros = f"{weight.name}.zero"
@@ -193,41 +191,32 @@ class Int8:
         quantized, scales = self._table(g.store, weight)
         codes = g.op("Cast", g.op("Gather", quantized, ids, axis=0), to=FLOAT)
         scale = g.op("Unsqueeze", g.op("Gather", scales, ids, axis=0), g.ints(-1))
-        return mixed_rows(g, g.op("Mul", codes, scale), self.block(weight), 1, -1, weight.columns)
+        return mixed_rows(g, g.op("Mul", codes, scale), self.table_block(weight), 1, -1, weight.columns)
 
-    def block(self, weight: Weight) -> int:
+    def table_block(self, weight: Weight) -> int:
         """Blocks in which a table's columns are mixed: final states have outliers, and so have columns."""
         return mixed_inputs(weight.columns) if self.simulation and self.simulation.mixes else 0
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [out, in] and scales [out], columns mixed."""
-        codes, scales = self.stored(store, weight, transposed=False, block=self.block(weight))
-        return Unpacked(store).table(codes, weight.rows, weight.columns) if self.tiles else codes, scales
+        return self._stored(store, weight, by_input=False, block=self.table_block(weight))
 
     def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         """int8 [in, out] and scales [out]."""
-        codes, scales = self.stored(store, weight, transposed=True)
-        if not self.tiles:
-            return codes, scales
-        return Unpacked(store).columns(codes, weight.rows, weight.columns, weight.gated), scales
+        return self._stored(store, weight, by_input=True)
 
-    def stored(self, store: WeightStore, weight: Weight, transposed: bool, block: int = 0) -> tuple[str, str]:
-        """Names of the codes, in tiles or `transposed` or as they are, and of the scales [out]."""
+    def _stored(self, store: WeightStore, weight: Weight, by_input: bool, block: int = 0) -> tuple[str, str]:
+        """Names of the codes and of their scales [out]."""
         quantized, scales = f"{weight.name}.int8", f"{weight.name}.scale"
         if quantized not in store:
             codes, scale = quantize_rows(weight.load(), block=block)
-            plain = codes.T if transposed else codes
-            store.add(quantized, pack_int8(codes, weight.gated) if self.tiles else plain)
+            store.add(quantized, self._laid_out(codes, weight, by_input))
             store.add(scales, scale)
         return quantized, scales
 
-    def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
-        """See `streamspec.export.native.operators.TiledPrecision`."""
-        return "LinearInt8", self.stored(store, weight, transposed=True), {}
-
-    def table(self, store: WeightStore, weight: Weight) -> tuple[str, str, int]:
-        """See `streamspec.export.native.operators.TiledPrecision`."""
-        return *self.stored(store, weight, transposed=False, block=self.block(weight)), self.block(weight)
+    def _laid_out(self, codes: Array, weight: Weight, by_input: bool) -> Array:
+        """Codes [out, in] as the file holds them."""
+        return codes.T if by_input else codes
 
     def _quantize(self, g: Scope, x: str, rows: Rows, rank: int, width: int) -> tuple[str, str]:
         largest = g.op("ReduceMax", g.op("Abs", x), g.ints(-1), keepdims=1)

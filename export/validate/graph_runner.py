@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from streamspec.bundle.manifest import FLOAT_ROWS
+from streamspec.bundle.manifest import FLOAT_ROWS, NATIVE
 from streamspec.draft_tree import MASKED
 from streamspec.export.ops.builder import Array
+from streamspec.runtime.hardware import native_library
 from streamspec.step_graph import (
     CHOICES,
     EVERY_TOKEN,
@@ -53,6 +54,8 @@ def open_session(model: Path, threads: int = 0, static: bool = False, **entries:
     options.log_severity_level = 3
     options.enable_mem_pattern = False
     options.intra_op_num_threads = threads
+    if model.name == NATIVE:
+        options.register_custom_ops_library(str(native_library.library()))
     for key, value in ((FLOAT_ROWS if static else {}) | entries).items():
         options.add_session_config_entry(key, value)
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])

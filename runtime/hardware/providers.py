@@ -20,10 +20,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from streamspec import paths as cache
-from streamspec.bundle.manifest import COMPACT, Manifest
+from streamspec.bundle.manifest import COMPACT, MODEL, NATIVE, Manifest
 from streamspec.errors import ConfigError, ProviderError, one_line
+from streamspec.runtime.hardware import native_library
 
-DYNAMIC, STATIC, DEVICE = "dynamic", "static", "device"
+DYNAMIC, NATIVE_OPS, STATIC, DEVICE = "dynamic", "native", "static", "device"
 RECORD = "session.record_ep_graph_assignment_info"
 # operators whose placement decides the speed: products, convolutions, attention, and what writes the cache
 HEAVY = frozenset(
@@ -96,7 +97,8 @@ class Provider:
     `brings`: what pip is to install, `system`: where alone that helps. `plugin`: the Python module of a plug-in
     package, '' where only builds of ONNX Runtime have the provider; of a plug-in's devices the first of kind `device`
     is taken. `options`: the provider's settings, from the number of threads, `built_in`: those besides where it is no
-    plug-in. `memory`: where its cache lies, ONNX Runtime's name of a device, '' for the machine's.
+    plug-in. `memory`: where its cache lies, ONNX Runtime's name of a device, '' for the machine's. `graph`:
+    which of the bundle's it runs.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Provider:
     system: str = ""
     built_in: ProviderOptions = field(default_factory=dict)
     memory: str = ""
+    graph: str = MODEL
 
     @property
     def missing(self) -> str:
@@ -117,7 +120,9 @@ class Provider:
         return "not installed: pip install " + (f'"{self.brings}"' if "[" in self.brings else self.brings)
 
 
-CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, STATIC, DEVICE))
+CPU = Provider("cpu", "CPUExecutionProvider", "streamspec[cpu]", (DYNAMIC, NATIVE_OPS, STATIC, DEVICE))
+# The CPU with operators of our own in place of ONNX Runtime's
+NATIVE_CPU = Provider("native", CPU.ort, "streamspec[cpu]", (NATIVE_OPS,), graph=NATIVE)
 PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
     one.name: one
     for one in (
@@ -137,6 +142,7 @@ PROVIDERS = {  # in the order in which `auto` tries them, the CPU last
             _float32,
             built_in={"device_type": "CPU"},
         ),
+        NATIVE_CPU,
         CPU,
     )
 }
@@ -191,8 +197,9 @@ def named(name: str) -> Provider:
 
 def flavour(manifest: Manifest) -> str:
     """Static: one shape and primitive operators, for providers that compile; device: operators and a cache for a device
-    with memory of its own; else dynamic."""
-    return STATIC if manifest.static else DEVICE if COMPACT in manifest.files else DYNAMIC
+    with memory of its own; native: of any number of rows, with a graph of our own operators too; else dynamic."""
+    kinds = ((STATIC, manifest.static), (DEVICE, COMPACT in manifest.files), (NATIVE_OPS, NATIVE in manifest.files))
+    return next((kind for kind, so in kinds if so), DYNAMIC)
 
 
 def find(provider: Provider, kind: str = "") -> UsableProvider:
@@ -208,6 +215,8 @@ def find(provider: Provider, kind: str = "") -> UsableProvider:
         return UsableProvider(
             provider, True, f"runs {' and '.join(provider.flavours)} bundles only, and this one is {kind}"
         )
+    if provider is NATIVE_CPU and (why_not := native_library.why_not()):
+        return UsableProvider(provider, native_library.place().is_file(), why_not)
     if built_in:
         return UsableProvider(provider, True)
     failure = "" if _devices(ort, provider) else _register(provider.plugin)
@@ -244,7 +253,9 @@ def usable(provider: Provider, kind: str = "") -> UsableProvider:
 def prepare(ort: Any, state: UsableProvider, options: Any, threads: int) -> Sequence[Any] | None:
     """Makes session `options` ask for the provider; returns the session's argument `providers`."""
     provider = state.provider
-    if provider is CPU:
+    if provider is NATIVE_CPU:
+        options.register_custom_ops_library(str(native_library.library()))
+    if provider.ort == CPU.ort:
         return [CPU.ort]
     if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
         options.add_session_config_entry(RECORD, "1")
@@ -264,7 +275,7 @@ def check_placement(session: Any, provider: Provider) -> int:
     """How many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides the
     speed.
     """
-    if provider is CPU:
+    if provider.ort == CPU.ort:
         return 0
     session.disable_fallback()  # else a failing run starts again on the CPU
     if provider.ort not in session.get_providers():

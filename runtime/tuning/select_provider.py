@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamspec.bundle.manifest import MODEL, Manifest
+from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
@@ -46,7 +46,8 @@ def open_on(
     folder: Path, manifest: Manifest, provider: str, threads: int | None = None, spin: bool = True
 ) -> OrtRunner:
     """Opens the bundle in `folder` on this provider and runs the self-test; raises as `open_runner`."""
-    runner = OrtRunner(LoadedModel(folder / MODEL, manifest, threads, named(provider).name, spin))
+    wanted = named(provider)
+    runner = OrtRunner(LoadedModel(folder / wanted.graph, manifest, threads, wanted.name, spin))
     check_numerics(runner, manifest)
     return runner
 

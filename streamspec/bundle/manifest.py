@@ -23,6 +23,7 @@ MANIFEST, MODEL, TOKENIZER, TEMPLATE = "manifest.json", "model.onnx", "tokenizer
 CHOICE = "choose.onnx"  # of a static bundle: samples tokens where decoding is not greedy
 # Session entries of a static graph on the CPU: without them ONNX Runtime picks kernels that round rows to 8 bits.
 FLOAT_ROWS = {"session.disable_quant_qdq": "1"}
+NATIVE = "native.onnx"  # of a bundle for CPUs: the step graph of native operators, over the data of `model.onnx`
 COMPACT = "compact.onnx"  # of a bundle for a device: compacts the KV cache in the device's memory
 REQUIRED_FILES = (MODEL, TOKENIZER)
 DRAFT_CANDIDATES, BIGRAM_CANDIDATES = 10, 32  # per stream; a bigram promotes candidates from further down

@@ -1,9 +1,9 @@
 """Reads a graph file before ONNX Runtime does, and refuses what no bundle of ours holds.
 
 A strict reader of protobuf's wire format for the part of ONNX that the exporter writes: known operators alone (no
-loops, no custom domains, no functions, in branches neither), tensors whose bytes are as many as their sizes say, and
-external data in the one file beside the graph, within its length. It refuses what `onnx_schema` does not list, so that
-another reader cannot see more than this one.
+loops, no functions, of ONNX, ONNX Runtime and our own library, in branches too), tensors whose bytes are as many as
+their sizes say, and external data in the one file beside the graph, within its length. It refuses what `onnx_schema`
+does not list, so that another reader cannot see more than this one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL, Manifest
+from streamspec.bundle.manifest import CHOICE, COMPACT, MODEL, NATIVE, Manifest
 from streamspec.bundle.onnx_schema import (
     ATTRIBUTE_FIELDS,
     BITS,
@@ -52,8 +52,8 @@ class _MalformedGraph(ValueError):
 def check_graphs(folder: Path, manifest: Manifest) -> None:
     """Raises BundleError unless all graphs of the bundle in `folder` are as the exporter writes them, and they and
     their data are listed in its manifest. Sizes of the files must have been checked (`bundle.verify_files`)."""
-    for name in (MODEL, CHOICE, COMPACT):
-        for part in (name, data_of(name)):
+    for name in (MODEL, NATIVE, CHOICE, COMPACT):
+        for part in {name, data_of(name)}:
             if part not in manifest.files and (folder / part).exists():
                 raise BundleError(
                     f"a file {part} that the manifest does not list",
@@ -67,7 +67,7 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
 
 def data_of(graph: str) -> str:
     """Name of the file with a graph's weights."""
-    return f"{graph}.data"
+    return f"{MODEL if graph == NATIVE else graph}.data"
 
 
 def check_graph(file: Path, outside: int) -> None:

@@ -5,7 +5,7 @@ Field numbers are those of onnx.proto; whatever is not listed here is refused by
 
 from __future__ import annotations
 
-OPSETS = {"": range(18, 25), "com.microsoft": range(1, 2)}
+OPSETS = {"": range(18, 25), "com.microsoft": range(1, 2), "streamspec": range(1, 2)}
 # By domain: the operators that the exporter writes.
 OPERATORS = {
     "": frozenset(
@@ -14,6 +14,8 @@ OPERATORS = {
             "Add",
             "And",
             "ArgMax",
+            "BitShift",
+            "BitwiseOr",
             "Cast",
             "Compress",
             "Concat",
@@ -92,6 +94,18 @@ OPERATORS = {
             "RotaryEmbedding",
             "SkipLayerNormalization",
             "SkipSimplifiedLayerNormalization",
+        ]
+    ),
+    "streamspec": frozenset(
+        [
+            "Attention",
+            "AttentionFloat16",
+            "DraftAttention",
+            "DraftAttentionFloat16",
+            "EmbeddingInt8",
+            "LinearInt4",
+            "LinearInt8",
+            "SkipRmsNorm",
         ]
     ),
 }
