@@ -15,7 +15,7 @@ from typing import Any, cast
 import onnx
 from tokenizers import Tokenizer
 
-from streamspec import __version__, native_library
+from streamspec import __version__
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import Base, resolve_base
 from streamspec.adapters.task_lora import check_adapter, format_of, template_of
@@ -62,6 +62,7 @@ from streamspec.export.weights.source import Source
 from streamspec.layer_cache import DTYPES
 from streamspec.prompt.prompt_format import PromptFormat, check_template
 from streamspec.prompt.template_file import special_token
+from streamspec.runtime.hardware import native_library
 
 DEFAULT_ROWS = 8  # of the tree baked in as default; the runtime chooses its own by measuring
 DATA = f"{MODEL}.data"

@@ -12,7 +12,7 @@ from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import DrafterShape, GraphCall, SamplingState
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.static_call import StaticCall
-from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, STATIC, flavour, named
+from streamspec.runtime.hardware.providers import DEVICE, DYNAMIC, NATIVE_OPS, STATIC, flavour, named
 from streamspec.runtime.kv_cache.device_cache import DeviceCache
 from streamspec.runtime.kv_cache.host_cache import Cache, KeyValueCache
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
@@ -54,6 +54,7 @@ class GraphKind(NamedTuple):
 
 GRAPH_KINDS = {
     DYNAMIC: GraphKind(DynamicCall, host_cache),
+    NATIVE_OPS: GraphKind(DynamicCall, host_cache),
     DEVICE: GraphKind(DynamicCall, device_cache),
     STATIC: GraphKind(StaticCall, static_cache),
 }
