@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 VENV_BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = VENV_BIN / ("python.exe" if os.name == "nt" else "python")
+NATIVE = ROOT / "native"  # sources of the native operators, which pip builds where there is a compiler
 BESIDE = ("adapters", "export", "runtime")  # sub-packages that stand beside the folder `streamspec` in a checkout
 TORCH = "torch==2.13.0"
 LOWEST = ROOT / "tests" / "lowest.txt"  # the oldest libraries that pyproject.toml allows, torch apart
@@ -60,18 +61,36 @@ def check(*command: str | Path) -> None:
 
 
 def set_up(extra: str) -> None:
-    """Makes .venv and installs `.[extra]`, unless the stamp says that this very pyproject.toml is installed already."""
-    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    stamp = VENV / f"streamspec-{extra}.stamp"
-    if PYTHON.exists() and stamp.exists() and stamp.read_text() == wanted:
+    """Makes .venv and installs `.[extra]`, unless the stamp says that this very pyproject.toml is installed already.
+
+    Builds the native operators anew where their sources changed since.
+    """
+    wanted = fingerprint(ROOT / "pyproject.toml", ROOT / "setup.py")
+    sources = fingerprint(*sorted(path for path in NATIVE.iterdir() if path.suffix in (".cpp", ".h", ".toml")))
+    stamp, built = VENV / f"streamspec-{extra}.stamp", VENV / "streamspec-native.stamp"
+    installed = PYTHON.exists() and stamp.exists() and stamp.read_text() == wanted
+    if installed and built.exists() and built.read_text() == sources:
         return
-    print(f"run.py: setting up {VENV} (once; some minutes)", flush=True)
-    check(sys.executable, "-m", "venv", VENV)  # over one that is there, too: it may be half made
     pip = (PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "--quiet")
-    # Torch first and pinned: an open-ended requirement resolves to the newest build, which brings all of CUDA.
-    check(*pip, TORCH)
-    check(*pip, "-e", f".[{extra}]")
-    stamp.write_text(wanted)
+    if installed:
+        print("run.py: building the native operators anew", flush=True)
+        call(
+            *pip, "--no-deps", "-e", "."
+        )  # where that fails, the runtime notices that the old ones are of other sources
+    else:
+        print(f"run.py: setting up {VENV} (once; some minutes)", flush=True)
+        check(sys.executable, "-m", "venv", VENV)  # over one that is there, too: it may be half made
+        # Torch first and pinned: an open-ended requirement resolves to the newest build, which brings all of CUDA.
+        check(*pip, TORCH)
+        check(*pip, "-e", f".[{extra}]")
+        stamp.write_text(wanted)
+    built.write_text(sources)
+    if not list((ROOT / "streamspec").glob("streamspec_native.*")):
+        print("run.py: the native operators were not built (a C++ compiler?): bundles run without, slower", flush=True)
+
+
+def fingerprint(*files: Path) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def package_tree() -> Path:

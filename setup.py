@@ -32,7 +32,7 @@ FLAGS = {
     "gcc": ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-fno-fast-math", "-ffp-contract=off", "-w"],
     "msvc": ["/std:c++17", "/O2", "/EHsc", "/fp:strict"],
 }
-LINK = {"linux": ["-Wl,-s"], "darwin": ["-Wl,-x"]}
+LINK = {"linux": ["-Wl,-s", "-Wl,-z,defs"], "darwin": ["-Wl,-x"]}
 
 if sys.platform == "darwin":  # a Python for two architectures would build every file for both
     os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # What `streamspec.runtime` needs of streamspec: the files of the core, and these packages with all that is in them.
 CORE, RUNTIME = "streamspec", ("bundle", "prompt", "runtime")
 LEFT = ("__pycache__", ".venv", "build", "dist", "*.egg-info")
+NATIVE = "streamspec_native"  # name of the library, without its ending
 
 
 @dataclass
@@ -37,18 +39,14 @@ class Part:
         self.files, self.size, self.stored = self.files + 1, self.size + size, self.stored + stored
 
 
-def build_wheel(folder: Path) -> Path:
+def build_wheel(folder: Path, fresh: bool = False, **environment: str) -> Path:
     """Builds a wheel in `folder` from a copy of the checkout, so that no stale `build` folder gets in.
 
-    Needs setuptools, no network.
+    A library of native operators that was built in the checkout from these very sources goes into it; `fresh`: it is
+    built anew. `environment`: variables for the build. Needs setuptools, no network. Raises CalledProcessError.
     """
     with tempfile.TemporaryDirectory() as copied:
-        source = Path(copied) / "source"
-        source.mkdir()
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, source)
-        for part in packages().values():
-            shutil.copytree(ROOT / part, source / part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT))
+        source = copy_checkout(Path(copied) / "source", fresh)
         command = [
             sys.executable,
             "-m",
@@ -59,9 +57,22 @@ def build_wheel(folder: Path) -> Path:
             "--no-deps",
             "--no-build-isolation",
         ]
-        subprocess.run([*command, "--wheel-dir", folder, source], check=True, stdout=sys.stderr)
+        subprocess.run(
+            [*command, "--wheel-dir", folder, source], check=True, stdout=sys.stderr, env=os.environ | environment
+        )
     [wheel] = folder.glob("streamspec-*.whl")
     return wheel
+
+
+def copy_checkout(to: Path, fresh: bool = False) -> Path:
+    """Copies what a wheel is built from, `fresh`: without the library, and returns where."""
+    to.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, to)
+    ignored = shutil.ignore_patterns(*LEFT, *([f"{NATIVE}.*"] if fresh else []))
+    for part in (Path("native"), *packages().values()):
+        shutil.copytree(ROOT / part, to / part, dirs_exist_ok=True, ignore=ignored)
+    return to
 
 
 def packages() -> dict[str, Path]:
@@ -77,11 +88,16 @@ def packages() -> dict[str, Path]:
 
 
 def parts(wheel: Path) -> dict[str, Part]:
-    """Maps each package to its own files in the wheel, without sub-packages; "metadata" holds the rest."""
-    found = {name: Part() for name in packages()} | {"metadata": Part()}
+    """Maps each package to its own files in the wheel, without sub-packages.
+
+    "native operators" is the library, if there is one, and "metadata" holds the rest.
+    """
+    found = {name: Part() for name in packages()} | {"native operators": Part(), "metadata": Part()}
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
             name = entry.filename.rpartition("/")[0].replace("/", ".")
+            if Path(entry.filename).stem == NATIVE:
+                name = "native operators"
             while name not in found:
                 name = name.rpartition(".")[0] or "metadata"
             found[name].add(entry.file_size, entry.compress_size)

@@ -14,6 +14,7 @@ from typing import Any
 from streamspec import __version__, paths
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import StreamspecError
+from streamspec.runtime.engine import native_library
 from streamspec.runtime.hardware import huge_pages
 from streamspec.runtime.hardware.cpu import cpu_model, instruction_sets, logical_cores, memory, physical_cores
 from streamspec.runtime.hardware.int8_saturation import products_saturate
@@ -41,6 +42,8 @@ def machine() -> dict[str, Any]:
         "huge_pages": huge_pages.offered(),
         "cache": str(folder),
         "cache_writable": _writable(folder),
+        "native_operators": native_library.kernels() or None,
+        "native_operators_why_not": native_library.why_not() or None,
         **_onnxruntime(),
     }
 

@@ -71,6 +71,8 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
     sets, wheels = machine["instruction_sets"], machine["wheels"]
     version = value("onnxruntime") if machine["onnxruntime"] else 'not installed: pip install "streamspec[cpu]"'
     clash = f"; {' and '.join(wheels)} overwrite each other: uninstall all, install one" if len(wheels) > 1 else ""
+    kernels, lacking = machine["native_operators"], machine["native_operators_why_not"]
+    native = f"yes ({kernels})" if kernels else f"no, bundles run the standard ones, slower: {lacking}"
     return [
         ("streamspec", f"{machine['streamspec']}, Python {machine['python']}, {value('system')}"),
         ("processor", value("processor")),
@@ -80,6 +82,7 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
             "int8 products",
             whether("products_saturate", "saturate: int8 is kept exact at a third of its speed", "exact"),
         ),
+        ("native operators", native),
         ("memory", f"{value('memory_mb', ' MB')}, free {value('memory_free_mb', ' MB')}"),
         ("huge pages", whether("huge_pages", "on request", "not offered")),
         ("ONNX Runtime", f"{version}{f' ({wheels[0]})' if len(wheels) == 1 else ''}{clash}"),
