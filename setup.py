@@ -148,7 +148,7 @@ def name(path: Path) -> str:
 
 
 def digest() -> str:
-    """sha256 of the sources; `streamspec.runtime.engine.native_library` computes the same in a checkout."""
+    """sha256 of the sources; `streamspec.runtime.hardware.native_library` computes the same in a checkout."""
     return hashlib.sha256(b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in SOURCES)).hexdigest()
 
 

@@ -14,8 +14,7 @@ from typing import Any
 from streamspec import __version__, paths
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import StreamspecError
-from streamspec.runtime.engine import native_library
-from streamspec.runtime.hardware import huge_pages
+from streamspec.runtime.hardware import huge_pages, native_library
 from streamspec.runtime.hardware.cpu import cpu_model, instruction_sets, logical_cores, memory, physical_cores
 from streamspec.runtime.hardware.int8_saturation import products_saturate
 from streamspec.runtime.hardware.providers import PROVIDERS, find, import_onnxruntime

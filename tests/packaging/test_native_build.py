@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from streamspec.runtime.engine import native_library
+from streamspec.runtime.hardware import native_library
 from tests.packaging.conftest import ROOT, module
 
 COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++", "cl.exe")
