@@ -8,11 +8,14 @@ for any number of nodes as no child is likelier than its parent, and ends where 
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import accumulate, count
+from math import exp
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -27,63 +30,81 @@ SHARPNESS = 1 / 1.2
 MIN_SHARPNESS, MAX_SHARPNESS = 0.2, 2.0  # its bounds,
 LEARNING_RATE = 0.003  # and how far a nat of error moves it
 
-# Tokens, probabilities and logits (the largest 0) [C] of candidates, and the number of the first of them.
-Candidates = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 _Key = tuple[int, int | None, float]  # depth, number of the candidate before, sharpness
+
+
+class _Scored(NamedTuple):
+    """Candidates [C] after one token: `tokens`, `logits`, the number of the first of them; a probability is its
+    weight's share. Lists: for so few numbers Python is faster than numpy."""
+
+    tokens: list[int]
+    logits: list[float]
+    weights: list[float]
+    share: float
+    first: int
 
 
 class DraftProposal(ABC):
     """Holds the candidates of a drafter for the next `depths` tokens. Candidates of a depth are numbered;
     `conditional`: they depend on the candidate before them. Every result is cached."""
 
-    def __init__(self, depths: int, conditional: bool) -> None:
+    def __init__(self, tokens: np.ndarray, depths: int, conditional: bool) -> None:
+        """`tokens` int64 [rows, C]: the candidates."""
         self.depths, self.conditional = depths, conditional
-        self._computed: dict[_Key, Candidates | None] = {}
+        self._tokens: list[list[int]] = tokens.tolist()
+        self._computed: dict[_Key, _Scored | None] = {}
         self._ranked: dict[_Key, list[tuple[int, float, int]]] = {}
 
     @abstractmethod
-    def probabilities(self, depth: int, parent: int | None, sharpness: float) -> Candidates | None:
-        """Computes the candidates for `depth` after candidate `parent` of the depth before (None: another token came
-        there). None where there are no candidates."""
+    def row(self, depth: int, parent: int | None) -> tuple[int, np.ndarray, int] | None:
+        """The candidates for `depth` after candidate `parent` of the depth before (None: another token came there):
+        their row in `tokens`, their logits [C], the number of the first of them. None where there are no candidates."""
 
     def after(self, depth: int, parent: int | None, sharpness: float = SHARPNESS) -> list[tuple[int, float, int]]:
         """Returns (token, probability, number) of the candidates for `depth`, likeliest first, as if no other token
         could come.
         """
-        key = self._key(depth, parent, sharpness)
-        if key not in self._ranked:
-            self._ranked[key] = []
-            if (candidates := self._candidates(key)) is not None:
-                tokens, probabilities, _, first = candidates
-                order = np.argsort(-probabilities, kind="stable")
-                self._ranked[key] = list(
-                    zip(tokens[order].tolist(), probabilities[order].tolist(), (first + order).tolist(), strict=True)
-                )
-        return self._ranked[key]
+        key = depth, parent if self.conditional else None, sharpness
+        ranked = self._ranked.get(key)
+        if ranked is None:
+            ranked = self._ranked[key] = []
+            if (scored := self._scored(key)) is not None:
+                tokens, logits, weights, share, first = scored
+                order = sorted(range(len(tokens)), key=logits.__getitem__, reverse=True)
+                ranked += [(tokens[i], weights[i] * share, first + i) for i in order]
+        return ranked
 
     def gradient(self, came: Sequence[int], sharpness: float) -> float:
         """Returns the derivative of the log-probability of the tokens that `came`, by the sharpness. A token that was
         not among the candidates counts as the least of them and ends the sum."""
         total, parent = 0.0, 0
         for depth, token in enumerate(came[: self.depths]):
-            candidates = self._candidates(self._key(depth, parent, sharpness))
-            if candidates is None:
+            scored = self._scored((depth, parent if self.conditional else None, sharpness))
+            if scored is None:
                 break
-            tokens, probabilities, logits, first = candidates
-            at = np.flatnonzero(tokens == token)
-            total += float((logits[at[0]] if len(at) else logits.min()) - probabilities @ logits)
-            if not len(at):
+            tokens, logits, weights, share, first = scored
+            total -= sum(map(mul, weights, logits)) * share
+            if token not in tokens:
+                total += min(logits)
                 break
-            parent = first + int(at[0])
+            at = tokens.index(token)
+            total += logits[at]
+            parent = first + at
         return total
 
-    def _key(self, depth: int, parent: int | None, sharpness: float) -> _Key:
-        return depth, parent if self.conditional else None, sharpness
-
-    def _candidates(self, key: _Key) -> Candidates | None:
-        if key not in self._computed:
-            self._computed[key] = self.probabilities(*key)
-        return self._computed[key]
+    def _scored(self, key: _Key) -> _Scored | None:
+        if key in self._computed:
+            return self._computed[key]
+        depth, parent, sharpness = key
+        scored, found = None, self.row(depth, parent)
+        if found is not None:
+            row, raw, first = found
+            logits = raw.tolist()
+            largest = max(logits)
+            weights = [exp(sharpness * (logit - largest)) for logit in logits]
+            scored = _Scored(self._tokens[row], logits, weights, 1 / sum(weights), first)
+        self._computed[key] = scored
+        return scored
 
 
 class IndependentProposal(DraftProposal):
@@ -92,14 +113,14 @@ class IndependentProposal(DraftProposal):
     u of the row before, if it comes true, adds to the logit of candidate v (row 0: the root, the same for every u)."""
 
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, pairs: np.ndarray | None = None) -> None:
-        super().__init__(len(tokens), pairs is not None)
+        super().__init__(tokens, len(tokens), pairs is not None)
         self.tokens, self.logits, self.pairs = tokens, logits, pairs
 
-    def probabilities(self, depth: int, parent: int | None, sharpness: float) -> Candidates:
+    def row(self, depth: int, parent: int | None) -> tuple[int, np.ndarray, int]:
         logits = self.logits[depth]
         if self.pairs is not None and parent is not None:
             logits = logits + self.pairs[depth, parent]
-        return self.tokens[depth], *_softmax(logits, sharpness), 0
+        return depth, logits, 0
 
 
 class TreeProposal(DraftProposal):
@@ -111,29 +132,22 @@ class TreeProposal(DraftProposal):
     """
 
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, origins: np.ndarray, levels: Sequence[int]) -> None:
-        super().__init__(len(levels), True)
+        super().__init__(tokens, len(levels), True)
         self.tokens, self.logits = tokens, logits
-        self._row: list[dict[int, int]] = []
+        self._rows: list[dict[int, int]] = []
         start = 0
         for depth, width in enumerate(levels):
             parents = origins[start : start + width].tolist() if depth else [0]
-            self._row.append({origin: row for row, origin in enumerate(parents)})
+            self._rows.append({origin: row for row, origin in enumerate(parents)})
             start += width
-        self._starts = np.cumsum([0, *levels[:-1]]).tolist()
+        self._starts = [0, *accumulate(levels[:-1])]
 
-    def probabilities(self, depth: int, parent: int | None, sharpness: float) -> Candidates | None:
-        row = None if parent is None else self._row[depth].get(parent)
+    def row(self, depth: int, parent: int | None) -> tuple[int, np.ndarray, int] | None:
+        row = None if parent is None else self._rows[depth].get(parent)
         if row is None:
             return None
         at = self._starts[depth] + row
-        return self.tokens[at], *_softmax(self.logits[at], sharpness), row * self.tokens.shape[1]
-
-
-def _softmax(logits: np.ndarray, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities [C], and the logits less their largest."""
-    logits = logits - logits.max()
-    weights = np.exp(sharpness * logits)
-    return weights / weights.sum(), logits
+        return at, self.logits[at], row * self.tokens.shape[1]
 
 
 @dataclass
@@ -202,18 +216,20 @@ def build_draft_tree(
     nodes at least. Without costs it has as many nodes as there are candidates for, up to `rows`, and never more than
     `MAX_ROWS`. With a `grammar_state` it holds only what the grammar allows, and what that forces is certain to come.
     """
-    nodes = _TreeSearch(proposal, match, sharpness, grammar_state).take(root, min(rows, MAX_ROWS), costs)
-    expected = np.cumsum([node.probability for node in nodes])
-    size = len(nodes)
-    if costs is not None and size > 2:
-        size = 2 + int(np.argmax(expected[1:] / costs[1:size]))
-    nodes = nodes[:size]
-    tree, order = DraftTree(tuple(n.parent for n in nodes), tuple(n.rank for n in nodes)).depth_first()
+    search = _TreeSearch(proposal, match, sharpness, grammar_state)
+    nodes, expected = search.take(root, min(rows, MAX_ROWS), None if costs is None else costs.tolist())
+    tree, order = _laid_out(tuple([node.parent for node in nodes]), tuple([node.rank for node in nodes]))
     tokens, probabilities = (
         np.array([nodes[i].token for i in order], dtype=np.int64),
         np.array([nodes[i].probability for i in order]),
     )
-    return Draft(tree, tokens, probabilities, float(expected[size - 1]))
+    return Draft(tree, tokens, probabilities, expected)
+
+
+@lru_cache(maxsize=512)
+def _laid_out(parents: tuple[int, ...], ranks: tuple[int, ...]) -> tuple[DraftTree, list[int]]:
+    """The tree depth-first, and each node's number before; trees come again, with their masks."""
+    return DraftTree(parents, ranks).depth_first()
 
 
 class _Node(NamedTuple):
@@ -231,6 +247,11 @@ class _Node(NamedTuple):
     path: Path = ()
 
 
+# What may follow a node taken: the candidates, the rank that the match has claimed (-1: none), and the factor that this
+# leaves to the probabilities of the others.
+_Children = tuple[Sequence[tuple[int, float, int | None]], int, float]
+
+
 class _TreeSearch:
     def __init__(
         self,
@@ -240,84 +261,83 @@ class _TreeSearch:
         grammar_state: GrammarState | None = None,
     ) -> None:
         self._proposal, self._match, self._sharpness, self._grammar_state = proposal, match, sharpness, grammar_state
-        self._allowed: dict[Path, list[tuple[int, float, int | None]]] = {}
         self._depths = 0 if proposal is None else proposal.depths
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
+        self._taken: list[_Node] = []
+        self._children: list[_Children] = []
 
-    def take(self, root: int, rows: int, costs: np.ndarray | None = None) -> list[_Node]:
-        """Takes at most `rows` nodes by falling probability, the root first; with `costs`, ends where no further ones
-        could pay.
-        """
-        taken = [_Node(1.0, 0, 0, root, 0, 0, True)]
-        expected, best = 1.0, 0.0  # tokens; the most per cost so far
-        self._expand(taken[0], 0)
-        while self._heap and len(taken) < rows:
-            node = heapq.heappop(self._heap)[2]
-            taken.append(node)
+    def take(self, root: int, rows: int, costs: list[float] | None = None) -> tuple[list[_Node], float]:
+        """Takes at most `rows` nodes by falling probability, the root first; with `costs`, as many as make the tokens
+        per time largest, two at least. Also returns the tokens that they bring."""
+        taken, heap = self._taken, self._heap
+        self._take(_Node(1.0, 0, 0, root, 0, 0, True))
+        expected, best, size, brings = 1.0, 0.0, 1, 1.0
+        while heap and len(taken) < rows:
+            node = heappop(heap)[2]
+            probability = node.probability
+            expected += probability
+            here = len(taken)
+            if costs is None or expected / costs[here] > best or size == 1:
+                size, brings = here + 1, expected
+                best = expected / costs[here] if costs is not None else 0.0
             if costs is not None:
-                expected += node.probability
-                best = max(best, expected / costs[len(taken) - 1])
-                further = costs[len(taken) : rows]
-                if np.all(expected + node.probability * np.arange(1, len(further) + 1) <= best * further):
+                most = (expected + probability * n > best * costs[here + n] for n in range(1, rows - here))
+                if not any(most):  # no further nodes could pay
+                    taken.append(node)
                     break
-            self._expand(node, len(taken) - 1)
+            self._take(node)
             if not node.follows:
-                self._offer_candidate(taken[node.parent], node.parent, node.rank + 1)
-        return taken
+                self._offer(node.parent, node.rank + 1)
+        return taken[:size], brings
 
-    def _expand(self, node: _Node, index: int) -> None:
-        """Offers the children of a node that was taken: the match's token, and the first candidate."""
-        token, probability, rank = self._matched(node)
-        if token is not None:
-            candidates = self._candidates(node)
-            number = candidates[rank][2] if rank < len(candidates) else None
-            self._offer(node, _Node(node.probability * probability, index, node.depth + 1, token, number, rank, True))
-        self._offer_candidate(node, index, 0)
+    def _take(self, node: _Node) -> None:
+        """Adds a node and offers its children: the match's token, and the first candidate."""
+        index, children, claimed, factor = len(self._taken), self._candidates(node), -1, 1.0
+        self._taken.append(node)
+        matched = self._matched(node) if node.follows else None
+        if matched is not None:
+            claimed, number, own, kind = next(
+                (rank, number, own, "differs" if rank else "agrees")
+                for rank, (token, own, number) in enumerate([*children, (matched, 0.0, None)])
+                if token == matched
+            )
+            assert self._match is not None
+            probability = self._match.probability[kind if children else "alone"]
+            probability = max(own, probability)
+            factor = (1 - probability) / max(1 - own, 1e-6)  # what the match claims is lost to the others
+            self._push(_Node(node.probability * probability, index, node.depth + 1, matched, number, claimed, True))
+        self._children.append((children, claimed, factor))
+        self._offer(index, 0)
 
-    def _offer_candidate(self, parent: _Node, index: int, rank: int) -> None:
-        """Offers candidate `rank` as a child of `parent`, or the next one where the match offers that already."""
-        candidates = self._candidates(parent)
-        matched, claimed, matched_rank = self._matched(parent)
-        rank += rank == matched_rank and matched is not None
-        if rank < len(candidates):
-            token, probability, number = candidates[rank]
-            if matched is not None:  # what the match claims is lost to the others
-                own = candidates[matched_rank][1] if matched_rank < len(candidates) else 0.0
-                probability = min(1.0, probability * (1 - claimed) / max(1 - own, 1e-6))
-            child = _Node(parent.probability * probability, index, parent.depth + 1, token, number, rank, False)
-            self._offer(parent, child)
+    def _offer(self, parent: int, rank: int) -> None:
+        """Offers candidate `rank` after a node taken, or the next one where the match offers that already."""
+        children, claimed, factor = self._children[parent]
+        rank += rank == claimed
+        if rank < len(children):
+            node, (token, probability, number) = self._taken[parent], children[rank]
+            probability = node.probability * min(1.0, probability * factor)
+            self._push(_Node(probability, parent, node.depth + 1, token, number, rank, False))
 
-    def _matched(self, node: _Node) -> tuple[int | None, float, int]:
-        """Returns the match's token after `node`, or None; its probability; its rank among the candidates, their number
-        if it is new.
-        """
-        depth, match = node.depth, self._match
-        if match is None or not node.follows or depth >= len(match.tokens):
-            return None, 0.0, 0
-        token, candidates = match.tokens[depth], self._candidates(node)
+    def _matched(self, node: _Node) -> int | None:
+        """Returns the match's token after `node`, which follows it."""
+        if self._match is None or node.depth >= len(self._match.tokens):
+            return None
+        token = self._match.tokens[node.depth]
         if self._grammar_state is not None and not self._grammar_state.allows(node.path, token):
-            return None, 0.0, 0
-        if not candidates:
-            return token, match.probability["alone"], 0
-        rank = next((i for i, candidate in enumerate(candidates) if candidate[0] == token), len(candidates))
-        own = candidates[rank][1] if rank < len(candidates) else 0.0
-        return token, max(own, match.probability["differs" if rank else "agrees"]), rank
+            return None
+        return token
 
     def _candidates(self, parent: _Node) -> Sequence[tuple[int, float, int | None]]:
         """Returns the drafter's candidates after `parent`, those that the grammar allows."""
-        if self._grammar_state is not None and parent.path in self._allowed:
-            return self._allowed[parent.path]
-        candidates = (
+        candidates: list[tuple[int, float, int]] = (
             []
             if self._proposal is None or parent.depth >= self._depths
             else self._proposal.after(parent.depth, parent.number, self._sharpness)
         )
-        if self._grammar_state is None:
-            return candidates
-        return self._allowed.setdefault(parent.path, self._grammar_state.filter(parent.path, candidates))
+        return candidates if self._grammar_state is None else self._grammar_state.filter(parent.path, candidates)
 
-    def _offer(self, parent: _Node, node: _Node) -> None:
+    def _push(self, node: _Node) -> None:
         if self._grammar_state is not None:
-            node = node._replace(path=(*parent.path, node.token))
-        heapq.heappush(self._heap, (-node.probability, next(self._age), node))
+            node = node._replace(path=(*self._taken[node.parent].path, node.token))
+        heappush(self._heap, (-node.probability, next(self._age), node))

@@ -21,3 +21,19 @@ def compaction(path: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray
         return None
     sources, targets = np.asarray(moved, dtype=np.int64).T + length
     return sources, targets
+
+
+def runs(path: Sequence[int], length: int) -> list[tuple[int, int, int]]:
+    """The same moves as runs (source, target, rows) of neighbouring rows: an accepted path has one or two."""
+    out: list[tuple[int, int, int]] = []
+    if path and path[-1] == len(path) - 1:
+        return out
+    for slot, node in enumerate(path):
+        if node == slot:
+            continue
+        if out and out[-1][0] + out[-1][2] == length + node:
+            source, target, rows = out[-1]
+            out[-1] = source, target, rows + 1
+        else:
+            out.append((length + node, length + slot, 1))
+    return out

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from streamspec.errors import ResourceError
-from streamspec.runtime.kv_cache.compaction import compaction
+from streamspec.runtime.kv_cache.compaction import runs
 from streamspec.runtime.kv_cache.layout import CacheGroup, SequenceRows
 
 FIRST_CAPACITY = 1024  # where memory is taken at once
@@ -104,10 +104,8 @@ class KeyValueCache(SequenceRows):
         for group, data in zip(self.groups, self.data, strict=True):
             below = sum(layer < first for layer in group.layers)
             for part, nodes in ((data[:below], path), (data[below:], upper)):
-                moves = compaction(nodes, self.length)
-                if moves is not None:
-                    sources, targets = (rows % data.shape[4] for rows in moves)
-                    part[..., targets, :] = part[..., sources, :]  # the right side is copied first
+                for source, target, count in runs(nodes, self.length):
+                    _move(part, source, target, count)
         self.length += len(path)
 
     def append(self, rows: Sequence[np.ndarray], path: Sequence[int]) -> None:
@@ -135,6 +133,18 @@ class KeyValueCache(SequenceRows):
     def views(self) -> list[Sequence[np.ndarray]]:
         """Per layer: its parts, contiguous views of `data`."""
         return views(self.groups, self.data)
+
+
+def _move(data: np.ndarray, source: int, target: int, count: int) -> None:
+    """Copies `count` neighbouring rows in all layers of `data` [layers, parts, 1, heads, slots, width], a ring or all
+    slots."""
+    slots = data.shape[4]
+    source, target = source % slots, target % slots
+    if max(source, target) + count <= slots:
+        data[..., target : target + count, :] = data[..., source : source + count, :]  # as if copied aside first
+        return
+    rows = np.arange(count)
+    data[..., (target + rows) % slots, :] = data[..., (source + rows) % slots, :]
 
 
 def _zeros(group: CacheGroup, slots: int) -> np.ndarray:

@@ -121,6 +121,23 @@ def test_the_tree_holds_the_likeliest_paths(rows: int, gamma: int, width: int, s
     assert made.expected == pytest.approx(sum(best))
 
 
+def test_trees_of_one_shape_share_their_mask() -> None:
+    one, other = (build_draft_tree(root, PROPOSAL, None, 6) for root in (98, 99))
+    assert one.tree is other.tree and one.tokens[0] == 98 and other.tokens[0] == 99
+
+
+def test_numbers_that_are_none_give_a_draft_all_the_same() -> None:
+    """Scores come from a graph, which may be hostile."""
+    for odd in (np.nan, np.inf, -np.inf):
+        for at in (0, 1):
+            logits = np.array([[0.0, 1.0, 1e30]] * 2, np.float32)
+            logits[:, at] = odd
+            proposal = IndependentProposal(np.array([[1, 2, 3], [4, 5, 6]]), logits)
+            made = build_draft_tree(9, proposal, None, 4, np.linspace(1, 2, 4))
+            assert made.tokens[0] == 9 and len(made.tree) <= 4
+            DraftCalibration().observe(proposal, None, [2, 6])
+
+
 def test_no_draft_outgrows_the_cache_however_many_rows_are_asked_for() -> None:
     proposal = proposal_of(np.arange(60).reshape(6, 10), np.full((6, 10), 0.1))
     assert len(build_draft_tree(99, proposal, None, 100_000).tree) == MAX_ROWS

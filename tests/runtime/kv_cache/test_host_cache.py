@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamspec.draft_tree import cartesian
-from streamspec.runtime.kv_cache.compaction import compaction
+from streamspec.layer_cache import LayerCache, window_slots
+from streamspec.runtime.kv_cache.compaction import compaction, runs
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
+from streamspec.runtime.kv_cache.layout import cache_groups
+from streamspec.step_graph import GraphFeatures
 from tests.support.manifests import plain_groups
 
 
 def test_the_first_slots_need_no_copy() -> None:
     assert compaction((0,), 5) is None
     assert compaction((0, 1, 2), 5) is None
+    assert runs((), 5) == runs((0,), 5) == runs((0, 1, 2), 5) == []
+
+
+@given(st.lists(st.integers(1, 40), unique=True, max_size=12), st.integers(0, 100))
+def test_runs_are_the_moves_in_as_few_pieces_as_there_are_gaps(nodes: list[int], length: int) -> None:
+    path = [0, *sorted(nodes)]
+    moves = [(source + i, target + i) for source, target, count in runs(path, length) for i in range(count)]
+    expected = compaction(path, length)
+    assert moves == ([] if expected is None else list(zip(*(rows.tolist() for rows in expected), strict=True)))
+    assert len(runs(path, length)) == sum(b > a + 1 for a, b in pairwise(path))
+
+
+@pytest.mark.parametrize("path", [(0, 2), (0, 1, 4, 5, 6), (0, 3, 6), (0, 3, 4)])
+def test_rows_of_a_ring_move_over_its_end(path: tuple[int, ...]) -> None:
+    (ring,) = cache_groups(GraphFeatures(1, 1, 4, 0, caches=(LayerCache(window=64),)))
+    slots = window_slots(64)
+    for length in range(slots - 8, slots + 3):
+        cache = KeyValueCache((ring,), limit=4 * slots)
+        cache.length = length
+        written = length + np.arange(7)
+        cache.data[0][..., written % slots, :] = written[:, None]
+        cache.compact(path)
+        held = cache.data[0][0, 0, 0, 0, np.arange(length, cache.length) % slots, 0]
+        assert held.tolist() == [length + node for node in path]
 
 
 @settings(max_examples=60, deadline=None)
