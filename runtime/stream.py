@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
@@ -178,9 +178,8 @@ def _answer(
         control.check()
         for done in decoder.run(prompt):
             ended = done.finish_reason == "eos"  # not every vocabulary marks its end as special
-            tokens, shown, stopped = _push_tokens(text, done.tokens[:-1] if ended else done.tokens)
-            if ended and not stopped:
-                tokens = done.tokens
+            count, shown, stopped = text.push(done.tokens[:-1] if ended else done.tokens)
+            tokens = done.tokens[:count] if stopped else done.tokens
             reason = "stop" if stopped else done.finish_reason
             if reason and not stopped:
                 rest, stopped = text.finish()
@@ -189,13 +188,13 @@ def _answer(
                 _uncount(decoder.stats, len(done.tokens) - len(tokens))
             left = time.perf_counter()
             logprobs = done.logprobs[: len(tokens)] if with_logprobs else None
-            yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, replace(decoder.stats), logprobs)
+            yield Chunk(shown, tokens, done.drafted[: len(tokens)], reason, decoder.stats.copy(), logprobs)
             decoder.consumer_seconds += time.perf_counter() - left
             if reason:
                 return
             control.check()
     except Cancelled:
-        yield Chunk(text.finish()[0], [], [], control.reason, replace(decoder.stats), [] if with_logprobs else None)
+        yield Chunk(text.finish()[0], [], [], control.reason, decoder.stats.copy(), [] if with_logprobs else None)
 
 
 class Running:
@@ -281,17 +280,6 @@ def _end_all() -> None:
         running.cancel()
     for running in left:
         running._thread.join(max(0.0, end - time.monotonic()))
-
-
-def _push_tokens(text: TextStream, tokens: list[int]) -> tuple[list[int], str, bool]:
-    """Returns (tokens up to the one that completed a stop string, text to show, whether there was one)."""
-    shown = []
-    for i, token in enumerate(tokens):
-        piece, stopped = text.push(token)
-        shown.append(piece)
-        if stopped:
-            return tokens[: i + 1], "".join(shown), True
-    return tokens, "".join(shown), False
 
 
 def _uncount(stats: Stats, tokens: int) -> None:

@@ -17,6 +17,12 @@ MAX_GAMMA = 64  # draft tokens of one call
 MASKED = -1e4  # "may not see": finite, fits float16, and exp() of it is 0
 
 
+def frozen(array: np.ndarray) -> np.ndarray:
+    """Makes an array read-only and returns it."""
+    array.flags.writeable = False
+    return array
+
+
 @dataclass(frozen=True)
 class DraftTree:
     """`parents[i] < i` for every node but the root (whose parent is itself); siblings have distinct ranks.
@@ -53,10 +59,15 @@ class DraftTree:
             out.append(out[parent] + 1)
         return tuple(out)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Depth of the deepest node: the number of streams the tree draws from."""
         return max(self.depths)
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """`parents` and `depths` as int64 [n], read-only."""
+        return frozen(np.array(self.parents, np.int64)), frozen(np.array(self.depths, np.int64))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
@@ -87,9 +98,7 @@ class DraftTree:
 
     @cached_property
     def _mask(self) -> np.ndarray:
-        out = np.where(self.ancestors, np.float32(0), np.float32(MASKED))
-        out.flags.writeable = False
-        return out
+        return frozen(np.where(self.ancestors, np.float32(0), np.float32(MASKED)))
 
     def mask(self) -> np.ndarray:
         """float32 [n, n], read-only: 0 where row i may see row j (itself and its ancestors), -1e4 elsewhere."""

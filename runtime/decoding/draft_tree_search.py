@@ -49,7 +49,7 @@ class DraftProposal(ABC):
     `conditional`: they depend on the candidate before them. Every result is cached."""
 
     def __init__(self, tokens: np.ndarray, depths: int, conditional: bool) -> None:
-        """`tokens` int64 [rows, C]: the candidates."""
+        """`tokens` int64 [rows, C]: the candidates; copied."""
         self.depths, self.conditional = depths, conditional
         self._tokens: list[list[int]] = tokens.tolist()
         self._computed: dict[_Key, _Scored | None] = {}
@@ -114,7 +114,7 @@ class IndependentProposal(DraftProposal):
 
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, pairs: np.ndarray | None = None) -> None:
         super().__init__(tokens, len(tokens), pairs is not None)
-        self.tokens, self.logits, self.pairs = tokens, logits, pairs
+        self.logits, self.pairs = logits, pairs
 
     def row(self, depth: int, parent: int | None) -> tuple[int, np.ndarray, int]:
         logits = self.logits[depth]
@@ -133,7 +133,7 @@ class TreeProposal(DraftProposal):
 
     def __init__(self, tokens: np.ndarray, logits: np.ndarray, origins: np.ndarray, levels: Sequence[int]) -> None:
         super().__init__(tokens, len(levels), True)
-        self.tokens, self.logits = tokens, logits
+        self.logits = logits
         self._rows: list[dict[int, int]] = []
         start = 0
         for depth, width in enumerate(levels):
@@ -147,7 +147,7 @@ class TreeProposal(DraftProposal):
         if row is None:
             return None
         at = self._starts[depth] + row
-        return at, self.logits[at], row * self.tokens.shape[1]
+        return at, self.logits[at], row * self.logits.shape[1]
 
 
 @dataclass

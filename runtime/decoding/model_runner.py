@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -25,8 +25,7 @@ class Cancelled(Exception):
     """A call was stopped by `ModelRunner.cancel`; the cache holds what it held before the call."""
 
 
-@dataclass(frozen=True)
-class StepResult:
+class StepResult(NamedTuple):
     """One call's results. `choices` int64 [n]: the target's token after each row, -1 where it was pruned. `accepted`:
     the node the graph found, and the drafter's `proposal` after it; both None where the drafter did not run. `logits`
     float32 [n, vocabulary]: the model's own, where they were asked for; good until the next call."""

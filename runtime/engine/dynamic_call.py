@@ -11,14 +11,23 @@ from typing import Any
 import numpy as np
 
 from streamspec import step_graph as sg
+from streamspec.draft_tree import frozen
 from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, TreeProposal
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.engine.executor import GraphExecutor
-from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, SamplingState, checked_tokens
+from streamspec.runtime.engine.graph_call import (
+    CallRows,
+    DrafterShape,
+    SamplingState,
+    checked_tokens,
+    counted,
+    repeated,
+)
 from streamspec.runtime.engine.io_binding import IoBinding
 from streamspec.runtime.kv_cache.host_cache import Cache
 
-NO_LIMIT = np.array([-np.inf], np.float32)
+NO_LIMIT = frozen(np.array([-np.inf], np.float32))
+FREE, BOUND = frozen(np.array([True])), frozen(np.array([False]))  # by a grammar
 
 
 class DynamicCall:
@@ -70,7 +79,7 @@ class DynamicCall:
         self._bind_rows(binding, rows, draft, forced_node, pruning)
         if pruning is not None:
             binding.input(sg.PRIORS, np.zeros(count, np.float32) if priors is None else priors)
-        self._bind_choice(binding, rows.positions[rows.logit_rows], allowed)
+        self._bind_choice(binding, rows, allowed)
         scaled = self._bind_logits(binding, count) if self._logits_bound else None
         choices = binding.output(sg.CHOICES, (count,))
         drafted = self._bind_drafts(binding, draft) if self._drafter.gamma else None
@@ -84,9 +93,9 @@ class DynamicCall:
             return StepResult(chosen, logits=logits)
         accepted, candidates, scores, pairs, origins = drafted
         proposal = (
-            TreeProposal(candidates.copy(), scores.copy(), origins, self._drafter.levels)
+            TreeProposal(candidates, scores.copy(), origins, self._drafter.levels)
             if origins is not None
-            else IndependentProposal(candidates.copy(), scores.copy(), None if pairs is None else pairs.copy())
+            else IndependentProposal(candidates, scores.copy(), None if pairs is None else pairs.copy())
         )
         return StepResult(chosen, int(accepted[0]), proposal, logits)
 
@@ -125,32 +134,36 @@ class DynamicCall:
         self, binding: IoBinding, rows: CallRows, draft: bool, forced_node: int, pruning: Pruning | None = None
     ) -> None:
         n, gamma = len(rows.tokens), self._drafter.gamma
-        most, above = n, NO_LIMIT
-        if pruning is not None:
-            most = min(n, pruning.rows or n)
-            above = np.array([np.log(max(pruning.min_probability, 1e-30))], np.float32)
         binding.input(sg.INPUT_IDS, rows.tokens[None])
         binding.input(sg.POSITION_IDS, rows.positions[None])
         binding.input(sg.TREE_MASK, rows.mask)
         binding.input(sg.PARENTS, rows.parents)
         binding.input(sg.PAST_LENGTH, np.array([self._cache.length]))
         binding.input(sg.LOGIT_ROWS, rows.logit_rows)
-        binding.input(sg.NEXT_IDS, np.full(n, -1) if rows.next_ids is None else rows.next_ids)
-        binding.input(sg.KEEP_ROWS, np.array([most]))
+        settings = n, draft, forced_node, pruning
+        if settings == binding.settings and rows.next_ids is None:
+            return  # the others are as they were
+        binding.settings = settings if rows.next_ids is None else ()
+        most, above = n, NO_LIMIT
+        if pruning is not None:
+            most = min(n, pruning.rows or n)
+            above = np.array([np.log(max(pruning.min_probability, 1e-30))], np.float32)
+        binding.input(sg.NEXT_IDS, repeated(-1, n) if rows.next_ids is None else rows.next_ids)
+        binding.input(sg.KEEP_ROWS, repeated(most))
         binding.input(sg.KEEP_ABOVE, above)
         if gamma:
-            binding.input(sg.STREAM_IDS, np.arange(gamma if draft else 0))
-            binding.input(sg.FORCED_NODE, np.array([forced_node]))
-            binding.input(sg.FORCED_ROOT, np.array([-1]))
+            binding.input(sg.STREAM_IDS, counted(gamma if draft else 0))
+            binding.input(sg.FORCED_NODE, repeated(forced_node))
+            binding.input(sg.FORCED_ROOT, repeated(-1))
 
-    def _bind_choice(self, binding: IoBinding, positions: np.ndarray, allowed: np.ndarray | None) -> None:
-        """Binds what choosing a token after `positions` needs, out of those `allowed`."""
-        binding.input(sg.FREE, np.array([allowed is None]))
+    def _bind_choice(self, binding: IoBinding, rows: CallRows, allowed: np.ndarray | None) -> None:
+        """Binds what choosing tokens needs, out of those `allowed`."""
+        binding.input(sg.FREE, FREE if allowed is None else BOUND)
         if allowed is not None:
             binding.input(sg.ALLOWED, allowed)
         sampling = self._choice.sampling
         if sampling.random:
-            binding.input(sg.UNIFORMS, self._choice.uniforms(positions))
+            binding.input(sg.UNIFORMS, self._choice.uniforms(rows.positions[rows.logit_rows]))
         if sampling.repetition_penalty != 1:
             binding.input(sg.SEEN, self._choice.seen)
 

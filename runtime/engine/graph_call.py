@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from streamspec.bundle.manifest import Manifest
-from streamspec.draft_tree import DraftTree
+from streamspec.draft_tree import DraftTree, frozen
 from streamspec.errors import BundleError
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
@@ -70,6 +71,18 @@ class GraphCall(Protocol):
         """Appends rows `path` of the last call to the committed ones of the cache."""
 
 
+@lru_cache(maxsize=1024)
+def counted(n: int) -> np.ndarray:
+    """int64 [n]: 0, 1, .. Read-only."""
+    return frozen(np.arange(n))
+
+
+@lru_cache(maxsize=1024)
+def repeated(value: int, n: int = 1) -> np.ndarray:
+    """int64 [n] of one value. Read-only."""
+    return frozen(np.full(n, value))
+
+
 @dataclass(frozen=True)
 class DrafterShape:
     """The shapes of what a drafter returns. `levels`: rows of each level of a draft layer, () for streams and heads.
@@ -104,7 +117,7 @@ class SamplingState:
         self.seen[:] = False
         self.seen[tokens] = True
 
-    def saw(self, tokens: np.ndarray) -> None:
+    def saw(self, tokens: Sequence[int]) -> None:
         """Adds committed tokens."""
         if self.sampling.repetition_penalty != 1:
             self.seen[tokens] = True
@@ -120,8 +133,7 @@ def checked_tokens(choices: np.ndarray, vocab_size: int) -> np.ndarray:
 
     Raises BundleError for anything else.
     """
-    if not choices[0] >= 0 or choices.min() < -1 or choices.max() >= vocab_size:
-        raise BundleError(
-            f"a graph that chose {choices.tolist()}", f"tokens 0..{vocab_size - 1}", "export the bundle again"
-        )
+    tokens = choices.tolist()
+    if tokens[0] < 0 or min(tokens) < -1 or max(tokens) >= vocab_size:
+        raise BundleError(f"a graph that chose {tokens}", f"tokens 0..{vocab_size - 1}", "export the bundle again")
     return choices.copy()

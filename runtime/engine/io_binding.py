@@ -34,7 +34,9 @@ class IoBinding:
         self._bound: dict[str, tuple[int, ...]] = {}
         self._buffers: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}
         self._large: dict[str, tuple[np.ndarray, Any]] = {}  # keeps what is bound alive
+        self._constant: dict[str, np.ndarray | None] = {}  # the read-only arrays that inputs hold
         self._cache: Any = None
+        self.settings: tuple[object, ...] = ()  # what the inputs that seldom change were bound for, as the caller says
         self._adapter = adapter  # the binding does not keep it alive
         for name, value in adapter.items():
             self.io.bind_ortvalue_input(name, value)
@@ -57,12 +59,17 @@ class IoBinding:
         return name in self._names
 
     def input(self, name: str, value: np.ndarray) -> None:
-        """Sets an input the graph has; other names are ignored (plain graphs have no `parents`)."""
-        if name in self._names:
-            buffer, bound = self._buffer(name, value.shape, self.io.bind_ortvalue_input)
-            buffer[...] = value
-            if not self._in_place:
-                self.io.bind_ortvalue_input(name, bound)
+        """Sets an input the graph has; other names are ignored (plain graphs have no `parents`).
+
+        `value` is copied; if it is read-only and the input holds it already, nothing is done: it must never change.
+        """
+        if self._constant.get(name) is value or name not in self._names:
+            return
+        buffer, bound = self._buffer(name, value.shape, self.io.bind_ortvalue_input)
+        buffer[...] = value
+        if not self._in_place:
+            self.io.bind_ortvalue_input(name, bound)
+        self._constant[name] = None if value.flags.writeable else value
 
     def output(self, name: str, target: tuple[int, ...] | np.ndarray) -> np.ndarray:
         """Binds an output to a reused buffer of this shape, or to the given array; returns the array."""

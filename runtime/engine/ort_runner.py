@@ -18,7 +18,7 @@ from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.engine.executor import GraphExecutor
-from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, GraphCall, SamplingState
+from streamspec.runtime.engine.graph_call import CallRows, DrafterShape, GraphCall, SamplingState, counted
 from streamspec.runtime.engine.graph_kinds import graph_kind
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.memory_estimate import CHUNK, prompt_rows
@@ -194,15 +194,16 @@ class OrtRunner:
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> StepResult:
-        positions = self.cache.length + np.asarray(tree.depths)
-        rows = CallRows(tokens, positions, tree.mask(), np.asarray(tree.parents), np.arange(len(tree)), None, tree)
+        parents, depths = tree.arrays
+        rows = CallRows(tokens, self.cache.length + depths, tree.mask(), parents, counted(len(tree)), None, tree)
         self._verified = tokens
         return self._call.run(rows, draft, -1, allowed, pruning, priors)
 
     def commit(self, path: Sequence[int]) -> None:
         self._call.commit(path)
-        kept = self._verified[list(path)]
-        self.tokens += kept.tolist()
+        tokens = self._verified.tolist()
+        kept = [tokens[node] for node in path]
+        self.tokens += kept
         self._choice.saw(kept)
 
     def forward(self, tokens: Sequence[int], offsets: Sequence[int], mask: np.ndarray) -> np.ndarray:

@@ -14,6 +14,33 @@ from contextlib import contextmanager
 from streamspec.runtime.decoding.model_runner import Cancelled
 
 
+class _Turn:
+    """A place in the queue, and the lock once it is the first. A class, as every step of every session takes one: a
+    generator would cost three times as much."""
+
+    def __init__(self, queue: deque[object], changed: threading.Condition, cancelled: threading.Event) -> None:
+        self._queue, self._changed, self._cancelled = queue, changed, cancelled
+
+    def __enter__(self) -> None:
+        queue = self._queue
+        queue.append(self)
+        if queue[0] is self and not self._cancelled.is_set():
+            return
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: queue[0] is self or self._cancelled.is_set())
+            if self._cancelled.is_set():
+                raise Cancelled
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._queue.remove(self)
+            self._changed.notify_all()
+
+
 class FairLock:
     """A FIFO lock whose waiters can be cancelled."""
 
@@ -22,22 +49,9 @@ class FairLock:
         self._queue: deque[object] = deque()  # the first holds the lock
         self._requests = 0
 
-    @contextmanager
-    def acquire(self, cancelled: threading.Event) -> Iterator[None]:
+    def acquire(self, cancelled: threading.Event) -> _Turn:
         """The body holds the lock. Raises Cancelled where `cancelled` is set before it is acquired (`recheck`)."""
-        ticket = object()
-        with self._changed:
-            self._queue.append(ticket)
-        try:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue[0] is ticket or cancelled.is_set())
-            if cancelled.is_set():
-                raise Cancelled
-            yield
-        finally:
-            with self._changed:
-                self._queue.remove(ticket)
-                self._changed.notify_all()
+        return _Turn(self._queue, self._changed, cancelled)
 
     def recheck(self) -> None:
         """Has all waiters check whether they were cancelled."""

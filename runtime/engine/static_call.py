@@ -87,7 +87,7 @@ class StaticCall:
             not graph_chose and rows.tree is not None and accept(rows.tree, rows.tokens, choices)[0] != node
         ):
             return StepResult(choices, logits=logits)
-        proposal = IndependentProposal(candidates.copy(), scores.copy(), pairs[0].copy() if pairs else None)
+        proposal = IndependentProposal(candidates, scores.copy(), pairs[0].copy() if pairs else None)
         return StepResult(choices, node, proposal, logits)
 
     def logits(self, rows: CallRows) -> np.ndarray:

@@ -100,12 +100,18 @@ class KeyValueCache(SequenceRows):
 
     def compact(self, path: Sequence[int], above: tuple[int, Sequence[int]] | None = None) -> None:
         """See `Cache`: moves the accepted rows next to the committed ones."""
-        first, upper = above or (1 + max(group.layers[-1] for group in self.groups), ())
-        for group, data in zip(self.groups, self.data, strict=True):
-            below = sum(layer < first for layer in group.layers)
-            for part, nodes in ((data[:below], path), (data[below:], upper)):
-                for source, target, count in runs(nodes, self.length):
-                    _move(part, source, target, count)
+        moves = runs(path, self.length)
+        if above is None:
+            for data in self.data if moves else ():
+                for source, target, count in moves:
+                    _move(data, source, target, count)
+        else:
+            first, upper = above[0], runs(above[1], self.length)
+            for group, data in zip(self.groups, self.data, strict=True):
+                below = sum(layer < first for layer in group.layers)
+                for part, some in ((data[:below], moves), (data[below:], upper)):
+                    for source, target, count in some:
+                        _move(part, source, target, count)
         self.length += len(path)
 
     def append(self, rows: Sequence[np.ndarray], path: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from streamspec.runtime.text.stop_strings import StopStrings
 
+WINDOW = 16  # tokens that the window grows to before it starts anew
 _BROKEN = "\ufffd"
 
 
@@ -24,8 +25,8 @@ class Detokenizer:
     """Incremental decoding.
 
     A token's text depends on its neighbours (leading spaces, bytes of one character), so each new piece is the
-    difference between decoding a short window without and with the new tokens. The window starts where the last but one
-    piece did, where the text was whole.
+    difference between decoding a short window without and with the new tokens. The window starts where a piece did,
+    where the text was whole, at least one piece back.
     """
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
@@ -34,23 +35,36 @@ class Detokenizer:
         self._window = self._read = 0  # ids before _read are shown; decoding starts at _window
         self._shown = ""  # decoding of ids[_window:_read]
 
-    def push(self, token: int) -> str:
-        """Returns the text that became certain with `token`: empty while a character is incomplete."""
-        self._ids.append(token)
-        text = self._tokenizer.decode(self._ids[self._window :], skip_special_tokens=True)
-        if text.endswith(_BROKEN) or len(text) <= len(self._shown):
-            return ""
-        return self._advance(text)
+    def push(self, *tokens: int) -> str:
+        """Returns the text that became certain with `tokens`: all but a character that is incomplete at their end."""
+        before = len(self._ids)
+        self._ids += tokens
+        text = self._text(self._window, len(self._ids))
+        if not text.endswith(_BROKEN):
+            return self._advance(text, len(self._ids))
+        for end in range(len(self._ids) - 1, before, -1):  # what is whole is not to wait for the next call
+            text = self._text(self._window, end)
+            if not text.endswith(_BROKEN):
+                return self._advance(text, end)
+        return ""
 
     def finish(self) -> str:
         """Returns the rest at the end, incomplete characters as the replacement character."""
-        return self._advance(self._tokenizer.decode(self._ids[self._window :], skip_special_tokens=True))
+        return self._advance(self._text(self._window, len(self._ids)), len(self._ids))
 
-    def _advance(self, text: str) -> str:
+    def _advance(self, text: str, end: int) -> str:
+        """`text`: of ids[_window:end]."""
         piece = text[len(self._shown) :]
-        self._window, self._read = self._read, len(self._ids)
-        self._shown = self._tokenizer.decode(self._ids[self._window : self._read], skip_special_tokens=True)
+        if not piece:
+            return ""
+        begin, self._read, self._shown = self._read, end, text
+        if end - self._window > WINDOW:
+            self._window = begin
+            self._shown = self._text(begin, end)
         return piece
+
+    def _text(self, begin: int, end: int) -> str:
+        return self._tokenizer.decode(self._ids[begin:end], skip_special_tokens=True)
 
 
 class TextStream:
@@ -59,9 +73,18 @@ class TextStream:
     def __init__(self, tokenizer: TokenDecoder, stops: Sequence[str] = ()) -> None:
         self._detokenizer, self._stops = Detokenizer(tokenizer), StopStrings(stops)
 
-    def push(self, token: int) -> tuple[str, bool]:
-        """(text that may be shown, whether a stop string ended with this token)."""
-        return self._stops.push(self._detokenizer.push(token))
+    def push(self, tokens: Sequence[int]) -> tuple[int, str, bool]:
+        """Returns how many of the tokens count, the text that may be shown, and whether a stop string ended with the
+        last that counts."""
+        if not self._stops.wanted:
+            return len(tokens), self._detokenizer.push(*tokens), False
+        shown = ""
+        for count, token in enumerate(tokens, start=1):
+            piece, stopped = self._stops.push(self._detokenizer.push(token))
+            shown += piece
+            if stopped:
+                return count, shown, True
+        return len(tokens), shown, False
 
     def finish(self) -> tuple[str, bool]:
         """Returns the rest; an incomplete character's replacement can still complete a stop string."""

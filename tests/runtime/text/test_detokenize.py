@@ -26,14 +26,28 @@ def test_pieces_are_whole_characters_and_join_to_the_text(text: str) -> None:
     assert pieces[-1].strip("\ufffd") == ""  # nothing waits for the end
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60), st.lists(st.integers(1, 9), min_size=1, max_size=8), st.booleans())
+def test_tokens_that_come_together_give_the_text_that_they_give_one_by_one(
+    text: str, sizes: list[int], fallback: bool
+) -> None:
+    tokenizer = PIECES if fallback else BYTES
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    together, alone, begin = Detokenizer(tokenizer), Detokenizer(tokenizer), 0
+    for size in (sizes * (len(ids) + 1))[: len(ids)]:
+        some, begin = ids[begin : begin + size], begin + size
+        assert together.push(*some) == "".join(alone.push(token) for token in some)
+    assert together.finish() == alone.finish()
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(0, 256), max_size=24))
+@given(st.lists(st.integers(0, 256), max_size=60))
 def test_any_ids_join_to_the_full_decoding(ids: list[int]) -> None:
     assert "".join(speak(BYTES, ids)) == BYTES.decode(ids, skip_special_tokens=True)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from(["▁", "▁Hello", "▁world", "▁a", "a", "b", "é", "!", "<eos>", "€", "🎈"]), max_size=12))
+@given(st.lists(st.sampled_from(["▁", "▁Hello", "▁world", "▁a", "a", "b", "é", "!", "<eos>", "€", "🎈"]), max_size=50))
 def test_byte_fallback_joins_to_the_full_decoding(pieces: list[str]) -> None:
     ids: list[int] = []
     for piece in pieces:
@@ -82,7 +96,7 @@ def test_a_stop_string_over_several_tokens(text: str, shown: str) -> None:
     stream = TextStream(BYTES, ["\n\n"])
     out = ""
     for token in BYTES.encode(text, add_special_tokens=False).ids:
-        piece, stopped = stream.push(token)
+        _, piece, stopped = stream.push([token])
         out += piece
         if stopped:
             break
