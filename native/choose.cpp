@@ -1,10 +1,141 @@
-// Chooses the kernels that this processor runs.
+// Chooses the kernels that this processor runs. A file kernels_NAME.cpp that the compiler could not build is left out by
+// STREAMSPEC_WITHOUT_NAME.
 #include <cstring>
 
 #include "kernels.h"
 
-namespace streamspec {
-namespace avx512vnni { extern const Kernels kKernels; }
+#if defined(__x86_64__) || defined(_M_X64)
+#define STREAMSPEC_X86 1
+#if defined(_MSC_VER) && !defined(__clang__)
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#elif defined(__aarch64__) || defined(_M_ARM64)
+#define STREAMSPEC_ARM 1
+#if defined(_WIN32)
+#include <windows.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__linux__)
+#include <sys/auxv.h>
+#endif
+#endif
 
-const Kernels* choose_kernels(const char*) { return &avx512vnni::kKernels; }
+namespace streamspec {
+namespace {
+
+#if STREAMSPEC_X86
+struct Registers {
+    uint32_t eax, ebx, ecx, edx;
+};
+
+Registers cpuid(uint32_t leaf, uint32_t subleaf) {
+    Registers out{};
+#if defined(_MSC_VER) && !defined(__clang__)
+    int four[4];
+    __cpuid(four, 0);
+    if (leaf > static_cast<uint32_t>(four[0])) return out;
+    __cpuidex(four, static_cast<int>(leaf), static_cast<int>(subleaf));
+    std::memcpy(&out, four, sizeof out);
+#else
+    __get_cpuid_count(leaf, subleaf, &out.eax, &out.ebx, &out.ecx, &out.edx);
+#endif
+    return out;
 }
+
+// Registers that the operating system keeps for each thread.
+uint64_t kept_registers() {
+#if defined(_MSC_VER) && !defined(__clang__)
+    return _xgetbv(0);
+#else
+    uint32_t low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return static_cast<uint64_t>(high) << 32 | low;
+#endif
+}
+
+bool all_of(uint64_t bits, uint64_t wanted) { return (bits & wanted) == wanted; }
+
+struct Features {
+    bool avx2 = false, avxvnni = false, avx512vnni = false;
+
+    Features() {
+        constexpr uint32_t kFma = 1u << 12, kXsave = 1u << 27, kAvx = 1u << 28, kF16c = 1u << 29;          // 1: ecx
+        constexpr uint32_t kAvx2 = 1u << 5, kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;  // 7.0: ebx
+        constexpr uint32_t kVnni = 1u << 11;                                                               // 7.0: ecx
+        constexpr uint32_t kAvxVnni = 1u << 4;                                                             // 7.1: eax
+        constexpr uint64_t kWide = 0x6, kWidest = 0xe6;  // registers of 256 bits; of 512, and masks
+        if (!all_of(cpuid(1, 0).ecx, kFma | kXsave | kAvx | kF16c)) return;
+        const uint64_t kept = kept_registers();
+        const Registers more = cpuid(7, 0);
+        avx2 = all_of(kept, kWide) && all_of(more.ebx, kAvx2);
+        avxvnni = avx2 && more.eax >= 1 && all_of(cpuid(7, 1).eax, kAvxVnni);
+        avx512vnni = avx2 && all_of(kept, kWidest) && all_of(more.ebx, kF | kDq | kBw | kVl) && all_of(more.ecx, kVnni);
+    }
+};
+#elif STREAMSPEC_ARM
+bool dot_products() {
+#if defined(_WIN32)
+    return IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+#elif defined(__APPLE__)
+    int there = 0;
+    size_t size = sizeof there;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &there, &size, nullptr, 0) == 0 && there;
+#elif defined(__linux__)
+    return (getauxval(AT_HWCAP) & 1u << 20) != 0;  // HWCAP_ASIMDDP
+#else
+    return false;
+#endif
+}
+#endif
+
+}  // namespace
+
+#if STREAMSPEC_X86
+namespace avx512vnni { extern const Kernels kKernels; }
+namespace avxvnni { extern const Kernels kKernels; }
+namespace avx2 { extern const Kernels kKernels; }
+#elif STREAMSPEC_ARM
+namespace dotprod { extern const Kernels kKernels; }
+namespace neon { extern const Kernels kKernels; }
+#endif
+namespace portable { extern const Kernels kKernels; }
+
+Choices runnable_kernels() {
+    Choices out{};
+    [[maybe_unused]] const auto add = [&](bool runs, const Kernels& kernels) {
+        if (runs) out.of[out.count++] = &kernels;
+    };
+#if STREAMSPEC_X86
+    [[maybe_unused]] const Features features;
+#ifndef STREAMSPEC_WITHOUT_AVX512VNNI
+    add(features.avx512vnni, avx512vnni::kKernels);
+#endif
+#ifndef STREAMSPEC_WITHOUT_AVXVNNI
+    add(features.avxvnni, avxvnni::kKernels);
+#endif
+#ifndef STREAMSPEC_WITHOUT_AVX2
+    add(features.avx2, avx2::kKernels);
+#endif
+#elif STREAMSPEC_ARM
+#ifndef STREAMSPEC_WITHOUT_DOTPROD
+    add(dot_products(), dotprod::kKernels);
+#endif
+#ifndef STREAMSPEC_WITHOUT_NEON
+    add(true, neon::kKernels);
+#endif
+#endif
+    add(true, portable::kKernels);
+    return out;
+}
+
+const Kernels* choose_kernels(const char* name) {
+    const Choices choices = runnable_kernels();
+    if (name == nullptr || *name == '\0') return choices.of[0];
+    for (size_t i = 0; i < choices.count; i++)
+        if (std::strcmp(choices.of[i]->name, name) == 0) return choices.of[i];
+    return nullptr;
+}
+
+}  // namespace streamspec

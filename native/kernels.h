@@ -83,13 +83,19 @@ struct Kernels {
                  size_t to, float* sum, float* y);
 };
 
-inline size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-inline size_t attention_scratch(const Attention& a, size_t rows) {
+static inline size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+static inline size_t attention_scratch(const Attention& a, size_t rows) {
     const size_t queries = rows * (a.heads / a.kv_heads), columns = round_up(a.used, kLanes) + round_up(a.own, kLanes);
     return queries * (a.width + columns) + kLanes * a.width + 64;
 }
 
-// The best table that this processor runs; `name` of one of them, for tests, or null.
+// The tables that this processor runs, the best first.
+struct Choices {
+    const Kernels* of[8];
+    size_t count;
+};
+Choices runnable_kernels();
+// The one of this name, or the best where it is null or empty. Null: this processor runs none of that name.
 const Kernels* choose_kernels(const char* name);
 
 }  // namespace streamspec

@@ -1,5 +1,6 @@
 // The kernels, over the lanes of one instruction set (`simd_*.h`, included before this file).
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -21,10 +22,10 @@ inline void each(const Body& body) {
 
 // ---- functions of lanes
 
-// e^x, for x up to 88; exactly 0 below -87. Cody and Waite's reduction, Cephes' polynomial: within 2 ulp.
+// e^x, for x up to 88; exactly 0 below -87; no number of none. Cody and Waite's reduction, Cephes' polynomial: within 2 ulp.
 inline Floats exponential(Floats x) {
     const Floats low = all(-87.0f);
-    const Floats bounded = max(min(x, all(88.0f)), low);
+    const Floats bounded = max(low, min(all(88.0f), x));  // in this order, what is no number stays so
     const Ints n = nearest(mul(bounded, all(1.44269504f)));
     const Floats turns = to_floats(n);
     Floats r = fnma(turns, all(0.693359375f), bounded);
@@ -116,14 +117,33 @@ inline float lanes_max(Floats x) {
 
 // ---- rows
 
+// The largest magnitude; infinite or no number where one of them is.
 inline float largest(const float* x, size_t width) {
     Floats most = all(0.0f);
-    for (size_t i = 0; i < width; i += kLanes) most = max(most, absolute(load(x + i)));
-    return lanes_max(most);
+    for (size_t i = 0; i < width; i += kLanes) most = larger(most, absolute(load(x + i)));
+    most = larger(most, swapped<8>(most));
+    most = larger(most, swapped<4>(most));
+    most = larger(most, swapped<2>(most));
+    most = larger(most, swapped<1>(most));
+    float out[kLanes];
+    store(out, most);
+    return out[0];
 }
+
+// A step of codes -127..127, and its inverse: 0 where it would not be finite, for all codes to be 0 then.
+struct Step {
+    float scale, inverse;
+    explicit Step(float most) : scale(most * (1.0f / 127.0f)), inverse(scale >= FLT_MIN && scale <= FLT_MAX ? 1.0f / scale : 0.0f) {
+        if (!(scale <= FLT_MAX)) scale = NAN;
+    }
+};
 
 // Codes of `width` numbers, a multiple of 16; returns their sum.
 inline int32_t encode(const float* x, size_t width, float inverse, int8_t* codes) {
+    if (inverse == 0.0f) {
+        std::memset(codes, 0, width);
+        return 0;
+    }
     const Floats factor = all(inverse);
     for (size_t i = 0; i < width; i += kLanes) store_bytes(codes + i, nearest(mul(load(x + i), factor)));
     int32_t sum = 0;
@@ -139,24 +159,24 @@ void quantize(const Linear& map, const float* x, size_t from, size_t to, const R
         if (map.mix) mix_row(scratch, inputs, map.mix);
         int8_t* codes = out.codes + row * out.stride;
         if (map.bits == 8) {
-            const float most = largest(scratch, padded), scale = most * (1.0f / 127.0f);
-            out.scales[row] = scale;
-            out.sums8[row] = -kWeightOffset * encode(scratch, padded, scale > 0.0f ? 1.0f / scale : 0.0f, codes);
+            const Step step(largest(scratch, padded));
+            out.scales[row] = step.scale;
+            out.sums8[row] = -kWeightOffset * encode(scratch, padded, step.inverse, codes);
             continue;
         }
         for (size_t b = 0; b < out.blocks; b++) {
             const float* part = scratch + b * map.block;
-            const float most = largest(part, map.block), scale = most * (1.0f / 127.0f);
+            const Step step(largest(part, map.block));
             int8_t plain[256];
-            const int32_t sum = encode(part, map.block, scale > 0.0f ? 1.0f / scale : 0.0f, plain);
+            const int32_t sum = encode(part, map.block, step.inverse, plain);
             int8_t* own = codes + b * map.block;
             for (size_t i = 0; i < map.block; i += 8)
                 for (size_t j = 0; j < 4; j++) {
                     own[i + j] = plain[i + 2 * j];
                     own[i + 4 + j] = plain[i + 2 * j + 1];
                 }
-            out.scales[row * out.blocks + b] = scale;
-            out.sums4[row * out.blocks + b] = scale * static_cast<float>(sum);
+            out.scales[row * out.blocks + b] = step.scale;
+            out.sums4[row * out.blocks + b] = step.scale * static_cast<float>(sum);
         }
     }
 }
@@ -206,24 +226,35 @@ inline void finish(const Linear& map, size_t tile, const Floats (&product)[2], f
     std::memcpy(y + at, part, (map.outputs - at) * sizeof(float));
 }
 
+// Products of R rows with halves First .. First + Count of a tile.
+template <int R, int First, int Count>
+inline void sum8(const Linear& map, const Rows& x, size_t tile, size_t row, Ints (*out)[2]) {
+    const size_t steps = round_up(map.inputs, 4) / 4, stride = x.stride;
+    const int8_t* weights = static_cast<const int8_t*>(map.codes) + tile * steps * 128 + 64 * First;
+    const int8_t* codes = x.codes + row * stride;
+    Ints sums[R][Count];
+    each<R>([&](auto r) { each<Count>([&](auto c) { sums[r][c] = all_ints(x.sums8[row + r]); }); });
+    for (size_t k = 0; k < steps; k++) {
+        Bytes bytes[Count];
+        each<Count>([&](auto c) {
+            bytes[c] = load_weights(weights + 128 * k + 64 * c);
+            prefetch(weights + 128 * k + 64 * c + kAhead);
+        });
+        each<R>([&](auto r) {
+            each<Count>([&](auto c) { sums[r][c] = dot(sums[r][c], bytes[c], codes + r * stride + 4 * k); });
+        });
+    }
+    each<R>([&](auto r) { each<Count>([&](auto c) { out[r][First + c] = sums[r][c]; }); });
+}
+
 template <int R>
 void tile8(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) {
-    const size_t steps = round_up(map.inputs, 4) / 4;
-    const int8_t* weights = static_cast<const int8_t*>(map.codes) + tile * steps * 128;
-    const int8_t* codes = x.codes + row * x.stride;
-    const size_t stride = x.stride;
     Ints sums[R][2];
-    each<R>([&](auto r) { sums[r][0] = sums[r][1] = all_ints(x.sums8[row + r]); });
-    for (size_t k = 0; k < steps; k++) {
-        const Bytes a = load_weights(weights + 128 * k), b = load_weights(weights + 128 * k + 64);
-        if constexpr (R <= 16) {
-            prefetch(weights + 128 * k + kAhead);
-            prefetch(weights + 128 * k + kAhead + 64);
-        }
-        each<R>([&](auto r) {
-            sums[r][0] = dot(sums[r][0], a, codes + r * stride + 4 * k);
-            sums[r][1] = dot(sums[r][1], b, codes + r * stride + 4 * k);
-        });
+    if constexpr (R <= kBoth8) {
+        sum8<R, 0, 2>(map, x, tile, row, sums);
+    } else {
+        sum8<R, 0, 1>(map, x, tile, row, sums);
+        sum8<R, 1, 1>(map, x, tile, row, sums);
     }
     const Floats low = load(map.scales + tile * kTile), high = load(map.scales + tile * kTile + kLanes);
     each<R>([&](auto r) {
@@ -235,42 +266,43 @@ void tile8(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) 
 
 inline Floats load_zeros(const uint8_t* p) { return load_bytes(reinterpret_cast<const int8_t*>(p)); }
 
-template <int R>
+// As `sum8`, scaled.
+template <int R, int First, int Count>
 inline void sum4(const Linear& map, const Rows& x, size_t tile, size_t row, Floats (*out)[2]) {
-    const size_t blocks = x.blocks, steps = map.block / 8;
-    const uint8_t* weights = static_cast<const uint8_t*>(map.codes) + tile * (map.inputs / 8) * 128;
-    const uint16_t* scales = map.block_scales + tile * blocks * kTile;
-    const uint8_t* zeros = map.zeros ? map.zeros + tile * blocks * kTile : nullptr;
-    const int8_t* codes = x.codes + row * x.stride;
-    const size_t stride = x.stride;
-    each<R>([&](auto r) { each<2>([&](auto c) { out[r][c] = all(0.0f); }); });
+    const size_t blocks = x.blocks, steps = map.block / 8, stride = x.stride;
+    const uint8_t* weights = static_cast<const uint8_t*>(map.codes) + tile * (map.inputs / 8) * 128 + 64 * First;
+    const size_t at = tile * blocks * kTile + kLanes * First;
+    const uint16_t* scales = map.block_scales + at;
+    const uint8_t* zeros = map.zeros ? map.zeros + at : nullptr;
+    const int8_t* codes = x.codes + row * stride;
+    each<R>([&](auto r) { each<Count>([&](auto c) { out[r][First + c] = all(0.0f); }); });
     for (size_t b = 0; b < blocks; b++) {
-        Ints sums[R][2];
-        each<R>([&](auto r) { each<2>([&](auto c) { sums[r][c] = all_ints(0); }); });
+        Ints sums[R][Count];
+        each<R>([&](auto r) { each<Count>([&](auto c) { sums[r][c] = all_ints(0); }); });
         for (size_t k = 0; k < steps; k++) {
-            const uint8_t* at = weights + 128 * (b * steps + k);
+            const uint8_t* bytes = weights + 128 * (b * steps + k);
             const int8_t* inputs = codes + 8 * (b * steps + k);
-            each<2>([&](auto c) {
-                Bytes low, high;
-                load_nibbles(at + 64 * c, low, high);
-                if constexpr (R <= 4) prefetch(at + 64 * c + kAhead);
+            each<Count>([&](auto c) {
+                Nibbles low, high;
+                load_nibbles(bytes + 64 * c, low, high);
+                if constexpr (R <= 4) prefetch(bytes + 64 * c + kAhead);
                 each<R>([&](auto r) {
                     sums[r][c] = dot(sums[r][c], low, inputs + r * stride);
                     sums[r][c] = dot(sums[r][c], high, inputs + r * stride + 4);
                 });
             });
         }
-        Floats scale[2], offset[2];
-        each<2>([&](auto c) {
+        Floats scale[Count], offset[Count];
+        each<Count>([&](auto c) {
             scale[c] = load_half(scales + b * kTile + kLanes * c);
             const Floats zero = zeros ? load_zeros(zeros + b * kTile + kLanes * c) : all(8.0f);
             offset[c] = mul(scale[c], sub(zero, all(static_cast<float>(kNibbleOffset))));
         });
         each<R>([&](auto r) {
             const Floats own = all(x.scales[(row + r) * blocks + b]), sum = all(x.sums4[(row + r) * blocks + b]);
-            each<2>([&](auto c) {
-                out[r][c] = fma(mul(to_floats(sums[r][c]), own), scale[c], out[r][c]);
-                out[r][c] = fnma(sum, offset[c], out[r][c]);
+            each<Count>([&](auto c) {
+                out[r][First + c] = fma(mul(to_floats(sums[r][c]), own), scale[c], out[r][First + c]);
+                out[r][First + c] = fnma(sum, offset[c], out[r][First + c]);
             });
         });
     }
@@ -279,7 +311,12 @@ inline void sum4(const Linear& map, const Rows& x, size_t tile, size_t row, Floa
 template <int R>
 void tile4(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) {
     Floats product[R][2];
-    sum4<R>(map, x, tile, row, product);
+    if constexpr (R <= kBoth4) {
+        sum4<R, 0, 2>(map, x, tile, row, product);
+    } else {
+        sum4<R, 0, 1>(map, x, tile, row, product);
+        sum4<R, 1, 1>(map, x, tile, row, product);
+    }
     each<R>([&](auto r) { finish(map, tile, product[r], y + (row + r) * map.width()); });
 }
 
@@ -507,7 +544,9 @@ void attend(const Attention& a, size_t kv_head, size_t from, size_t to, float* s
 
 }  // namespace
 
+#define STREAMSPEC_TEXT(name) #name
+#define STREAMSPEC_NAME(name) STREAMSPEC_TEXT(name)
 extern const Kernels kKernels;
-const Kernels kKernels = {kName, quantize, linear, look_up, store_keys, attend, norm};
+const Kernels kKernels = {STREAMSPEC_NAME(STREAMSPEC_ISA), quantize, linear, look_up, store_keys, attend, norm};
 
 }  // namespace streamspec

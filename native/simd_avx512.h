@@ -9,13 +9,14 @@
 namespace streamspec::STREAMSPEC_ISA {
 
 constexpr int kRows8 = 8, kRows4 = 4;    // rows of a pass over a tile of weights
+constexpr int kBoth8 = 8, kBoth4 = 4;    // rows up to which both halves of a tile are computed at once
 constexpr int kQueries = 8;              // of attention, at a time
 constexpr int kAhead = 8192;             // bytes that are prefetched ahead: over the border of a page
-constexpr const char* kName = "avx512vnni";
 
 using Floats = __m512;
 using Ints = __m512i;
 using Bytes = __m512i;
+using Nibbles = __m512i;
 
 inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
 inline void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
@@ -35,6 +36,9 @@ inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c
 inline Floats fnma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a b
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats larger(Floats a, Floats b) {  // of magnitudes; what is no number is larger than all that are
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
 inline Floats absolute(Floats a) { return _mm512_abs_ps(a); }
 inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
 inline Ints nearest(Floats a) { return _mm512_cvtps_epi32(a); }  // ties to even
@@ -53,7 +57,7 @@ inline Bytes load_weights(const int8_t* p) {
     return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(static_cast<char>(0x80)));
 }
 constexpr int kWeightOffset = 128;
-inline void load_nibbles(const uint8_t* p, Bytes& low, Bytes& high) {
+inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     const Bytes both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
     low = _mm512_and_si512(both, mask);
     high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
