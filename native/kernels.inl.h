@@ -493,8 +493,7 @@ void attend_over(const Attention& a, size_t kv_head, size_t from, size_t to, flo
         for (size_t g = 0; g < group; g++)
             turn(a, a.packed + row * a.packed_stride + a.query_at + (kv_head * group + g) * width, row, a.query_norm,
                  vectors + ((row - from) * group + g) * width);
-    constexpr size_t kMost = 256;
-    float most[kMost];
+    float most[kMostGroup];  // queries are one row's, or few
     std::fill(most, most + queries, -INFINITY);
     const size_t cached = kv_head * a.slots * width;
     const Cached<Number> keys{static_cast<const Number*>(a.keys) + cached, width};

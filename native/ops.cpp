@@ -1,11 +1,13 @@
 // ONNX Runtime's custom operators of the domain `streamspec` (docs/reference/native-operators.md). Shapes are checked
 // before a kernel sees them; what does not fit is an error of the call, in one line.
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -51,12 +53,13 @@ Tensor describe(const ort::Value* value) {
     if (value == nullptr) return out;
     ort::TensorInfo* info = nullptr;
     check(api.tensor_info(value, &info));
+    const auto release = [](ort::TensorInfo* given) { api.release_info(given); };
+    const std::unique_ptr<ort::TensorInfo, decltype(release)> owner(info, release);
     size_t rank = 0;
     check(api.element_type(info, &out.type));
     check(api.rank(info, &rank));
     out.dims.resize(rank);
     if (rank) check(api.dimensions(info, out.dims.data(), rank));
-    api.release_info(info);
     void* data = nullptr;
     check(api.tensor_data(value, &data));
     static const char nothing = 0;  // a tensor without elements may have no memory
@@ -68,10 +71,11 @@ struct Call {
     ort::KernelContext* context;
     size_t inputs = 0;
     explicit Call(ort::KernelContext* c) : context(c) { check(api.input_count(context, &inputs)); }
-    Tensor input(size_t index) const {
-        const ort::Value* value = nullptr;
-        if (index < inputs) check(api.input(context, index, &value));
-        return describe(value);
+    Tensor input(size_t index) const { return describe(value(index)); }
+    const ort::Value* value(size_t index) const {  // null where it was left out
+        const ort::Value* out = nullptr;
+        if (index < inputs) check(api.input(context, index, &out));
+        return out;
     }
     template <typename T>
     T* output(size_t index, const std::vector<int64_t>& dims) const {
@@ -81,36 +85,67 @@ struct Call {
         if (value) check(api.tensor_data(value, &data));
         return static_cast<T*>(data);
     }
-    // Runs body(0) .. body(total - 1) on the session's threads.
+    // Runs body(0) .. body(total - 1) on the session's threads. They are not ours: an exception, for want of memory, is
+    // kept and thrown here.
     template <typename Body>
     void parallel(size_t total, const Body& body) const {
         if (total <= 1) {
             if (total) body(0);
             return;
         }
-        check(api.parallel_for(
-            context, [](void* data, size_t index) { (*static_cast<const Body*>(data))(index); }, total,
-            const_cast<void*>(static_cast<const void*>(&body))));
+        struct Work {
+            const Body& body;
+            std::atomic<bool> failed;
+        } work{body, {false}};
+        const auto run = [](void* data, size_t index) {
+            Work& mine = *static_cast<Work*>(data);
+            try {
+                mine.body(index);
+            } catch (...) {
+                mine.failed = true;
+            }
+        };
+        check(api.parallel_for(context, run, total, &work));
+        if (work.failed) throw Failure{"out of memory"};
     }
 };
 
-// Memory of one thread, kept between calls.
+// Memory of one thread, kept between calls: as much as the largest took. Holds what is written to it, of any type.
 template <int Use>
 float* scratch(size_t floats) {
-    struct Aligned {
-        std::vector<float> of;
+    struct Memory {
+        void* all = nullptr;
+        size_t bytes = 0;
+        ~Memory() { std::free(all); }
     };
-    thread_local Aligned memory;
-    if (memory.of.size() < floats + 16) memory.of.resize(floats + 16);
-    void* data = memory.of.data();
-    size_t space = (floats + 16) * sizeof(float);
-    return static_cast<float*>(std::align(64, floats * sizeof(float), data, space));
+    thread_local Memory memory;
+    const size_t wanted = floats * sizeof(float) + kRowAlign;
+    if (memory.bytes < wanted) {
+        std::free(memory.all);
+        memory.bytes = 0;
+        memory.all = std::malloc(wanted);
+        if (memory.all == nullptr) throw std::bad_alloc();
+        memory.bytes = wanted;
+    }
+    void* data = memory.all;
+    size_t space = memory.bytes;
+    return static_cast<float*>(std::align(kRowAlign, floats * sizeof(float), data, space));
 }
 
-const Kernels& kernels() {
-    static const Kernels* const chosen = choose_kernels(std::getenv("STREAMSPEC_KERNELS"));
-    return *chosen;
+std::string runnable_names() {
+    const Choices choices = runnable_kernels();
+    std::string out;
+    for (size_t i = 0; i < choices.count; i++) out += (i ? ", " : "") + std::string(choices.of[i]->name);
+    return out;
 }
+
+// Null where STREAMSPEC_KERNELS names none that this processor runs.
+const Kernels* chosen() {
+    static const Kernels* const kernels = choose_kernels(std::getenv("STREAMSPEC_KERNELS"));
+    return kernels;
+}
+
+const Kernels& kernels() { return *chosen(); }  // there are no operators without (`RegisterCustomOps`)
 
 int64_t whole(const ort::KernelInfo* info, const char* name, int64_t otherwise) {
     int64_t out = otherwise;
@@ -159,12 +194,15 @@ std::vector<float> ordered(const Tensor& given, const Linear& map) {
 struct LinearMap {
     Linear map{};
     std::vector<float> scales, bias;
+    std::vector<size_t> left_out;  // inputs
 
     // Weights and attributes of a node. Inputs from `first` on: codes, scales, then zeros (4 bits), then a bias.
     LinearMap(const char* op, const ort::KernelInfo* info, int bits, size_t first) {
         const Tensor codes = constant(info, first), scale = constant(info, first + 1);
-        const Tensor zeros = bits == 4 ? constant(info, first + 2) : Tensor{};
-        const Tensor shift = constant(info, first + (bits == 4 ? 3 : 2));
+        const size_t last = first + (bits == 4 ? 3 : 2);
+        const Tensor zeros = bits == 4 ? constant(info, first + 2) : Tensor{}, shift = constant(info, last);
+        for (size_t index = first + 2; index <= last; index++)
+            if (!(index == last ? shift : zeros).there()) left_out.push_back(index);
         map.bits = bits;
         map.inputs = static_cast<size_t>(whole(info, "in_features", 0));
         map.outputs = static_cast<size_t>(whole(info, "out_features", 0));
@@ -219,6 +257,8 @@ struct LinearKernel : LinearMap {
     explicit LinearKernel(const ort::KernelInfo* info) : LinearMap(kName, info, Bits, 1) {}
 
     void compute(const Call& call) {
+        for (size_t index : left_out)
+            if (call.value(index)) fail(kName, "zero points or a bias that are no constants");
         const Tensor x = call.input(0);
         if (x.type != ort::kFloat || x.dims.empty() || x.dim(1) != map.inputs) fail(kName, "rows of another width than the weights'");
         std::vector<int64_t> dims = x.dims;
@@ -320,6 +360,7 @@ struct AttentionKernel {
         own = Writes || whole(info, "own", 0) != 0;
         if (base.heads == 0 || base.kv_heads == 0 || base.heads > 1024 || base.heads % base.kv_heads != 0)
             fail(kName, "heads that key heads do not divide");
+        if (base.heads / base.kv_heads > kMostGroup) fail(kName, "too many heads to a key head");
         if (base.width == 0 || base.width % kLanes != 0 || base.width > 1024) fail(kName, "a head width that is no multiple of 16");
     }
 
@@ -352,10 +393,10 @@ struct AttentionKernel {
             if (a.rows > a.slots || (!a.ring && a.past + a.rows > a.slots)) fail(kName, "more rows than the cache has slots left");
         }
         if (cos.there()) {
-            a.rotated = 2 * cos.dim(1);
             if (cos.type != ort::kFloat || sin.type != ort::kFloat || cos.dims.size() != 2 || cos.dims != sin.dims || cos.dim(2) != a.rows ||
-                a.rotated > a.width)
+                2 * cos.dim(1) > a.width)
                 fail(kName, "rotary tables of another shape than [rows, rotated / 2]");
+            a.rotated = 2 * cos.dim(1);
             a.cos = cos.as<float>();
             a.sin = sin.as<float>();
         }
@@ -409,6 +450,21 @@ struct AttentionKernel {
 
 // ---- registration
 
+// Runs body; no exception crosses the C interface.
+template <typename Body>
+ort::Status* guarded(const Body& body) {
+    try {
+        body();
+        return nullptr;
+    } catch (const Failure& failure) {
+        return api.create_status(ort::kInvalidArgument, failure.text.c_str());
+    } catch (const std::exception& error) {
+        return api.create_status(ort::kFail, error.what());
+    } catch (...) {
+        return api.create_status(ort::kFail, "unknown error");
+    }
+}
+
 template <typename Kernel>
 struct Op : ort::CustomOp {
     struct Sides {
@@ -444,18 +500,6 @@ struct Op : ort::CustomOp {
     }
 
     static const Op& of(const CustomOp* op) { return *static_cast<const Op*>(op); }
-
-    template <typename Body>
-    static ort::Status* guarded(const Body& body) {
-        try {
-            body();
-            return nullptr;
-        } catch (const Failure& failure) {
-            return api.create_status(ort::kInvalidArgument, failure.text.c_str());
-        } catch (const std::exception& error) {
-            return api.create_status(ort::kFail, error.what());
-        }
-    }
 };
 
 template <bool Writes, bool Half>
@@ -487,13 +531,22 @@ STREAMSPEC_EXPORT ort::Status* RegisterCustomOps(ort::SessionOptions* options, c
     using namespace streamspec;
     const void* const* table = base->GetApi(ort::kApiVersion);
     if (table == nullptr) return nullptr;  // older than the first with all functions; the graph's operators are then unknown
-    api.table = table;
-    ort::CustomOpDomain* domain = nullptr;  // lives as long as the process: sessions refer to it
-    if (ort::Status* status = api.create_domain("streamspec", &domain)) return status;
-    for (const ort::CustomOp* op : operators())
-        if (ort::Status* status = api.add_op(domain, op)) return status;
-    return api.add_domain(options, domain);
+    static const void* const* const first = api.table = table;
+    if (table != first) return ort::Api{table}.create_status(ort::kFail, "streamspec: two ONNX Runtimes in one process");
+    return guarded([&] {
+        if (chosen() == nullptr) throw Failure{"STREAMSPEC_KERNELS names none of " + runnable_names()};
+        static ort::CustomOpDomain* const domain = [] {  // lives as long as the process: sessions refer to it
+            ort::CustomOpDomain* out = nullptr;
+            check(api.create_domain("streamspec", &out));
+            for (const ort::CustomOp* op : operators()) check(api.add_op(out, op));
+            return out;
+        }();
+        check(api.add_domain(options, domain));
+    });
 }
 
-// The name of the instruction set in use.
-STREAMSPEC_EXPORT const char* streamspec_kernels() { return streamspec::kernels().name; }
+// The name of the instruction set in use; "" where STREAMSPEC_KERNELS names none that this processor runs.
+STREAMSPEC_EXPORT const char* streamspec_kernels() {
+    const streamspec::Kernels* const kernels = streamspec::chosen();
+    return kernels ? kernels->name : "";
+}
