@@ -36,8 +36,8 @@ struct Linear {
     size_t width() const { return gated ? outputs / 2 : outputs; }
 };
 
-// Quantized rows. 8 bits: one scale a row, `sums` -(offset of weights) * sum of codes. 4 bits: `scales` and `sums`
-// (scale * sum of codes) of each block, codes of eight inputs as 0 2 4 6 1 3 5 7.
+// Quantized rows, one scale each. 8 bits: `sums8` is -(offset of weights) * sum of codes. 4 bits: `sums4` is the sum of
+// codes of each block; codes of eight inputs lie as 0 2 4 6 1 3 5 7.
 struct Rows {
     size_t rows, stride, blocks;
     int8_t* codes;

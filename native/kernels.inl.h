@@ -151,6 +151,19 @@ inline int32_t encode(const float* x, size_t width, float inverse, int8_t* codes
     return sum;
 }
 
+// Eight bytes as 0 2 4 6 1 3 5 7. (Little endian, as all machines here.)
+inline void apart(int8_t* bytes) {
+    const auto evens = [](uint64_t x) {
+        x &= 0x00ff00ff00ff00ffu;
+        x = (x | x >> 8) & 0x0000ffff0000ffffu;
+        return (x | x >> 16) & 0xffffffffu;
+    };
+    uint64_t eight;
+    std::memcpy(&eight, bytes, 8);
+    eight = evens(eight) | evens(eight >> 8) << 32;
+    std::memcpy(bytes, &eight, 8);
+}
+
 void quantize(const Linear& map, const float* x, size_t from, size_t to, const Rows& out, float* scratch) {
     const size_t inputs = map.inputs, padded = round_up(inputs, kRowAlign);
     for (size_t row = from; row < to; row++) {
@@ -164,20 +177,15 @@ void quantize(const Linear& map, const float* x, size_t from, size_t to, const R
             out.sums8[row] = -kWeightOffset * encode(scratch, padded, step.inverse, codes);
             continue;
         }
+        const Step step(largest(scratch, padded));
+        out.scales[row] = step.scale;
+        encode(scratch, padded, step.inverse, codes);
         for (size_t b = 0; b < out.blocks; b++) {
-            const float* part = scratch + b * map.block;
-            const Step step(largest(part, map.block));
-            int8_t plain[256];
-            const int32_t sum = encode(part, map.block, step.inverse, plain);
-            int8_t* own = codes + b * map.block;
-            for (size_t i = 0; i < map.block; i += 8)
-                for (size_t j = 0; j < 4; j++) {
-                    own[i + j] = plain[i + 2 * j];
-                    own[i + 4 + j] = plain[i + 2 * j + 1];
-                }
-            out.scales[row * out.blocks + b] = step.scale;
-            out.sums4[row * out.blocks + b] = step.scale * static_cast<float>(sum);
+            int32_t sum = 0;
+            for (size_t i = b * map.block; i < (b + 1) * map.block; i++) sum += codes[i];
+            out.sums4[row * out.blocks + b] = static_cast<float>(sum);
         }
+        for (size_t i = 0; i < inputs; i += 8) apart(codes + i);
     }
 }
 
@@ -285,27 +293,26 @@ inline void sum4(const Linear& map, const Rows& x, size_t tile, size_t row, Floa
             each<Count>([&](auto c) {
                 Nibbles low, high;
                 load_nibbles(bytes + 64 * c, low, high);
-                if constexpr (R <= 4) prefetch(bytes + 64 * c + kAhead);
+                prefetch(bytes + 64 * c + kAhead);
                 each<R>([&](auto r) {
                     sums[r][c] = dot(sums[r][c], low, inputs + r * stride);
                     sums[r][c] = dot(sums[r][c], high, inputs + r * stride + 4);
                 });
             });
         }
-        Floats scale[Count], offset[Count];
+        Floats scale[Count], zero[Count];
         each<Count>([&](auto c) {
             scale[c] = load_half(scales + b * kTile + kLanes * c);
-            const Floats zero = zeros ? load_zeros(zeros + b * kTile + kLanes * c) : all(8.0f);
-            offset[c] = mul(scale[c], sub(zero, all(static_cast<float>(kNibbleOffset))));
+            zero[c] = sub(zeros ? load_zeros(zeros + b * kTile + kLanes * c) : all(8.0f), all(static_cast<float>(kNibbleOffset)));
         });
         each<R>([&](auto r) {
-            const Floats own = all(x.scales[(row + r) * blocks + b]), sum = all(x.sums4[(row + r) * blocks + b]);
-            each<Count>([&](auto c) {
-                out[r][First + c] = fma(mul(to_floats(sums[r][c]), own), scale[c], out[r][First + c]);
-                out[r][First + c] = fnma(sum, offset[c], out[r][First + c]);
+            const Floats sum = all(x.sums4[(row + r) * blocks + b]);
+            each<Count>([&](auto c) {  // whole numbers up to the last product
+                out[r][First + c] = fma(fnma(zero[c], sum, to_floats(sums[r][c])), scale[c], out[r][First + c]);
             });
         });
     }
+    each<R>([&](auto r) { each<Count>([&](auto c) { out[r][First + c] = mul(out[r][First + c], all(x.scales[row + r])); }); });
 }
 
 template <int R>
