@@ -50,6 +50,7 @@ from streamspec.export.layers.sampling import choice_graph
 from streamspec.export.native.operators import native_ops
 from streamspec.export.ops.builder import IR_VERSION, OPSET, Array, WeightStore
 from streamspec.export.quantization import smoothing as smooth
+from streamspec.export.quantization.calibration_text import calibration_tokens
 from streamspec.export.quantization.precisions import Precision, check_hidden_size
 from streamspec.export.quantization.static_precisions import StaticPrecision
 from streamspec.export.tokenizer_files import begin_token, copy_tokenizer, end_tokens
@@ -323,8 +324,12 @@ def weights(model: Any, spec: DecoderSpec, precision: Precision, tokenizer: Toke
     source = ModelSource(model, spec)
     if precision.simulation is None:
         return source
-    say(f"smoothing for {precision.name}")
-    tokens = page(tokenizer, smooth.TEXT, spec.vocab, min(smooth.ROWS, spec.context_length))
+    if not precision.simulation.block:
+        say(f"smoothing for {precision.name}")
+        tokens = page(tokenizer, smooth.TEXT, spec.vocab, min(smooth.ROWS, spec.context_length))[None]
+    else:
+        tokens = calibration_tokens(tokenizer, spec)
+        say(f"rounding on {tokens.size} tokens")
     return smooth.smooth(model, spec, source, tokens, precision.simulation)
 
 

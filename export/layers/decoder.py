@@ -151,6 +151,7 @@ class Decoder(AttentionHeads):
             lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
             sensitive=self._sensitive(layer, modules),
             importance=lambda: self.source.importance(names[0]),
+            rounded=lambda: chosen.rounded(names[0]),
             mix=self.source.mixed(names[0]),
             gated=modules == self.spec.family.up and self.spec.family.gated and out % TILE == 0,
         )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from streamspec.export.weights.lazy_weights import LazyMatrix
 
 Array = NDArray[Any]
+Blocks = tuple[Array, Array, Array]  # of 4 bits: packed codes, scales, zero points, as MatMulNBits reads them
 # codes of weights that are inputs: no x86 kernel's sum of two products with uint8 leaves 16 bits, and ONNX Runtime
 # mends constants only
 NO_SATURATION = 63
@@ -29,7 +30,8 @@ SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantize_blocks`
 @dataclass(frozen=True)
 class Simulation:
     """Simulates the rounding of a weight and of rows, as float arrays; `powers` of a to try; `peaks`:
-    SmoothQuant's form of s. `mixes`: inputs with outliers in single rows are mixed in blocks (`hadamard`).
+    SmoothQuant's form of s. `mixes`: inputs with outliers in single rows are mixed in blocks (`hadamard`), or, in
+    `everything`, all inputs of linear maps. `block`: weights are rounded to 4 bits in such blocks on a text (`gptq`).
     """
 
     weight: Callable[[Array], Array]
@@ -37,6 +39,8 @@ class Simulation:
     powers: tuple[float, ...]
     peaks: bool
     mixes: bool = False
+    everything: bool = False
+    block: int = 0
 
     def mixed(self, block: int) -> Simulation:
         """The same for inputs mixed in blocks of `block`."""

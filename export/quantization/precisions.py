@@ -39,6 +39,7 @@ from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.ops.builder import CONTRIB, Scope, WeightStore
 from streamspec.export.quantization.arithmetic import (
     Array,
+    Blocks,
     Simulation,
     dequantize_rows,
     hadamard,
@@ -50,7 +51,7 @@ from streamspec.export.quantization.arithmetic import (
 from streamspec.export.weights.lazy_weights import LazyMatrix
 
 BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
-SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.2, 0.4, 0.6)  # powers tried (`smooth`)
+SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.3,)  # powers tried (`smooth`)
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 ACCURACY_INT8 = 4  # MatMulNBits quantizes activations to int8, per row and block
 P = TypeVar("P")
@@ -59,9 +60,9 @@ P = TypeVar("P")
 @dataclass(frozen=True)
 class Weight:
     """A linear map's weight [out, in], made only when it is written. `sensitive`: int4 keeps 8 bits of it.
-    `importance`: of its inputs [in] where 4 bits are chosen, by name of a linear map. `mix`: size of the blocks in
-    which its inputs are mixed first, 0: they are not. `gated`: its outputs are those of a gate and of the map that it
-    multiplies.
+    `importance`: of its inputs [in] where 4 bits are chosen. `rounded`: its 4 bits where a text has decided them.
+    `mix`: size of the blocks in which its inputs are mixed first, 0: they are not. `gated`: its outputs are those of a
+    gate and of the map that it multiplies.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Weight:
     load: Callable[[], Array | LazyMatrix]
     sensitive: bool = False
     importance: Callable[[], Array | None] = lambda: None
+    rounded: Callable[[], Blocks | None] = lambda: None
     mix: int = 0
     gated: bool = False
 
@@ -241,7 +243,13 @@ class Int4:
     def __init__(self, block: int = BLOCKS[0]) -> None:
         self.block = block
         self.simulation: Simulation | None = Simulation(
-            weight=lambda weight: round_blocks(weight, block), rows=lambda x: x, powers=SMOOTH_INT4, peaks=False
+            weight=lambda weight: round_blocks(weight, block),
+            rows=lambda x: dequantize_rows(*quantize_rows(x)),
+            powers=SMOOTH_INT4,
+            peaks=True,
+            mixes=True,
+            everything=True,
+            block=block,
         )
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
@@ -348,11 +356,18 @@ def updated(g: Scope, product: str, x: str, updates: Sequence[LowRank]) -> str:
     return product
 
 
+def blocks_of(weight: Weight, bits: int, block: int) -> tuple[Array, Array, Array | None]:
+    """What `quantize_blocks` returns for a weight; in 4 bits as a text has decided, if one has."""
+    if bits == 4 and (rounded := weight.rounded()) is not None:
+        return rounded
+    return quantize_blocks(weight.load(), bits, block, weight.importance())
+
+
 def _blocks(store: WeightStore, weight: Weight, bits: int, block: int) -> tuple[str, str, str]:
     """Codes, scales and zero points ('' where they are the operator's own) as MatMulNBits reads them."""
     codes, scales, zeros = (f"{weight.name}.int{bits}", f"{weight.name}.scale", f"{weight.name}.zero")
     if codes not in store:
-        packed, scale, zero = quantize_blocks(weight.load(), bits, block, weight.importance())
+        packed, scale, zero = blocks_of(weight, bits, block)
         store.add(codes, packed)
         store.add(scales, scale)
         if zero is not None:

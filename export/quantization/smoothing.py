@@ -13,7 +13,7 @@ inverse (QuaRot, arXiv 2404.00456).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -26,7 +26,16 @@ from safetensors.numpy import load_file, save_file
 from streamspec.errors import BundleError
 from streamspec.export.drafters.draft_pass import DraftSpec, Lora
 from streamspec.export.layers.decoder_spec import DecoderSpec
-from streamspec.export.quantization.arithmetic import HADAMARD, Array, Simulation, mixed_inputs, unmixed
+from streamspec.export.quantization.arithmetic import (
+    HADAMARD,
+    Array,
+    Blocks,
+    Simulation,
+    hadamard,
+    mixed_inputs,
+    unmixed,
+)
+from streamspec.export.quantization.gptq import moments, round_weight
 from streamspec.export.validate.pytorch_reference import ReferenceModel
 from streamspec.export.weights.source import ChangedSource, Source
 
@@ -129,6 +138,7 @@ class SmoothedSource(ChangedSource):
         self.scales = Scales()
         self.rows, self.columns = self.scales.rows, self.scales.columns
         self.powers: dict[str, Array] = {}  # by name of a module: mean squares of its scaled inputs [in]
+        self.codes: dict[str, Blocks] = {}  # by the first module's name: of a fused map (`gptq`)
 
     def weight(self, name: str) -> Array:
         """Returns a weight with its scales multiplied in."""
@@ -149,6 +159,18 @@ class SmoothedSource(ChangedSource):
         power = self.powers.get(module)
         return None if power is None else power + np.float32(RARE) * power.mean()
 
+    def rounded(self, module: str) -> Blocks | None:
+        """Returns 4 bits of the fused map that begins with `module`; None where no text has decided them."""
+        return self.codes.get(module)
+
+    def round(self, modules: Sequence[str], inputs: Array, block: int) -> None:
+        """Rounds fused `modules` with the unscaled `inputs` [rows, in] to 4 bits in blocks of `block`."""
+        scale, mixed = self.columns.get(modules[0]), self.mixed(modules[0])
+        inputs = inputs if scale is None else inputs / scale
+        weight = np.concatenate([self.weight(f"{module}.weight") for module in modules])
+        second = moments(hadamard(inputs, mixed) if mixed else inputs)
+        self.codes[modules[0]] = round_weight(weight, second, block)
+
     def bias(self, name: str) -> Array | None:
         """Returns a bias with its scales multiplied in; None where there is none."""
         bias = self.source.bias(name)
@@ -161,25 +183,27 @@ class SmoothedSource(ChangedSource):
 
 
 def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulation: Simulation) -> SmoothedSource:
-    """Searches scales for every group of every layer on the activations of `tokens` [rows]."""
+    """Searches scales for every group of every layer on the activations of texts of `tokens` [texts, rows]; then, where
+    the simulation says so, rounds the layer's weights on them."""
     smoothed, reference = SmoothedSource(source), ReferenceModel(model)
     if simulation.mixes:
-        blocks: dict[str, int] = {}
-        for layer in range(spec.layers):
-            blocks |= {
-                spec.weight_name(layer, name): mixed_inputs(spec.at(layer).in_width(name)) for name in spec.family.down
-            }
-        smoothed.scales.mixed |= {name: np.asarray(block, np.int32) for name, block in blocks.items() if block}
+        _mix(smoothed.scales, spec, simulation.everything)
 
     @contextmanager
     def around(layer: int) -> Iterator[None]:
         inputs: dict[str, Array] = {}
-        hooks = [_watch(reference.decoder.layer(layer), one.readers[0], inputs) for one in groups(spec, layer)]
+        watched = {one.readers[0] for one in groups(spec, layer)}
+        watched |= {modules[0] for modules in spec.fused(layer)} if simulation.block else set()
+        hooks = [_watch(reference.decoder.layer(layer), name, inputs) for name in sorted(watched)]
         try:
             yield
         finally:
             _remove(hooks)
-        choose(layer, inputs)
+        choose(layer, {name: rows[:: max(1, len(rows) // ROWS)] for name, rows in inputs.items()})
+        for modules in spec.fused(layer) if simulation.block else ():
+            smoothed.round(
+                [spec.weight_name(layer, module) for module in modules], inputs[modules[0]], simulation.block
+            )
 
     def choose(layer: int, inputs: dict[str, Array]) -> None:
         for group in groups(spec, layer):
@@ -202,9 +226,16 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
                 [np.ones(before, np.float32), divisor]
             )
 
-    rows = len(tokens)
-    reference.states(tokens, np.arange(rows), np.tri(rows, dtype=bool), around)
+    reference.texts(tokens, around)
     return smoothed
+
+
+def _mix(scales: Scales, spec: DecoderSpec, everything: bool) -> None:
+    """Has the inputs of the MLP's output map mixed, or `everything`."""
+    for layer in range(spec.layers):
+        for module in spec.modules(layer) if everything else spec.family.down:
+            if block := mixed_inputs(spec.at(layer).in_width(module)):
+                scales.mixed[spec.weight_name(layer, module)] = np.asarray(block, np.int32)
 
 
 def _best_scale(

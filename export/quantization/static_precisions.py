@@ -13,7 +13,7 @@ from typing import Protocol
 from streamspec.errors import ConfigError
 from streamspec.export.layers.lora_inputs import LowRank
 from streamspec.export.ops.builder import Scope, WeightStore
-from streamspec.export.quantization.arithmetic import Simulation, quantize_blocks, unpack
+from streamspec.export.quantization.arithmetic import Simulation, unpack
 from streamspec.export.quantization.precisions import (
     BLOCKS,
     Fp16,
@@ -23,6 +23,7 @@ from streamspec.export.quantization.precisions import (
     Precision,
     Rows,
     Weight,
+    blocks_of,
     make_precision,
     mixed_inputs_of,
     updated,
@@ -98,7 +99,7 @@ class StaticInt4(StaticInt8):
             )
         names = (f"{weight.name}.uint4", f"{weight.name}.scale", f"{weight.name}.zero")
         if names[0] not in store:
-            packed, scale, zeros = quantize_blocks(weight.load(), 4, self.block, weight.importance())
+            packed, scale, zeros = blocks_of(weight, 4, self.block)
             assert zeros is not None
             store.add_uint4(names[0], unpack(packed).reshape(weight.rows, -1).T)
             store.add(names[1], scale.T)

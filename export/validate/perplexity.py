@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
@@ -26,6 +27,7 @@ LIMIT = 20  # rows
 TOKENS = 1024  # that PyTorch runs in one pass
 HEAD_ROWS = 256  # rows of logits at a time: each time the head is read anew
 CALL = 128  # rows in a call of a graph
+LOSS_ROWS = 16  # of logits in float64
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def measure(model: Any, rows: Sequence[TokenRow]) -> Measured:
     """Runs PyTorch in float32 over `rows`, several texts in one pass."""
     reference, packs = ReferenceModel(model), [[rows[0]]]
     for row in rows[1:]:
-        if sum(len(other.input_ids) for other in packs[-1]) + len(row.input_ids) > TOKENS:
+        if (len(packs[-1]) + 1) * max(len(other.input_ids) for other in (*packs[-1], row)) > TOKENS:
             packs.append([])
         packs[-1].append(row)
     return Measured(rows, np.concatenate([_losses_of_model(reference, pack) for pack in packs]))
@@ -135,15 +137,17 @@ def graph_scorer(session: Any, rows: Sequence[TokenRow]) -> Scorer:
 
 
 def _losses_of_model(reference: ReferenceModel, pack: Sequence[TokenRow]) -> Array:
-    lengths = [len(row.input_ids) for row in pack]
-    tokens, text = np.concatenate([row.input_ids for row in pack]), np.repeat(np.arange(len(pack)), lengths)
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    sees = (text[:, None] == text) & np.tri(len(text), dtype=bool)
-    final = reference.states(tokens, positions, sees).final[0]
-    starts = np.cumsum([0, *lengths])
-    where = np.concatenate([start + _before_answer(row) for start, row in zip(starts, pack, strict=False)])
-    parts = np.split(where, range(HEAD_ROWS, len(where), HEAD_ROWS))
-    return np.concatenate([_losses(reference.decoder.logits(final[part]).numpy(), tokens[part + 1]) for part in parts])
+    longest = max(len(row.input_ids) for row in pack)
+    tokens = np.stack([np.pad(np.asarray(row.input_ids), (0, longest - len(row.input_ids))) for row in pack])
+    final = reference.texts(tokens).flatten(0, 1)
+    where = np.concatenate([text * longest + _before_answer(row) for text, row in enumerate(pack)])
+    targets = tokens.reshape(-1)[where + 1]
+    return np.concatenate(
+        [
+            _losses(reference.decoder.logits(final[where[at : at + HEAD_ROWS]]).numpy(), targets[at : at + HEAD_ROWS])
+            for at in range(0, len(where), HEAD_ROWS)
+        ]
+    )
 
 
 def _before_answer(row: TokenRow) -> Array:
@@ -153,9 +157,8 @@ def _before_answer(row: TokenRow) -> Array:
 
 def _losses(logits: Array, targets: Array) -> Array:
     """The cross-entropy of each row of logits [r, V] against the tokens `targets` [r], float64."""
-    return np.asarray([_loss(row.astype(np.float64), target) for row, target in zip(logits, targets, strict=True)])
-
-
-def _loss(scores: Array, target: int) -> float:
-    top = scores.max()
-    return float(top + np.log(np.exp(scores - top).sum()) - scores[target])
+    rows = torch.from_numpy(logits)
+    parts = [torch.logsumexp(part.double(), dim=-1) for part in rows.split(LOSS_ROWS)]
+    scores = rows.gather(1, torch.as_tensor(targets)[:, None])[:, 0].double()
+    losses: Array = (torch.cat(parts) - scores).numpy()
+    return losses

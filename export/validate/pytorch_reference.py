@@ -50,20 +50,38 @@ class ReferenceModel:
         """Rows at int64 positions [T]. `sees` bool [T, T]: row i may look at row j (sliding windows are added per
         layer). Each layer is called within `around` of it.
         """
-        where = torch.as_tensor(positions)[None]
-        hidden = self.decoder.begin(torch.as_tensor(tokens)[None], where)
-        rotary = self.decoder.rotary_embeddings(hidden, where)
-        per_layer_inputs = self.decoder.per_layer_inputs(torch.as_tensor(tokens)[None], hidden)
         cache = _Record({}, {}, {})
-        entry = hidden
+        final, entry = self._run(torch.as_tensor(tokens)[None], torch.as_tensor(positions), sees, cache, around)
+        keys, values = ({i: side[source] for i, source in self._kept(side)} for side in (cache.keys, cache.values))
+        return ReferenceOutput(final, entry, keys, values)
+
+    @torch.no_grad()
+    def texts(self, tokens: Array, around: Callable[[int], AbstractContextManager[None]] | None = None) -> Tensor:
+        """Finished states [B, T, H] of texts of tokens [B, T], each by itself. `around` as for `states`."""
+        length = tokens.shape[1]
+        sees = np.tri(length, dtype=bool)
+        return self._run(torch.as_tensor(tokens), torch.arange(length), sees, _Pass({}), around)[0]
+
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        sees: Array,
+        cache: Any,
+        around: Callable[[int], AbstractContextManager[None]] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Finished states, and those that enter the first layer of streams, [B, T, H] of tokens [B, T]."""
+        where = positions.expand(len(tokens), -1)
+        entry = hidden = self.decoder.begin(tokens, where)
+        rotary = self.decoder.rotary_embeddings(hidden, where)
+        per_layer_inputs = self.decoder.per_layer_inputs(tokens, hidden)
         for layer in range(self.layers):
             if layer == self.first:
                 entry = hidden
-            mask = self.mask(torch.as_tensor(sees), where[0], where[0], self.decoder.window(layer))
+            mask = self.mask(torch.as_tensor(sees), positions, positions, self.decoder.window(layer))
             with around(layer) if around else nullcontext():
                 hidden = self.decoder.call_layer(layer, hidden, mask, where, rotary, cache, per_layer_inputs)
-        keys, values = ({i: side[source] for i, source in self._kept(side)} for side in (cache.keys, cache.values))
-        return ReferenceOutput(self.decoder.finish(hidden), entry, keys, values)
+        return self.decoder.finish(hidden), entry
 
     def _kept(self, side: dict[int, Tensor]) -> list[tuple[int, int]]:
         """The layers that attend to one of `side`, and which that is."""
@@ -92,6 +110,16 @@ def tree_rows(context: Array, tree_tokens: Array, tree: DraftTree) -> tuple[Arra
     sees[length:, :length] = True
     sees[length:, length:] = tree.ancestors
     return np.concatenate([context, tree_tokens]), positions, sees
+
+
+@dataclass
+class _Pass:
+    """A cache that returns K/V unchanged. `shared`: by kind of layer, those that others attend to."""
+
+    shared: dict[str, tuple[Tensor, Tensor]]
+
+    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return key, value
 
 
 @dataclass

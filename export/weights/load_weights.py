@@ -81,6 +81,9 @@ class ModelSource:
     def importance(self, module: str) -> None:
         """Returns None: nothing was measured."""
 
+    def rounded(self, module: str) -> None:
+        """Returns None: nothing was rounded."""
+
     def _find(self, name: str) -> tuple[torch.nn.Module, torch.Tensor] | None:
         """The module and the parameter of that name."""
         holder: Any = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from streamspec.export.quantization.arithmetic import Array
+from streamspec.export.quantization.arithmetic import Array, Blocks
 from streamspec.export.weights.lazy_weights import LazyMatrix
 
 
@@ -28,6 +28,9 @@ class Source(Protocol):
 
     def importance(self, module: str) -> Array | None:
         """Returns how much each input [in] of a linear map counts where its weight is rounded; None: all the same."""
+
+    def rounded(self, module: str) -> Blocks | None:
+        """Returns 4 bits of the fused map that begins with `module`, rounded on a text; None where none was."""
 
 
 class ChangedSource:
@@ -51,3 +54,7 @@ class ChangedSource:
     def importance(self, module: str) -> Array | None:
         """Returns how much each input of a linear map counts."""
         return self.source.importance(module)
+
+    def rounded(self, module: str) -> Blocks | None:
+        """Returns None: these are other weights."""
+        return None

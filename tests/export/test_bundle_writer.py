@@ -262,7 +262,8 @@ def test_smoothing_keeps_the_function(family: str, tmp_path: Path, monkeypatch: 
     spec = describe(model)
     streams = tiny_streams(spec)
     tokens = np.arange(40) % VOCAB
-    source = smooth(model, spec, ModelSource(model, spec), tokens, Int8.simulation)
+    simulation = replace(Int8.simulation, everything=True)
+    source = smooth(model, spec, ModelSource(model, spec), tokens[None], simulation)
     for mode in ("merged", "delta"):
         session = write(
             tmp_path, StepGraph(spec, source, precision("fp32"), source.drafter(streams, spec), None, 10, mode)
@@ -289,7 +290,7 @@ def test_smoothing_brings_int8_closer(tmp_path: Path) -> None:
     spec, tokens = describe(model), np.random.default_rng(0).integers(0, VOCAB, 40)
     rough = build(tmp_path, model, streams=False, kind="int8")
     before = check_parity(rough.session, expect(model, None, tokens), "int8")["plain"]["relative"]
-    source = smooth(model, spec, ModelSource(model, spec), tokens[::-1].copy(), Int8.simulation)
+    source = smooth(model, spec, ModelSource(model, spec), tokens[None, ::-1].copy(), Int8.simulation)
     session = write(tmp_path, StepGraph(spec, source, Int8()))
     after = check_parity(session, expect(model, None, tokens), "int8")["plain"]["relative"]
     assert after < 0.6 * before
@@ -308,7 +309,7 @@ def test_mixing_brings_int8_closer_where_rows_have_outliers_of_their_own(tmp_pat
     expected, found = expect(model, None, tokens), []
     for mixes in (False, True):
         simulation = replace(Int8.simulation, mixes=mixes)
-        source = smooth(model, spec, ModelSource(model, spec), tokens[::-1].copy(), simulation)
+        source = smooth(model, spec, ModelSource(model, spec), tokens[None, ::-1].copy(), simulation)
         assert source.mixed(spec.weight_name(1, spec.family.down[0])) == (32 if mixes else 0)
         session = write(tmp_path, StepGraph(spec, source, Int8()))
         found.append(check_parity(session, expected, "int8")["plain"]["relative"])
