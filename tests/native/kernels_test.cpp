@@ -75,7 +75,7 @@ struct Products {
 Products multiply(const Kernels& kernels, const Linear& map, const std::vector<float>& x, Random random) {
     const size_t rows = x.size() / map.inputs, stride = round_up(map.inputs, kRowAlign);
     const size_t blocks = map.bits == 4 ? map.inputs / map.block : 1;
-    Products out{std::vector<int8_t>(rows * stride), std::vector<float>(rows * blocks), std::vector<float>(rows * map.width(), 7.0f)};
+    Products out{std::vector<int8_t>(rows * stride), std::vector<float>(rows), std::vector<float>(rows * map.width(), 7.0f)};
     std::vector<int32_t> sums8(rows);
     std::vector<float> sums4(rows * blocks), scratch(stride);
     const Rows quantized{rows, stride, blocks, out.codes.data(), out.scales.data(), sums8.data(), sums4.data()};
