@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,31 @@ def test_two_models_write_what_the_target_writes(
         steps, tokens = steps + calls, tokens + len(plain) - 1
     assert tokens > 1.5 * steps  # a draft model so close to the target is often right
     assert max(fed) <= 2  # its last candidate and the target's token: all else it knows
+
+
+def test_a_peers_worker_answers_alike_in_all_modes_and_leaves_the_drafter_out_where_told(
+    bundles: Bundles, scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peer_engines.worker import Streamspec
+
+    engine = Streamspec({"model": bundles("fp32"), "threads": 1})
+    engine.session.policy = replace(engine.session.policy, rows=8, costs=np.linspace(1, 1.2, 8))
+    runner, drafted = engine.session.runner, list[bool]()
+    for name, place, run in (("verify", 2, runner.verify), ("prefill", 1, runner.prefill)):
+
+        def call(*rest: Any, _run: Any = run, _place: int = place, **named: Any) -> StepResult:
+            drafted.append(bool(rest[_place]))
+            return _run(*rest, **named)
+
+        monkeypatch.setattr(runner, name, call)
+    answers = {}
+    for mode in ("plain", "n-grams", "default"):
+        drafted.clear()
+        answers[mode] = [engine.answer(engine.session.encode(prompt), 24, mode, {}) for prompt in PROMPTS]
+        assert any(drafted) == (mode == "default")
+    assert len({str([one["tokens"] for one in some]) for some in answers.values()}) == 1
+    assert sum(one["step_tokens"] for one in answers["n-grams"]) > 0 == sum(one["steps"] for one in answers["plain"])
+    assert all(0 < one["first"] + one["decode"] <= one["whole"] for some in answers.values() for one in some)
 
 
 @pytest.mark.parametrize("tree", ["6", "8:3", "8:0.1", "8f", "2x2", "1x3", "2x2c"])

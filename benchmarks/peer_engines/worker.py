@@ -1,0 +1,291 @@
+"""Holds one loaded engine and answers requests, one JSON line each, in the engine's own environment:
+`PYTHON worker.py '{"engine": ..., "model": ..., "threads": ...}'`.
+
+Needs nothing of streamspec but for its own engine. First line written: seconds of loading, the process whose memory
+counts, versions. Then each request `{"prompt": ids, "limit": n, "mode": ..., "settings": ...}` gets `{"tokens": ids,
+"first": s, "decode": s, "whole": s}`: seconds to the first token, from there to the last one, and of the request; or
+`{"error": ...}`. Tokens may end with the end-of-text token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+STARTED = time.perf_counter()
+PATIENCE = 120.0  # seconds that a server may take to open a model
+Answer = dict[str, Any]
+
+
+class Streamspec:
+    """Answers by the package itself: its default, plain, or drafting with n-grams alone."""
+
+    packages = ("onnxruntime",)
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from streamspec.runtime import load
+
+        self.session = load(config["model"], threads=config["threads"])
+        self.arms: dict[str, Any] = {}
+
+    def arm(self, mode: str) -> Any:
+        """One way of decoding; what it learns of drafts is its own."""
+        from streamspec.bench.arms import Arm
+        from streamspec.runtime.decoding.drafter_gate import DrafterGate
+        from streamspec.runtime.decoding.policy import AdaptiveState
+
+        if mode not in self.arms:
+            arm = self.arms[mode] = Arm(mode, self.session, mode != "plain")
+            if mode == "n-grams" and self.session.runner.gamma:
+                state = AdaptiveState(self.session.policy.costs)
+                if state.gate is None:
+                    raise RuntimeError("its drafter cannot be left out: no cost of rows was measured")
+                state.gate.__class__ = type("Closed", (DrafterGate,), {"open": property(lambda self: False)})
+                arm._adaptive.append(state)
+        return self.arms[mode]
+
+    def answer(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
+        arm = self.arm(mode)
+        self.session.forget()
+        started = time.perf_counter()
+        done = arm.answer(prompt, limit)
+        whole, measure = time.perf_counter() - started, done.measure
+        steps = {"steps": measure.steps, "step_tokens": measure.step_tokens, "plain_steps": measure.plain_steps}
+        return {"tokens": done.token_ids, "first": measure.prefill, "decode": measure.decode, "whole": whole, **steps}
+
+
+class OnnxruntimeGenai:
+    """Answers by onnxruntime-genai, plain or with its n-gram speculation (`settings`: its speculative options)."""
+
+    packages = ("onnxruntime-genai", "onnxruntime")
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        import numpy
+        import onnxruntime_genai
+
+        self.numpy, self.genai = numpy, onnxruntime_genai
+        options = onnxruntime_genai.Config(config["model"])
+        session = {"session_options": {"intra_op_num_threads": config["threads"]}}
+        options.overlay(json.dumps({"model": {"decoder": session}}))
+        self.model = onnxruntime_genai.Model(options)
+
+    def answer(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
+        started = time.perf_counter()
+        asked = self.genai.GeneratorParams(self.model)
+        asked.set_search_options(max_length=len(prompt) + limit, do_sample=False)
+        if mode != "plain":
+            asked.set_speculative_options(**settings)
+        generator = self.genai.Generator(self.model, asked)
+        generator.append_tokens(self.numpy.array(prompt, dtype=self.numpy.int32))
+        generator.generate_next_token()
+        first = time.perf_counter()
+        while not generator.is_done():
+            generator.generate_next_token()
+        ended = time.perf_counter()
+        tokens = [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
+        return {"tokens": tokens, "first": first - started, "decode": ended - first, "whole": ended - started}
+
+
+class OpenVino:
+    """Answers by OpenVINO GenAI's pipeline, plain or loaded with prompt lookup (`settings`: of its generation)."""
+
+    packages = ("openvino-genai", "openvino")
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        import numpy
+        import openvino
+        import openvino_genai
+
+        self.numpy, self.openvino, self.genai = numpy, openvino, openvino_genai
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # nobody profits from having read the prompt before
+        options: dict[str, Any] = {"INFERENCE_NUM_THREADS": config["threads"], "scheduler_config": scheduler}
+        if config["mode"] != "plain":
+            options["prompt_lookup"] = True
+        self.pipeline = openvino_genai.LLMPipeline(config["model"], "CPU", **options)
+        clock = self
+
+        class Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]
+            def write(self, token: Any) -> Any:
+                clock.came = clock.came or time.perf_counter()
+                return openvino_genai.StreamingStatus.RUNNING
+
+            def end(self) -> None:
+                pass
+
+        self.streamer, self.came = Streamer(), 0.0
+
+    def answer(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
+        started, self.came = time.perf_counter(), 0.0
+        options = self.pipeline.get_generation_config()
+        options.max_new_tokens, options.do_sample = limit, False
+        for name, value in settings.items():
+            setattr(options, name, value)
+        ids = self.numpy.array([prompt], dtype=self.numpy.int64)
+        given = self.genai.TokenizedInputs(self.openvino.Tensor(ids), self.openvino.Tensor(self.numpy.ones_like(ids)))
+        found = self.pipeline.generate(given, options, self.streamer)
+        ended = time.perf_counter()
+        tokens = [int(token) for token in found.tokens[0]]
+        return {"tokens": tokens, "first": self.came - started, "decode": ended - self.came, "whole": ended - started}
+
+
+class Transformers:
+    """Answers by transformers' `generate`, plain or with prompt lookup; in fp32 also the judge of others' answers."""
+
+    packages = ("transformers", "torch")
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.torch = torch
+        torch.set_num_threads(config["threads"])
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config["precision"]]
+        self.model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=dtype).eval()
+
+    def answer(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
+        came: list[float] = []
+
+        class Streamer:
+            def put(self, value: Any) -> None:  # the prompt first
+                came.append(time.perf_counter())
+
+            def end(self) -> None:
+                pass
+
+        started = time.perf_counter()
+        ids = self.torch.tensor([prompt])
+        options = {"max_new_tokens": limit, "do_sample": False, "use_cache": True, "streamer": Streamer(), **settings}
+        found = self.model.generate(ids, attention_mask=self.torch.ones_like(ids), **options)
+        ended = time.perf_counter()
+        tokens = [int(token) for token in found[0, len(prompt) :]]
+        return {"tokens": tokens, "first": came[1] - started, "decode": ended - came[1], "whole": ended - started}
+
+    def score(self, prompt: list[int], tokens: list[int]) -> Answer:
+        """Minus the log-probability of `tokens` after `prompt`, summed."""
+        with self.torch.inference_mode():
+            logits = self.model(self.torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].float()
+            chosen = self.torch.log_softmax(logits, -1).gather(-1, self.torch.tensor(tokens)[:, None])
+        return {"nll": -float(chosen.double().sum()), "count": len(tokens)}
+
+
+class LlamaCpp:
+    """Answers by llama.cpp's server on one slot; speculation is one of its options (`config["settings"]`).
+
+    The server's own clock counts, which HTTP is no part of.
+    """
+
+    packages = ()
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [config["program"], "--model", config["model"], "--host", "127.0.0.1", "--port", str(port)]
+        for option in ("--threads", "--threads-batch"):
+            command += [option, str(config["threads"])]
+        command += ["--parallel", "1", "--ctx-size", str(config["context"]), "--cache-ram", "0"]
+        self.server = subprocess.Popen(
+            [*command, *config["settings"].get("flags", [])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        until = time.monotonic() + PATIENCE
+        while not self.ready():
+            if self.server.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"llama-server did not start: {' '.join(command)}")
+            time.sleep(0.002)
+
+    def ready(self) -> bool:
+        try:
+            self.connection.request("GET", "/health")
+            found = self.connection.getresponse()
+            found.read()
+            return found.status == 200
+        except OSError:
+            self.connection.close()
+            return False
+
+    def answer(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
+        asked = {"prompt": prompt, "n_predict": limit, "cache_prompt": False, "return_tokens": True}
+        asked |= {"temperature": 0.0, "samplers": ["temperature"], "stream": False}
+        self.connection.request("POST", "/completion", json.dumps(asked), {"Content-Type": "application/json"})
+        return said(json.loads(self.connection.getresponse().read()), len(prompt))
+
+    def close(self) -> None:
+        self.server.terminate()
+        self.server.wait(30)
+
+
+def said(found: dict[str, Any], prompt: int) -> Answer:
+    """An answer as llama.cpp's server writes it. Raises RuntimeError for anything else."""
+    times = found.get("timings")
+    if times is None or "tokens" not in found:
+        raise RuntimeError(f"llama-server said {json.dumps(found)[:200]}")
+    if times["prompt_n"] != prompt:
+        raise RuntimeError(f"llama-server read {times['prompt_n']} of {prompt} tokens")
+    first, decode = times["prompt_ms"] / 1e3, times["predicted_ms"] / 1e3
+    return {"tokens": found["tokens"], "first": first, "decode": decode, "whole": first + decode}
+
+
+ENGINES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "streamspec": Streamspec,
+    "llama.cpp": LlamaCpp,
+    "onnxruntime-genai": OnnxruntimeGenai,
+    "openvino": OpenVino,
+    "transformers": Transformers,
+}
+
+
+@contextmanager
+def own_output() -> Iterator[Any]:
+    """The pipe that answers go into; whatever libraries print goes to stderr."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
+        os.dup2(2, 1)
+        yield pipe
+
+
+def serve(engine: Any, lines: Any, say: Callable[[dict[str, Any]], None]) -> None:
+    for line in lines:
+        asked = json.loads(line)
+        try:
+            if "score" in asked:
+                say(engine.score(asked["prompt"], asked["score"]))
+            else:
+                say(engine.answer(asked["prompt"], asked["limit"], asked["mode"], asked["settings"]))
+        except Exception as error:  # whatever an engine raises: the one who asked decides what to do
+            say({"error": f"{type(error).__name__}: {error}"})
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    with own_output() as pipe:
+
+        def say(found: dict[str, Any]) -> None:
+            print(json.dumps(found), file=pipe, flush=True)
+
+        try:
+            engine = ENGINES[config["engine"]](config)
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"})
+            return
+        measured = engine.server.pid if isinstance(engine, LlamaCpp) else os.getpid()
+        versions = {name: version(name) for name in engine.packages}
+        say({"load": time.perf_counter() - STARTED, "pid": measured, "versions": versions})
+        try:
+            serve(engine, sys.stdin, say)
+        finally:
+            if isinstance(engine, LlamaCpp):
+                engine.close()
+
+
+if __name__ == "__main__":
+    main()
