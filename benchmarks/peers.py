@@ -125,7 +125,7 @@ def run_task(arguments: argparse.Namespace, work: Path, store: runs.Store, name:
         return open_worker(side, settings, made, work, cache, task.context, arguments.threads)
 
     record = store.task(name, runs.fixed(task, sides, arguments.threads, arguments.block))
-    measurement = runs.Measurement(task, sides, opened, store, record, eos)
+    measurement = runs.Measurement(task, sides, opened, store, record, eos, arguments.candidates, arguments.loads)
     if not record["loading"]:
         shutil.rmtree(cache, ignore_errors=True)  # so that the first load is one
     try:
@@ -213,6 +213,8 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     two.add_argument("--tuning", type=positive, default=8, help="other prompts, for peers' settings (default: 8)")
     two.add_argument("--repetitions", type=positive, default=5)
     two.add_argument("--block", type=positive, default=5, help="prompts that an engine answers before the next one")
+    two.add_argument("--candidates", type=positive, help="settings tried of a peer's n-grams, likely ones first")
+    two.add_argument("--loads", type=positive, default=runs.LOADS, help="of an engine alone; the first counts apart")
     two.add_argument("--threads", type=positive, default=os.cpu_count())
     two.add_argument(
         "--bundle",

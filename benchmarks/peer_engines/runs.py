@@ -85,6 +85,8 @@ class Measurement:
     store: Store
     record: Record
     eos: list[int]
+    candidates: int | None = None  # settings tried for a side at most
+    loads: int = LOADS
     workers: dict[str, Worker] = field(default_factory=dict)
 
     def usable(self) -> list[Side]:
@@ -109,7 +111,7 @@ class Measurement:
                 say(f"{self.task.name}: tuning {side.name}")
                 tried: list[tuple[float, Settings]] = []
                 try:
-                    for settings in ENGINES[side.engine].settings:
+                    for settings in ENGINES[side.engine].settings[: self.candidates]:
                         best_yet = max((rate for rate, _ in tried), default=0.0)
                         tried.append((self.speed(side, settings, HOPELESS * best_yet), settings))
                 except EngineError as error:
@@ -143,7 +145,7 @@ class Measurement:
             say(f"{self.task.name}: loading {side.process}")
             slow = ENGINES[side.engine].repetitions is not None
             try:
-                known[side.process] = self.loading(side, 2 if slow else LOADS)
+                known[side.process] = self.loading(side, min(2, self.loads) if slow else self.loads)
             except EngineError as error:
                 for one in [one for one in self.usable() if one.process == side.process]:
                     self.fail(one, error)

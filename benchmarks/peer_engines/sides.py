@@ -25,8 +25,8 @@ def llama_flags(kind: str, size: int | None = None, drafts: int | None = None) -
 @dataclass(frozen=True)
 class Engine:
     """`environment`: the folder of its own Python, empty for this one. `speculates`: the precisions that are also
-    measured with its own n-grams, `settings` the candidates for these. `loads_settings`: every way of decoding needs a
-    process of its own. `repetitions`: at most, for engines too slow for more."""
+    measured with its own n-grams, `settings` the candidates for these, likely ones first. `loads_settings`: every way
+    of decoding needs a process of its own. `repetitions`: at most, for engines too slow for more."""
 
     environment: str
     precisions: tuple[str, ...] = ()
@@ -43,11 +43,11 @@ ENGINES: Mapping[str, Engine] = {
         ("Q4_0", "Q8_0", "Q4_K_M"),
         ("Q4_0", "Q8_0"),
         (
+            llama_flags("ngram-map-k", 3, 8),
             llama_flags("ngram-simple", 3, 4),
             llama_flags("ngram-simple", 3, 8),
             llama_flags("ngram-map-k", 2, 4),
             llama_flags("ngram-map-k", 3, 4),
-            llama_flags("ngram-map-k", 3, 8),
             llama_flags("ngram-map-k", 4, 16),
             llama_flags("ngram-map-k4v", 3, 8),
             llama_flags("ngram-mod", 4, 16),
@@ -59,13 +59,13 @@ ENGINES: Mapping[str, Engine] = {
         "genai",
         ("int4", "int8"),
         ("int4", "int8"),
-        tuple({"ngram_size": n, "max_draft_tokens": m} for n, m in ((2, 4), (2, 8), (3, 4), (3, 8), (3, 16), (4, 8))),
+        tuple({"ngram_size": n, "max_draft_tokens": m} for n, m in ((3, 16), (2, 4), (2, 8), (3, 4), (3, 8), (4, 8))),
     ),
     "openvino": Engine(
         "openvino",
         ("int8", "int4"),
         ("int8", "int4"),
-        tuple({"num_assistant_tokens": m, "max_ngram_size": n} for n, m in ((2, 3), (2, 5), (3, 3), (3, 5), (3, 8))),
+        tuple({"num_assistant_tokens": m, "max_ngram_size": n} for n, m in ((3, 8), (2, 3), (2, 5), (3, 3), (3, 5))),
         loads_settings=True,
     ),
     JUDGE: Engine(

@@ -278,6 +278,7 @@ class Bench:
 
     def __init__(self, path: Path) -> None:
         self.path, self.asked, self.tired = path, list[str](), set[str]()
+        self.candidates: int | None = None
         self.task = prompts.Task("e2e", [[5, 6, 7], [5, 8, 2], [9, 9, 9]], [[4, 4, 4]], [3] * 9, 16)
         self.sides = [side(f"{OURS} default"), side(f"{OURS} plain"), side("onnxruntime-genai int4 n-grams")]
 
@@ -288,7 +289,7 @@ class Bench:
             return FakeWorker(one, settings, one.name in self.tired, self.asked)
 
         fixed = runs.fixed(self.task, self.sides, 2, 2)
-        found = runs.Measurement(self.task, self.sides, opened, store, store.task("e2e", fixed), EOS)
+        found = runs.Measurement(self.task, self.sides, opened, store, store.task("e2e", fixed), EOS, self.candidates)
         found.tune()
         found.load()
         self.asked.clear()
@@ -362,3 +363,10 @@ def test_llamas_source_is_unpacked_alone(tmp_path: Path) -> None:
             archive.add(inside, name)
     install.unpack(tmp_path / "a.tar.gz", tmp_path / "out")
     assert [path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")] == ["src/a.cpp"]
+
+
+def test_only_so_many_settings_are_tried(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "figures.json")
+    bench.candidates = 2
+    tried = bench.run(1).record["tuned"]["onnxruntime-genai int4 n-grams"]["tried"]
+    assert [settings for _, settings in tried] == list(sides.ENGINES["onnxruntime-genai"].settings[:2])
