@@ -57,9 +57,7 @@ class AdapterSwapper:
         """
         assert isinstance(runner, OrtRunner)
         new = AdapterSwapper(self.folder, self.bundle, runner, self.options)
-        new._policies = {
-            key: (policy, AdaptiveState(policy.costs)) for key, (policy, _) in self._policies.copy().items()
-        }
+        new._policies = {key: (policy, AdaptiveState(policy)) for key, (policy, _) in self._policies.copy().items()}
         new._shared = self._shared
         return new
 
@@ -80,7 +78,7 @@ class AdapterSwapper:
             runner.reset()
             if key not in self._policies:
                 policy = choose_policy(runner, chosen.manifest, self.options)
-                self._policies[key] = policy, AdaptiveState(policy.costs)
+                self._policies[key] = policy, AdaptiveState(policy)
         except BaseException:
             runner.use(before.manifest, before.tensors)
             raise

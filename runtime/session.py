@@ -61,7 +61,7 @@ class Session:
         """Called by `load`. `policy` defaults to plain decoding; `swapper` is set for swappable bundles."""
         self.runner, self.manifest, self.tokenizer, self.template = runner, manifest, tokenizer, template
         self.policy = policy or DecodingPolicy(manifest.model.eos_token_ids)
-        self.adaptive = AdaptiveState(self.policy.costs)
+        self.adaptive = AdaptiveState(self.policy)
         self.provider = provider or ProviderChoice(CPU.name)
         self.messages: list[Message] = []
         self.adapter: str | None = None  # the active one, by the name or path it was given by
@@ -255,6 +255,8 @@ class Session:
         `idle` also unloads it.
         """
         self.forget()
+        if self.policy.costs is not None:
+            self.policy.costs.end(closing=True)
         model = self.runner.model
         if model.unloader.seconds is not None and model.sequences == 1:
             model.unloader.unload()

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
+from streamspec.runtime.costs.row_costs import Trial
 from streamspec.runtime.decoding.grammar_state import GrammarState, Path
 from streamspec.runtime.decoding.ngram import NgramAcceptanceRates, NgramMatch
 
@@ -209,15 +210,20 @@ def build_draft_tree(
     costs: np.ndarray | None = None,
     sharpness: float = SHARPNESS,
     grammar_state: GrammarState | None = None,
+    trial: Trial | None = None,
 ) -> Draft:
     """Builds the best draft of at most `rows` nodes, `root` (the text's last token) included.
 
     `costs` [rows]: time of a step with 1.. rows; the draft is as large as makes expected tokens per time largest, two
     nodes at least. Without costs it has as many nodes as there are candidates for, up to `rows`, and never more than
-    `MAX_ROWS`. With a `grammar_state` it holds only what the grammar allows, and what that forces is certain to come.
+    `MAX_ROWS`. With a `grammar_state` it holds only what the grammar allows, and what that forces is certain to come. A
+    `trial` may make it larger or smaller, to learn what that costs.
     """
-    search = _TreeSearch(proposal, match, sharpness, grammar_state)
-    nodes, expected = search.take(root, min(rows, MAX_ROWS), None if costs is None else costs.tolist())
+    search, most = _TreeSearch(proposal, match, sharpness, grammar_state), min(rows, MAX_ROWS)
+    if costs is None or trial is None:
+        nodes, expected = search.take(root, most, None if costs is None else costs.tolist())
+    else:
+        nodes, expected = search.attempt(root, most, costs, trial)
     tree, order = _laid_out(tuple([node.parent for node in nodes]), tuple([node.rank for node in nodes]))
     tokens, probabilities = (
         np.array([nodes[i].token for i in order], dtype=np.int64),
@@ -290,6 +296,15 @@ class _TreeSearch:
             if not node.follows:
                 self._offer(node.parent, node.rank + 1)
         return taken[:size], brings
+
+    def attempt(self, root: int, rows: int, costs: np.ndarray, trial: Trial) -> tuple[list[_Node], float]:
+        """As `take`, but for as many nodes as the trial wants of those that could pay if it is right."""
+        self.take(root, rows, trial.low.tolist())
+        expected = np.cumsum([node.probability for node in self._taken])
+        size = len(expected)
+        if size > 2:
+            size = trial.size(expected, costs, 2 + int(np.argmax(expected[1:] / costs[1:size])))
+        return self._taken[:size], float(expected[size - 1])
 
     def _take(self, node: _Node) -> None:
         """Adds a node and offers its children: the match's token, and the first candidate."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from streamspec.runtime.costs.row_costs import RowCosts
+
 MEMORY = 16.0  # comparisons that count
 PAUSE = 12  # steps without the drafter, then it runs once more
 PRIOR = 0.2  # tokens a step that the drafter is believed to bring before it is known, in part at every new answer
@@ -17,16 +19,10 @@ FADE = 0.995  # of what came before, at every step
 
 
 class DrafterGate:
-    """Says whether the drafter runs; one per session. `costs` [rows]: time of a step with 1.. rows that also runs the
-    drafter, over a plain step's; costs[0] is 1, the plain step.
-    """
+    """Says whether the drafter runs; one per session. `costs`: of steps by their rows."""
 
-    def __init__(self, costs: np.ndarray) -> None:
-        row = (costs[3] - costs[1]) / 2 if len(costs) > 3 else 0.0
-        # of the drafter: how much a step of one row with it costs more than a plain one
-        self.price = max(0.0, float(costs[1] - row - 1))
-        self.without_drafter = np.maximum(costs - self.price, 1.0)  # a step with 1.. rows that does not run the drafter
-        self._with_drafter = self.without_drafter + self.price
+    def __init__(self, costs: RowCosts) -> None:
+        self._costs = costs
         self._advantage = PRIOR
         self._since = 0
         self._tokens, self._spent = RATE * WEIGHT, WEIGHT
@@ -38,7 +34,7 @@ class DrafterGate:
 
     def costs(self, drafter: bool) -> np.ndarray:
         """Returns the cost [rows] of a step with 1.. rows, with or without the drafter."""
-        return self._with_drafter if drafter else self.without_drafter
+        return self._costs.with_drafter if drafter else self._costs.without_drafter
 
     def begin(self) -> None:
         """Begins a new answer."""
@@ -52,6 +48,6 @@ class DrafterGate:
 
     def compare(self, tokens: int, rows: int, ngram_tokens: int, ngram_rows: int) -> None:
         """Reports how many tokens a step drafted with the drafter brought, and n-grams alone would have."""
-        rate = self._tokens / self._spent
-        saved = float(self.without_drafter[rows - 1] - self.without_drafter[ngram_rows - 1] + self.price)
+        rate, without = self._tokens / self._spent, self._costs.without_drafter
+        saved = float(without[rows - 1] - without[ngram_rows - 1] + self._costs.price)
         self._advantage += (tokens - ngram_tokens - rate * saved - self._advantage) / MEMORY

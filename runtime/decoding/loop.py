@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streamspec.errors import BundleError
+from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import Draft, DraftProposal, build_draft_tree
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
@@ -53,6 +54,7 @@ class SpeculativeDecoder:
         self.consumer_seconds = 0.0  # that the consumer spent between calls: no decode time
         self._controller = self.adaptive.controller
         self._step_began = 0.0  # in `_clock`
+        self._ran_drafter = False  # in the last step
         self._root = -1
         self._proposal: DraftProposal | None = None
         self._index = NgramIndex(self.adaptive.calibration.rates) if self.rows > 1 and self.policy.ngram else None
@@ -62,6 +64,16 @@ class SpeculativeDecoder:
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""
         limit = min(self.options.max_new_tokens, self.runner.context_length - len(prompt))
+        costs = self.policy.costs if self.rows > 1 else None
+        try:
+            if costs is not None:
+                costs.begin()
+            yield from self._answer(prompt, limit, costs)
+        finally:
+            if costs is not None:
+                costs.end()
+
+    def _answer(self, prompt: Sequence[int], limit: int, costs: RowCosts | None) -> Iterator[Committed]:
         done = self._prefill(prompt, limit)
         graph_before, waited_before, decoding = (
             self.runner.graph_seconds,
@@ -77,13 +89,20 @@ class SpeculativeDecoder:
             yield done
             if done.finish_reason:
                 return
+            began = self._clock()
             self._root = done.tokens[-1]
             if self._index is not None:
                 self._index.extend(done.tokens)
-            remaining = limit - self.stats.new_tokens
+            remaining, cached = limit - self.stats.new_tokens, self.runner.length
             self._step_began = self._clock()
-            draft = self._draft() if self.rows > 1 and remaining > 1 and not self._controller.probe_due else None
-            done = self._plain_step(remaining) if draft is None else self._tree_step(draft, remaining)
+            draft = self._draft() if self.rows > 1 and remaining > 1 and not self._probe_due else None
+            if draft is None:
+                began = self._clock()  # a draft that was not worth a step is no part of a plain one
+                done = self._plain_step(remaining)
+            else:
+                done = self._tree_step(draft, remaining)
+            if costs is not None:
+                costs.observe(self.stats.rows, self._ran_drafter, self._clock() - began, cached)
 
     def describe(self) -> str:
         """Says for the user whether speculation is on, and why not."""
@@ -128,11 +147,14 @@ class SpeculativeDecoder:
             return None
         if grammar is not None:
             rows = min(rows, room + 1)  # a chain of forced tokens may be long
-        costs = self._costs()
+        costs, learned = self._costs(), self.policy.costs
         proposal = None if paused else self._proposal
+        trial = None if learned is None or forced or paused else learned.trial(self._runs_drafter())
         draft = build_draft_tree(
-            self._root, proposal, self._match, rows, costs, self.adaptive.calibration.sharpness, grammar
+            self._root, proposal, self._match, rows, costs, self.adaptive.calibration.sharpness, grammar, trial
         )
+        if learned is not None and trial is not None:
+            learned.tried(trial.loss)
         if len(draft.tree) == 1 or draft.tree.depth > room:
             return None
         # A plain step instead would run the drafter all the same, for the step after it.
@@ -148,6 +170,7 @@ class SpeculativeDecoder:
             priors = np.log(np.maximum(draft.probabilities, TINY)).astype(np.float32)
         paused = not self._controller.on
         costs, drafter = self._costs(), self._runs_drafter() and not paused
+        self._ran_drafter = drafter
         grammar = self.grammar
         result = self.runner.verify(
             tokens, tree, drafter, pruning, priors, None if grammar is None else grammar.tree_masks(tree, tokens)
@@ -178,8 +201,9 @@ class SpeculativeDecoder:
 
     def _plain_step(self, remaining: int) -> Committed:
         controller = self._controller
-        speculates_next = (controller.on and not controller.probe_due) or controller.about_to_resume
+        speculates_next = (controller.on and not self._probe_due) or controller.about_to_resume
         draft_next = speculates_next and remaining > 1 and self._runs_drafter() and self._may_draft(self.runner.length)
+        self._ran_drafter = draft_next
         result = self.runner.verify(
             np.array([self._root], dtype=np.int64), ROOT_ONLY, draft_next, allowed=self._allowed()
         )
@@ -212,21 +236,28 @@ class SpeculativeDecoder:
         logprobs = [logprob(result.logits[row], token, count) for row, token in zip(path, done.tokens, strict=False)]
         return replace(done, logprobs=logprobs)
 
+    @property
+    def _probe_due(self) -> bool:
+        """Whether the next step is to be a plain one, to be timed."""
+        costs = self.policy.costs
+        return self._controller.probe_due or (costs is not None and costs.plain_due)
+
     def _runs_drafter(self) -> bool:
         """Whether the drafter is to run at the end of the step under way."""
         return self.runner.gamma > 0 and (self._gate is None or self._gate.open)
 
     def _costs(self) -> np.ndarray | None:
-        return self.policy.costs if self._gate is None else self._gate.costs(self._runs_drafter())
+        if self._gate is not None:
+            return self._gate.costs(self._runs_drafter())
+        return None if self.policy.costs is None else self.policy.costs.curve
 
     def _ngram_only(self, gate: DrafterGate, came: Sequence[int]) -> tuple[int, int]:
         """Counts the tokens that the last draft would have brought without the drafter's proposal, and its rows."""
         if self._match is None and self.grammar is None:
             return 1, 1
-        draft = build_draft_tree(
-            self._root, None, self._match, self.rows, gate.without_drafter, grammar_state=self.grammar
-        )
-        if not draft.pays(gate.without_drafter):
+        costs = gate.costs(False)
+        draft = build_draft_tree(self._root, None, self._match, self.rows, costs, grammar_state=self.grammar)
+        if not draft.pays(costs):
             return 1, 1
         right = (drafted == token for drafted, token in zip(draft.tokens[1:].tolist(), came, strict=False))
         return min(1 + sum(takewhile(bool, right)), len(came)), len(draft.tree)

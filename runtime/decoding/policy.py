@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import DraftCalibration
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.model_runner import Pruning
@@ -19,20 +20,21 @@ PLAIN_REQUESTED = "asked for plain decoding"
 class DecodingPolicy:
     """Says how one bundle or, where it is swappable, one of its adapters is decoded on this machine.
 
-    `eos`: token ids that end a text. `rows`: most rows of a verification step, 1: plain, and `reason` why. `costs`
-    [rows]: time of a step with 1.. rows over a plain step's; None (not measured): every step takes all rows. `ngram`:
-    also draft what followed an earlier occurrence of the newest tokens. `pruning`: which rows go on above the early
-    exit, None for all. `call_rows`: rows that every call of a static graph computes, however few are asked for; None
-    for a dynamic one.
+    `eos`: token ids that end a text. `rows`: most rows of a verification step, 1: plain, and `reason` why. `costs`: of
+    steps by their rows, shared by all sessions; None (of no account): every step takes all rows. `ngram`: also draft
+    what followed an earlier occurrence of the newest tokens. `pruning`: which rows go on above the early exit, None for
+    all. `call_rows`: rows that every call of a static graph computes, however few are asked for; None for a dynamic
+    one. `expected` [rows]: tokens per step that trees of 1.. rows brought on validation data, if there was any.
     """
 
     eos: Collection[int] = ()
     rows: int = 1
-    costs: np.ndarray | None = None
+    costs: RowCosts | None = None
     ngram: bool = True
     pruning: Pruning | None = None
     call_rows: int | None = None
     reason: str = PLAIN_REQUESTED
+    expected: np.ndarray | None = None
 
     def describe(self) -> str:
         """Says for the user whether speculation is on, and why not."""
@@ -42,8 +44,18 @@ class DecodingPolicy:
 
 
 class AdaptiveState:
-    """Learns of a session's drafts while it runs, from answer to answer. `costs`: of its `DecodingPolicy`."""
+    """Learns of a session's drafts while it runs, from answer to answer, beginning as its `policy` says."""
 
-    def __init__(self, costs: np.ndarray | None = None) -> None:
+    def __init__(self, policy: DecodingPolicy | None = None) -> None:
+        costs = None if policy is None else policy.costs
         self.controller, self.calibration = SpeculationController(), DraftCalibration()
-        self.gate = None if costs is None or len(costs) < 2 else DrafterGate(costs)
+        self.gate = None if costs is None or len(costs.curve) < 2 else DrafterGate(costs)
+        if policy is not None and costs is not None and costs.sure and policy.expected is not None:
+            self.controller.expect(*_best(policy.expected, costs.curve))
+
+
+def _best(expected: np.ndarray, costs: np.ndarray) -> tuple[float, float]:
+    """Tokens per step of the tree that pays most, and its cost."""
+    rows = min(len(expected), len(costs))
+    best = 1 + int(np.argmax(expected[1:rows] / costs[1:rows])) if rows > 1 else 0
+    return float(expected[best]), float(costs[best])

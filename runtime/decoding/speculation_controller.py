@@ -26,6 +26,8 @@ PROBES = (32, 40, 48)  # verification steps after which a plain step is timed,
 PROBE_EVERY = 256  # and the distance of all further ones
 TIMED, ENOUGH = 9, 3  # steps of each kind whose median counts; plain ones it takes
 MARGIN = 1.1  # gain of verification steps over plain ones that is no accident of timing
+# Share of plain decoding's speed that trees must promise: those that grow step by step do better than promised.
+HOPELESS = 0.9
 SMOOTHING = 0.06  # weight of the newest step in the average that is shown
 
 
@@ -68,6 +70,14 @@ class SpeculationController:
     def _needed(self) -> float:
         """Budget for a new attempt."""
         return min(MAX_BUDGET, max(REFILL, ATTEMPT * (self._cost - 1)))
+
+    def expect(self, committed: float, cost: float) -> None:
+        """Says before the first answer what a step will commit, and at which cost: where that is far from paying, the
+        first attempt waits until plain steps have earned it."""
+        if committed < HOPELESS * cost:
+            self._budget, self.on = 0.0, False
+            self._committed, self._cost, self._calibrated_cost = committed, cost, cost
+            self._reason_off = f"off ({committed:.1f} tokens per step expected at {cost:.1f}x step cost)"
 
     def begin(self) -> None:
         """Begins a new answer."""

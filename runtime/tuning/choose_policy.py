@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from streamspec.bundle.manifest import Manifest
+from streamspec.runtime.costs.row_costs import RowCosts
+from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS
 from streamspec.runtime.decoding.model_runner import Pruning
+from streamspec.runtime.decoding.ngram import CONTINUATION
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, DecodingPolicy
 from streamspec.runtime.options import LoadOptions
 
@@ -14,20 +19,33 @@ if TYPE_CHECKING:
 
 
 def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -> DecodingPolicy:
-    """Measures what steps cost, unless that is known, and chooses by it."""
-    from streamspec.runtime.tuning.step_costs import calibrated
+    """Takes up what is known of the cost of steps; answers tell the rest."""
+    from streamspec.runtime.costs.learned_costs import LearnedRowCosts
+    from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record
 
-    rows, costs = 1, None
+    rows, costs, expected = 1, None, None
     reason = PLAIN_REQUESTED if manifest.streams is not None else "the bundle has no streams"
     pruning = options.pruning if manifest.streams is not None and manifest.streams.pruning else None
     if (manifest.trees is not None or options.ngram) and options.tree not in ("plain", 1):
         if isinstance(options.tree, int):
             rows = min(options.tree, runner.rows or options.tree)
         else:
-            calibration = calibrated(runner, manifest, options.cache_dir)
-            rows, costs = max(calibration.costs) if calibration.rows > 1 else 1, calibration.curve
-            reason = calibration.reason if rows == 1 and manifest.streams is not None else reason
-            if calibration.min_probability and pruning is None:
-                pruning = Pruning(min_probability=calibration.min_probability)
+            file = costs_file(runner.provider, runner.threads, manifest, options.cache_dir)
+            known = read_record(file)
+            if manifest.trees is not None:
+                expected = np.cumsum([node[2] for node in manifest.trees.nodes])
+            most = MAX_ROWS if manifest.trees is not None else CONTINUATION + 1  # what n-grams alone draft: one chain
+            if runner.rows is not None:  # every step is the same call
+                rows = min(runner.rows, most)
+                costs = RowCosts(np.ones(rows))
+            else:
+                rows = most
+                # What steps cost that are pruned as nobody's else are is nobody else's business.
+                keep = CostKeeper(file) if pruning is None else None
+                costs = LearnedRowCosts(rows, runner.gamma > 0, known, keep)
+            if known is not None and known.min_probability and pruning is None and manifest.streams is not None:
+                pruning = Pruning(min_probability=known.min_probability)
     call_rows = manifest.static.rows if manifest.static else None
-    return DecodingPolicy(manifest.model.eos_token_ids, rows, costs, options.ngram, pruning, call_rows, reason)
+    return DecodingPolicy(
+        manifest.model.eos_token_ids, rows, costs, options.ngram, pruning, call_rows, reason, expected
+    )

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from streamspec.bundle.manifest import Manifest
 from streamspec.errors import ConfigError
+from streamspec.runtime.costs.learned_costs import CostRecord
 from streamspec.runtime.engine.ort_runner import OrtRunner
-from streamspec.runtime.tuning.step_costs import (
-    Calibration,
-    calibrated,
-    choose_rows,
-    costs_file,
-    measure,
-    most_context,
-    save_costs,
-)
+from streamspec.runtime.tuning.cost_file import costs_file, read_record, save_record
+from streamspec.runtime.tuning.step_costs import Calibration, calibrated, choose_rows, measure, most_context
 
 BUDGET = 12.0  # seconds per context length
 ROUNDS = 40
@@ -48,7 +43,8 @@ def tune(
             )
         costs, _ = measure(runner, nodes, BUDGET, context, ROUNDS)
         calibrations[context] = choose_rows(costs, nodes)
-    save_costs(costs_file(runner.provider, runner.threads, manifest, cache_dir), calibrations[contexts[0]].costs)
+    costs = calibrations[contexts[0]].costs
+    save_record(costs_file(runner.provider, runner.threads, manifest, cache_dir), CostRecord(costs))
     return calibrations
 
 
@@ -56,5 +52,6 @@ def keep_min_probability(
     runner: OrtRunner, manifest: Manifest, min_probability: float, cache_dir: str | Path | None = None
 ) -> None:
     """Saves with the calibration that sessions prune rows whose probability is below `min_probability`."""
-    costs = calibrated(runner, manifest, cache_dir).costs
-    save_costs(costs_file(runner.provider, runner.threads, manifest, cache_dir), costs, min_probability)
+    file = costs_file(runner.provider, runner.threads, manifest, cache_dir)
+    known = read_record(file) or CostRecord(calibrated(runner, manifest, cache_dir).costs)
+    save_record(file, replace(known, min_probability=min_probability))

@@ -55,7 +55,7 @@ class Arm:
         self.session.forget()  # nobody profits from what another has read
         policy = self._policy()
         if not self._adaptive:
-            self._adaptive.append(AdaptiveState(policy.costs))
+            self._adaptive.append(AdaptiveState(policy))
         with self.session.decode_with(policy, self._adaptive[0]):
             done = self.session.generate(prompt, max_new_tokens=limit, speculate=self.speculate, sampling=self.sampling)
         stats = done.stats

@@ -91,7 +91,9 @@ def command(
         last = chunk
     print()
     if stats and last is not None and last.stats is not None:
-        print(f"{last.stats}; provider: {session.provider}", file=sys.stderr)
+        costs = session.policy.costs
+        known = "" if costs is None else f"; step costs: {costs.describe()}"
+        print(f"{last.stats}; provider: {session.provider}{known}", file=sys.stderr)
 
 
 def _grammar(json_schema: Path | None, regex: str | None, choice: list[str] | None) -> Grammar | None:

@@ -100,12 +100,27 @@ def _bundle(path: Path) -> Rows:
     ]
     rows += [("parity: " + name, _short(value)) for name, value in manifest.parity.items()]
     rows += [("cost: " + name, sentence) for name, sentence in costs(manifest).items()]
+    rows += _step_costs(manifest)
     rows.append(("made with", ", ".join(f"{name} {version}" for name, version in manifest.tools.items())))
     rows += [
         ("file: " + name, f"{_megabytes(info.bytes)}, sha256 {info.sha256[:12]} (checked)")
         for name, info in manifest.files.items()
     ]
     return rows
+
+
+def _step_costs(manifest: Manifest) -> Rows:
+    """What answers on this machine have taught, with the default number of threads; nothing without ONNX Runtime."""
+    from streamspec.runtime.costs.learned_costs import describe
+    from streamspec.runtime.hardware.cpu import physical_cores
+    from streamspec.runtime.hardware.providers import PROVIDERS
+    from streamspec.runtime.tuning.cost_file import costs_file, read_record
+
+    try:
+        known = {name: read_record(costs_file(name, physical_cores(), manifest, None)) for name in PROVIDERS}
+    except StreamspecError:
+        return []
+    return [(f"step costs here: {name}", describe(record)) for name, record in known.items() if record is not None]
 
 
 def _swappable(bundle: Path, name: str, manifest: Manifest) -> str:

@@ -49,13 +49,18 @@ def command(
     from rich.console import Console
 
     from streamspec.runtime import load
+    from streamspec.runtime.costs.learned_costs import describe
+    from streamspec.runtime.tuning.cost_file import costs_file, read_record
     from streamspec.runtime.tuning.tune import keep_min_probability, tune
 
     session: Any = load(bundle, threads=threads, provider=provider, tree="plain", adapter=use, prepare_grammar=False)
     if prompts is not None:
         session.manifest.check_prunes()
+    before = read_record(costs_file(session.runner.provider, session.runner.threads, session.manifest, None))
     calibrations = tune(session.runner, session.manifest, context)
     console = Console(width=max(Console().width, 112), highlight=False, markup=False)
+    if before is not None:
+        console.print(f"known before: {describe(before)}", soft_wrap=True)
     for tokens, calibration in calibrations.items():
         console.print(table(tokens, calibration))
     chosen = next(iter(calibrations.values()))

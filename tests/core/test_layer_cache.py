@@ -4,7 +4,7 @@ import pytest
 
 from streamspec.layer_cache import LEAST_SLACK, SUM_BLOCK, LayerCache, in_words, layer_caches, window_slots
 from streamspec.runtime import GenerationOptions
-from streamspec.runtime.tuning.step_costs import ROWS
+from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS
 
 
 @pytest.mark.parametrize("window", [1, 8, 512, 1024, 2047, 4096, 4097])
@@ -29,4 +29,4 @@ def test_what_layers_keep_is_said_in_words() -> None:
 
 
 def test_an_answer_of_the_default_length_can_be_taken_back() -> None:
-    assert GenerationOptions().max_new_tokens + max(ROWS) <= LEAST_SLACK
+    assert GenerationOptions().max_new_tokens + MAX_ROWS <= LEAST_SLACK

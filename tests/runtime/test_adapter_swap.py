@@ -24,7 +24,6 @@ from streamspec.cli import app
 from streamspec.errors import AdapterError, BundleError, ConfigError, StreamspecError
 from streamspec.export import adapt, export_bundle, export_swappable
 from streamspec.runtime import Sampling, Session, load
-from streamspec.runtime.tuning import step_costs as calibrate
 from tests.export.test_swappable_bundle import quiet, tuned
 from tests.support.tiny_bundles import tiny_adapter, tiny_base
 
@@ -153,20 +152,18 @@ def test_pruning_goes_with_the_adapter_that_has_an_exit(bundle: Path) -> None:
         load(bundle, threads=1, adapter="plain", pruning=Pruning(rows=4))
 
 
-def test_an_adapter_is_measured_once_in_a_session(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured, measure = [], calibrate.measure
-    monkeypatch.setattr(calibrate, "measure", lambda *args, **options: measured.append(1) or measure(*args, **options))
+def test_each_adapter_keeps_what_it_learned_of_costs(bundle: Path, tmp_path: Path) -> None:
     session = load(bundle, threads=1, cache_dir=tmp_path)
+    learned = []
     for name in ("tuned", "drafts", "tuned", None):
         session.swap(name)
+        learned.append(session.policy.costs)
         assert session.policy.costs is not None
         assert (
             session.generate(PROMPT, max_new_tokens=24).token_ids
             == session.generate(PROMPT, max_new_tokens=24, speculate=False).token_ids
         )
-    assert len(measured) == 3  # the base, and each adapter once
+    assert learned[0] is learned[2] and len({id(costs) for costs in learned}) == 3
 
 
 def test_a_hundred_swaps_leave_memory_as_it_was(session: Session) -> None:

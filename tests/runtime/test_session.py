@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamspec.bundle.manifest import BaseInfo, DrafterInfo, DraftTreeInfo, Manifest
@@ -12,8 +13,8 @@ from streamspec.bundle.model_section import ModelInfo
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 from streamspec.runtime import Chunk, Session
+from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
-from streamspec.runtime.tuning.step_costs import Calibration
 from tests.support.byte_tokenizers import EOS, byte_level
 from tests.support.toy_runner import ToyRunner, hashed, scripted
 
@@ -180,13 +181,14 @@ def test_time_spent_by_the_consumer_is_not_decode_time() -> None:
 
 
 def test_asked_for_rows_are_verified_whatever_a_calibration_said_before() -> None:
-    calibration = Calibration({1: 1.0, 2: 1.4, 4: 9.0, 8: 99.0}, {}, 8)
+    curve = RowCosts(np.array([1.0, 1.4, 5.0, 9.0, 30.0, 50.0, 70.0, 99.0]))
     sizes = []
-    policy = DecodingPolicy((EOS,), 8, calibration.curve)
-    for costs in (calibration.curve, None):  # `bench` takes the costs away to force rows
+    policy = DecodingPolicy((EOS,), 8, curve)
+    for costs in (curve, None):  # `bench` takes the costs away to force rows
         runner = ToyRunner(scripted(2, ids("one two three four five six")), 257, skill=1.0, width=3)
         session = Session(runner, MANIFEST, TOKENIZER, policy=policy)
-        with session.decode_with(replace(policy, costs=costs), AdaptiveState(costs)):
+        one = replace(policy, costs=costs)
+        with session.decode_with(one, AdaptiveState(one)):
             session.generate("p", max_new_tokens=20)
         sizes.append(max(rows for rows, _ in runner.calls[1:]))
     assert sizes[0] == 2 and sizes[1] == 8

@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
+from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
@@ -233,7 +234,8 @@ class Setup:
 
     def decoder(self, runner: ModelRunner) -> SpeculativeDecoder:
         options = GenerationOptions(max_new_tokens=self.limit, logprobs=self.logprobs)
-        policy = DecodingPolicy(self.eos, self.rows, self.costs, self.ngram, self.pruning)
+        costs = None if self.costs is None else RowCosts(self.costs)
+        policy = DecodingPolicy(self.eos, self.rows, costs, self.ngram, self.pruning)
         return SpeculativeDecoder(runner, options, policy, self.adaptive, self.grammar)
 
 

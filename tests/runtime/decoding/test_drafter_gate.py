@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.drafter_gate import PAUSE, DrafterGate
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import Setup, ToyRunner, adaptive, hashed, scripted, varied
@@ -15,16 +16,16 @@ COSTS = np.array([1.0, 1.45, 1.5, 1.55, 1.6, 1.65, 1.7, 1.75])  # streams: 0.4; 
 
 
 def test_the_price_of_streams_is_read_off_the_curve() -> None:
-    gate = DrafterGate(COSTS)
-    assert gate.price == pytest.approx(0.4)
-    assert gate.without_drafter == pytest.approx(1 + 0.05 * np.arange(8))
+    gate, costs = DrafterGate(RowCosts(COSTS)), RowCosts(COSTS)
+    assert costs.price == pytest.approx(0.4)
+    assert gate.costs(False) == pytest.approx(1 + 0.05 * np.arange(8))
     assert gate.costs(True)[3] == pytest.approx(COSTS[3])
-    assert DrafterGate(np.array([1.0, 1.3])).price == pytest.approx(0.3)
-    assert DrafterGate(np.array([1.0, 0.9, 0.9, 0.9])).price == 0
+    assert RowCosts(np.array([1.0, 1.3])).price == pytest.approx(0.3)
+    assert RowCosts(np.array([1.0, 0.9, 0.9, 0.9])).price == 0
 
 
 def test_streams_that_bring_nothing_are_left_out_and_asked_now_and_then() -> None:
-    gate, ran = DrafterGate(COSTS), []
+    gate, ran = DrafterGate(RowCosts(COSTS)), []
     gate.begin()
     for _ in range(600):
         streams = gate.open
@@ -37,7 +38,7 @@ def test_streams_that_bring_nothing_are_left_out_and_asked_now_and_then() -> Non
 
 
 def test_streams_that_bring_much_run_always_and_come_back_when_the_text_turns() -> None:
-    gate = DrafterGate(COSTS)
+    gate = DrafterGate(RowCosts(COSTS))
     for tokens, alone in [(4, 1)] * 50 + [(2, 2)] * 50:
         assert gate.open or tokens == alone
         gate.compare(tokens, 4, alone, 1)
@@ -54,7 +55,7 @@ def test_streams_that_bring_much_run_always_and_come_back_when_the_text_turns() 
 def test_output_is_plain_decoding_s(seed: int, limit: int, context: int, skill: float, rows: int) -> None:
     rule = varied(3, seed)
     plain, *_ = decode(ToyRunner(rule, 8, context=context), Setup(limit), [1, 2, 3])
-    gate = DrafterGate(COSTS[:rows])
+    gate = DrafterGate(RowCosts(COSTS[:rows]))
     for _ in range(seed % 5):
         gate.compare(1, 2, 1, 1)
     runner = ToyRunner(rule, 8, gamma=3, width=2, context=context, skill=skill, seed=seed)
@@ -66,7 +67,7 @@ def test_output_is_plain_decoding_s(seed: int, limit: int, context: int, skill: 
 def test_the_loop_asks_for_streams_where_they_pay(skill: float, repeats: bool, most: float, least: float) -> None:
     rule = scripted(3, [1, 4, 2, 3, 7, 6, 2, 8] * 60) if repeats else hashed(50, 1)
     runner = ToyRunner(rule, 50, gamma=3, width=2, context=600, skill=skill)
-    setup = Setup(400, rows=6, costs=COSTS[:6], adaptive=adaptive(gate=DrafterGate(COSTS[:6])))
+    setup = Setup(400, rows=6, costs=COSTS[:6], adaptive=adaptive(gate=DrafterGate(RowCosts(COSTS[:6]))))
     _, _, run = decode(runner, setup, [1, 2, 3])
     drafted = [draft for _, draft in runner.calls]
     assert least <= sum(drafted) / len(drafted) <= most

@@ -61,7 +61,7 @@ class Opened:
             self.names.append(provider)
             return on(folder, manifest, provider, *options)
 
-        def measured(runner: OrtRunner, *options: Any) -> Any:
+        def measured(runner: OrtRunner, *options: Any, **more: Any) -> Any:
             return {1: 1 / speeds[runner.provider]}, True
 
         monkeypatch.setattr(choice, "open_on", opening)
@@ -93,7 +93,7 @@ def test_auto_takes_the_fastest_that_is_right(
 def test_a_provider_that_fails_while_it_is_measured_is_passed_over(
     bundles: Bundles, mirror: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(runner: OrtRunner, *options: Any) -> Any:
+    def fails(runner: OrtRunner, *options: Any, **more: Any) -> Any:
         if runner.provider == "mirror":
             raise BundleError("rows that went astray")
         return {1: 1.0}, True
@@ -221,7 +221,7 @@ def test_openvino_takes_a_graph_of_products_whole_and_rightly() -> None:
 def test_generate_says_which_provider_computed(bundles: Bundles) -> None:
     options = ["--prompt", "a b", "--max-new-tokens", "3", "--threads", "1", "--provider", "cpu", "--stats"]
     done = CliRunner().invoke(app, ["generate", str(bundles("fp32")), *options])
-    assert done.exit_code == 0 and done.stderr.strip().endswith("; provider: cpu")
+    assert done.exit_code == 0 and "; provider: cpu; step costs: " in done.stderr
     refused = CliRunner().invoke(app, ["generate", str(bundles("fp32")), *options, "--provider", "rocm"])
     assert (
         refused.exit_code == 2

@@ -1,0 +1,80 @@
+"""What a step costs by its number of rows, over a plain step: a curve that stays as it is, and what all curves have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(eq=False)
+class Trial:
+    """Bounds of uncertain costs, with which one draft may be made to learn what its rows cost.
+
+    `low`, `high` [rows]: time of a step with 1.. rows over a plain step's, as it well may be. `allowed`: plain steps
+    that the draft may be slower than the best one if `high` is true. `loss`: plain steps that it may be slower.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    allowed: float
+    loss: float = 0.0
+
+    def size(self, expected: np.ndarray, costs: np.ndarray, best: int) -> int:
+        """Rows of the draft to make: the best ones if costs are as low as they may be, or `best`, which the `costs`
+        [rows] speak for, where others may lose too much. `expected` [n]: tokens that drafts of 1.. rows bring."""
+        size = 2 + int(np.argmax(expected[1:] / self.low[1 : len(expected)]))
+        loss = float(self.high[size - 1] - expected[size - 1] * costs[best - 1] / expected[best - 1])
+        if size == best or loss > self.allowed:
+            return best
+        self.loss = max(loss, 0.0)
+        return size
+
+
+class RowCosts:
+    """Costs of steps by their rows that stay as they are. `curve` [rows]: time of a step with 1.. rows that also runs
+    the drafter, over a plain step's; curve[0] is 1, the plain step.
+
+    - `without_drafter`, `with_drafter` [rows]: a step with 1.. rows that does or does not run it.
+    - `price`: how much more the drafter makes a step take, in plain steps.
+    """
+
+    def __init__(self, curve: np.ndarray) -> None:
+        row = (curve[3] - curve[1]) / 2 if len(curve) > 3 else 0.0
+        price = max(0.0, float(curve[1] - row - 1)) if len(curve) > 1 else 0.0
+        self._set(curve, np.maximum(curve - price, 1.0), price)
+
+    def _set(self, curve: np.ndarray, without_drafter: np.ndarray, price: float) -> None:
+        self.curve, self.without_drafter, self.price = curve, without_drafter, price
+        self.with_drafter = without_drafter + price
+
+    def begin(self) -> None:
+        """An answer begins."""
+
+    def observe(self, rows: int, drafter: bool, seconds: float, cached: int) -> None:
+        """Reports the time of a step of `rows` rows with `cached` tokens in the cache, and whether it ran the
+        drafter."""
+
+    @property
+    def plain_due(self) -> bool:
+        """Whether nothing is known before a plain step was timed."""
+        return False
+
+    def trial(self, drafter: bool) -> Trial | None:
+        """What the next step may try in order to learn, if anything: with or without the drafter."""
+        return None
+
+    def tried(self, loss: float) -> None:
+        """A step tried something that may lose this many plain steps."""
+
+    def end(self, closing: bool = False) -> None:
+        """An answer ends; or, `closing`, a session."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether they are more than a first assumption."""
+        return True
+
+    def describe(self) -> str:
+        """Says for the user what steps cost."""
+        return "known beforehand"
