@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from streamspec.bundle.manifest import MAX_STATIC_ROWS
 from streamspec.errors import ConfigError
-from streamspec.export.native.precisions import TiledInt8
+from streamspec.export.native.precisions import TiledInt4, TiledInt8
 from streamspec.export.quantization.precisions import (
     PRECISIONS,
     Fp16,
@@ -28,7 +28,7 @@ TARGETS = (CPU, *DEVICES, *COMPILERS)
 # without opset 21, and so without blocks of 4 bits (tests/export/graphs/test_op_support.py)
 OLD_OPERATORS = ("migraphx", "directml")
 ROWS, SLOTS = 16, 2048  # by default: rows of a static graph's call, and the most tokens in its cache
-TILED: dict[str, Callable[..., Precision]] = {"int8": TiledInt8}
+TILED: dict[str, Callable[..., Precision]] = {"int8": TiledInt8, "int4": TiledInt4}
 DEVICE_PRECISIONS: dict[str, Callable[..., Precision]] = {"fp32": Fp32, "fp16": Fp16, "int8": Int8Blocks, "int4": Int4}
 
 

@@ -149,21 +149,11 @@ class Decoder(AttentionHeads):
             out,
             spec.in_width(modules[0]),
             lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
-            sensitive=self._sensitive(layer, modules),
+            sensitive=modules == self.spec.family.qkv,
             importance=lambda: self.source.importance(names[0]),
             rounded=lambda: chosen.rounded(names[0]),
             mix=self.source.mixed(names[0]),
             gated=modules == self.spec.family.up and self.spec.family.gated and out % TILE == 0,
-        )
-
-    def _sensitive(self, layer: int, modules: tuple[str, ...]) -> bool:
-        """True for the output map of attention, and for the MLP's in the first eighth of the layers, in the last, and
-        in every third between.
-        """
-        family, layers = self.spec.family, self.spec.layers
-        ends = layer < layers / 8 or layer >= 7 * layers / 8
-        return modules in (family.out, family.conv_out) or (
-            modules == family.down and (ends or (layer - layers // 8) % 3 == 2)
         )
 
     def bias(self, g: Scope, layer: int, modules: tuple[str, ...]) -> str:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from streamspec.export.native.layout import Unpacked, pack_int8
-from streamspec.export.ops.builder import WeightStore
-from streamspec.export.quantization.arithmetic import Array
-from streamspec.export.quantization.precisions import Int8, Weight
+from collections.abc import Sequence
+
+import numpy as np
+
+from streamspec.export.layers.lora_inputs import LowRank
+from streamspec.export.native.layout import Unpacked, pack_blocks, pack_int4, pack_int8
+from streamspec.export.ops.builder import Scope, WeightStore
+from streamspec.export.quantization.arithmetic import Array, unpack
+from streamspec.export.quantization.precisions import (
+    BLOCKS,
+    Int4,
+    Int8,
+    Rows,
+    Weight,
+    blocks_of,
+    mat_mul_n_bits,
+    mixed_inputs_of,
+    updated,
+)
 
 
 class TiledInt8(Int8):
@@ -30,3 +45,48 @@ class TiledInt8(Int8):
 
     def _laid_out(self, codes: Array, weight: Weight, by_input: bool) -> Array:
         return pack_int8(codes, weight.gated)
+
+
+class TiledInt4(TiledInt8):
+    """4 bits in blocks; the LM head, the embedding and sensitive weights W8A8 as in int8."""
+
+    name = "int4"
+    coded = False
+    multiple = BLOCKS[0]
+
+    def __init__(self, block: int = BLOCKS[0]) -> None:
+        self.block, self.simulation = block, Int4(block).simulation
+
+    def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        if self._in_8_bits(weight):
+            return super().operator(store, weight)
+        return "LinearInt4", self._blocks(store, weight), {"block_size": self.block}
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """Multiplies by blocks of 4 bits, turned back to what MatMulNBits reads."""
+        if self._in_8_bits(weight):
+            return super().linear(g, x, rows, weight, updates)
+        x, (codes, scales, zeros) = mixed_inputs_of(g, x, weight), self._blocks(g.store, weight)
+        unpacked, count = Unpacked(g.store), weight.columns // self.block
+        inputs = [
+            unpacked.nibbles(codes, weight.rows, self.block, weight.columns, weight.gated),
+            unpacked.scales(scales, weight.rows, count, weight.gated),
+            unpacked.zeros(zeros, weight.rows, count, weight.gated),
+        ]
+        return updated(g, mat_mul_n_bits(g, x, inputs, weight, 4, self.block), x, updates)
+
+    def _in_8_bits(self, weight: Weight) -> bool:
+        return weight.sensitive or weight.columns % self.block != 0
+
+    def _blocks(self, store: WeightStore, weight: Weight) -> tuple[str, str, str]:
+        """Codes, scales and zero points, in tiles."""
+        names = f"{weight.name}.int4", f"{weight.name}.block_scale", f"{weight.name}.zero"
+        if names[0] not in store:
+            packed, scale, zeros = blocks_of(weight, 4, self.block)
+            assert zeros is not None
+            points = unpack(zeros)[:, : scale.shape[1]]
+            store.add(names[0], pack_int4(packed.reshape(weight.rows, -1), weight.gated))
+            store.add(names[1], pack_blocks(scale.astype(np.float16), weight.gated))
+            store.add(names[2], pack_blocks(points, weight.gated))
+        return names

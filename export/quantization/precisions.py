@@ -274,18 +274,7 @@ class Int4:
 
     def _product(self, g: Scope, x: str, weight: Weight, bits: int, block: int, out: str | None = None) -> str:
         inputs = [name for name in _blocks(g.store, weight, bits, block) if name]
-        return g.op(
-            "MatMulNBits",
-            x,
-            *inputs,
-            out=out,
-            domain=CONTRIB,
-            K=weight.columns,
-            N=weight.rows,
-            bits=bits,
-            block_size=block,
-            accuracy_level=ACCURACY_INT8,
-        )
+        return mat_mul_n_bits(g, x, inputs, weight, bits, block, out)
 
 
 class Int8Blocks(Int4):
@@ -361,6 +350,14 @@ def blocks_of(weight: Weight, bits: int, block: int) -> tuple[Array, Array, Arra
     if bits == 4 and (rounded := weight.rounded()) is not None:
         return rounded
     return quantize_blocks(weight.load(), bits, block, weight.importance())
+
+
+def mat_mul_n_bits(
+    g: Scope, x: str, inputs: Sequence[str], weight: Weight, bits: int, block: int, out: str | None = None
+) -> str:
+    """x times packed blocks; `inputs`: codes, scales and, if not the operator's own, zero points."""
+    sizes = {"K": weight.columns, "N": weight.rows, "bits": bits, "block_size": block}
+    return g.op("MatMulNBits", x, *inputs, out=out, domain=CONTRIB, accuracy_level=ACCURACY_INT8, **sizes)
 
 
 def _blocks(store: WeightStore, weight: Weight, bits: int, block: int) -> tuple[str, str, str]:

@@ -168,7 +168,7 @@ def test_four_bits_are_spent_on_inputs_that_count() -> None:
     assert lost[1] < 0.8 * lost[0]
 
 
-def test_smoothing_measures_which_inputs_count_and_int4_keeps_some_output_maps_in_8_bits(tmp_path: Path) -> None:
+def test_smoothing_measures_which_inputs_count_and_int4_keeps_queries_keys_and_values_in_8_bits(tmp_path: Path) -> None:
     model, kind = tiny_model(), Int4()
     spec, tokens = describe(model), np.arange(40)
     assert kind.simulation is not None
@@ -177,8 +177,8 @@ def test_smoothing_measures_which_inputs_count_and_int4_keeps_some_output_maps_i
     for modules in (spec.family.qkv, spec.family.up, spec.family.down):
         importance = decoder.fused(1, modules).importance()
         assert importance is not None and importance.shape == (spec.in_width(modules[0]),) and (importance > 0).all()
-    finer = [layer for layer in range(spec.layers) if decoder.fused(layer, spec.family.down).sensitive]
-    assert finer == [0, 2] and all(decoder.fused(layer, spec.family.out).sensitive for layer in range(spec.layers))
+    finer = [modules for modules in spec.fused(0) if decoder.fused(0, modules).sensitive]
+    assert finer == [spec.family.qkv]
 
 
 def test_four_bit_grid_with_whole_zero_point_is_kept() -> None:
