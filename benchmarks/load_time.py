@@ -3,7 +3,7 @@
 
 Fresh processes load the bundle and give one token, with the costs of steps measured before. Prints milliseconds, median
 with minimum and maximum, of each phase; those marked with + run in threads beside others. Then MB: the largest resident
-size, and how much of the process's memory at the end is its own (private).
+size, and the memory at the end that is no file's, so that no other process can share it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 STARTED = time.time()
 PHASES = (  # name, module, function
-    ("check the graphs", "streamspec.runtime.tuning.select_provider", "check_graphs"),
+    ("check the graphs", "streamspec.runtime.loader", "check_graphs"),
     ("open the graph", "streamspec.runtime.tuning.select_provider", "LoadedModel"),
     ("self-test", "streamspec.runtime.tuning.select_provider", "check_numerics"),
     ("costs of steps", "streamspec.runtime.loader", "choose_policy"),
@@ -70,8 +70,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     status, smaps = Path("/proc/self/status"), Path("/proc/self/smaps_rollup")
     if smaps.exists():
         spent["largest resident, MB"] = int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1]) / 1e3
-        private = re.findall(r"Private_\w+:\s+(\d+)", smaps.read_text())
-        spent["private, MB"] = sum(map(int, private)) / 1e3
+        spent["not shared, MB"] = int(re.search(r"Anonymous:\s+(\d+)", smaps.read_text())[1]) / 1e3
     return spent | {"provider": session.provider.name}
 
 

@@ -8,6 +8,7 @@ from typing import Unpack
 from streamspec.background import Background
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest, verified
+from streamspec.bundle.onnx_check import check_graphs
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory
 from streamspec.runtime.options import LoadKwargs, LoadOptions
@@ -56,7 +57,9 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     if options.pruning is not None and options.adapter is None:
         manifest.check_prunes()
     with verified(folder, manifest, options.verify):
-        reading = Background(lambda: read_tokenizer(folder))  # as long as the graph takes, where words are many
+        check_graphs(folder, manifest)
+        # From here on: the library lets no other Python run, and opening the graph needs none.
+        reading = Background(lambda: read_tokenizer(folder))
         template = read_template(folder, manifest)
         runner, provider = open_runner(
             folder, manifest, options.provider, options.threads, options.spin, options.cache_dir

@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from streamspec.bundle.manifest import Manifest
-from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
@@ -28,12 +27,12 @@ def open_runner(
     spin: bool = True,
     cache_dir: str | Path | None = None,
 ) -> tuple[OrtRunner, ProviderChoice]:
-    """Opens the bundle in `folder`; it has passed the self-test. `cache_dir`: where measurements are kept.
+    """Opens the bundle in `folder`, whose graphs were checked (`check_graphs`); it has passed the self-test.
+    `cache_dir`: where measurements are kept.
 
     Raises ConfigError for a name that no provider has; where the requested provider, or with "auto" the CPU, cannot be
     used or leaves too much to the CPU, ProviderError; where it cannot load the graph or computes wrongly, BundleError.
     """
-    check_graphs(folder, manifest)
     if provider != AUTO:
         runner = open_on(folder, manifest, provider, threads, spin)
         return runner, ProviderChoice(provider, runner.model.on_cpu)
