@@ -255,7 +255,7 @@ def prepare(ort: Any, state: UsableProvider, options: Any, threads: int) -> Sequ
     provider = state.provider
     if provider is NATIVE_CPU:
         options.register_custom_ops_library(str(native_library.library()))
-    if provider.ort == CPU.ort:
+    if provider in (NATIVE_CPU, CPU):
         return [CPU.ort]
     if hasattr(ort.InferenceSession, "get_provider_graph_assignment_info"):
         options.add_session_config_entry(RECORD, "1")
@@ -275,7 +275,7 @@ def check_placement(session: Any, provider: Provider) -> int:
     """How many nodes of the graph stayed on the CPU. Raises ProviderError where all did, or any that decides the
     speed.
     """
-    if provider.ort == CPU.ort:
+    if provider in (NATIVE_CPU, CPU):
         return 0
     session.disable_fallback()  # else a failing run starts again on the CPU
     if provider.ort not in session.get_providers():

@@ -170,7 +170,7 @@ def test_four_bits_are_spent_on_inputs_that_count() -> None:
 
 def test_smoothing_measures_which_inputs_count_and_int4_keeps_queries_keys_and_values_in_8_bits(tmp_path: Path) -> None:
     model, kind = tiny_model(), Int4()
-    spec, tokens = describe(model), np.arange(40)
+    spec, tokens = describe(model), np.arange(40)[None]
     assert kind.simulation is not None
     source = smooth(model, spec, ModelSource(model, spec), tokens, kind.simulation)
     decoder = Decoder(spec, source, kind)
