@@ -46,7 +46,7 @@ class Streamspec:
         if mode not in self.arms:
             arm = self.arms[mode] = Arm(mode, self.session, mode != "plain")
             if mode == "n-grams" and self.session.runner.gamma:
-                state = AdaptiveState(self.session.policy.costs)
+                state = AdaptiveState(self.session.policy)
                 if state.gate is None:
                     raise RuntimeError("its drafter cannot be left out: no cost of rows was measured")
                 state.gate.__class__ = type("Closed", (DrafterGate,), {"open": property(lambda self: False)})
