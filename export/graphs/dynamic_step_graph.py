@@ -159,8 +159,8 @@ class _Layers(LayerStack):
         q, *sides = decoder.queries_keys_values(self.g, *maps)
         with self.g.named("attention"):
             if source == layer:
-                written = (batch.attention.append(x, layer, kind) for x, kind in zip(sides, CACHE_KINDS, strict=True))
-                self.presents.append(tuple(written))
+                kinds = zip(sides, CACHE_KINDS, strict=True)
+                self.presents.append(tuple(batch.attention.append(x, layer, kind) for x, kind in kinds))
             else:
                 self.presents.append(self.presents[source])
             key, value = self.presents[layer]

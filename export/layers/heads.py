@@ -59,7 +59,7 @@ class AttentionHeads:
             mapped = mapped if spec.clip is None else self._clipped(g, mapped, spec.clip)
             q, k, *others = g.ops("Split", mapped, widths, out=(None,) * apart, axis=-1)
             v = others[0] if others else k
-            v = value_norm(self, g, v, layer) if spec.family.value_norm else v
+            v = value_norm(self.spec, g, v, layer) if spec.family.value_norm else v
         if spec.family.head_norms_last:
             return *self._head_norms(g, *self._turned(g, q, k, layer, rotary), layer), v
         return *self._turned(g, *self._head_norms(g, q, k, layer), layer, rotary), v

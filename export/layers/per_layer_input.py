@@ -19,6 +19,7 @@ from streamspec.export.quantization.precisions import Rows, Weight
 
 if TYPE_CHECKING:
     from streamspec.export.layers.decoder import Decoder, Residual
+    from streamspec.export.layers.decoder_spec import DecoderSpec
     from streamspec.export.layers.heads import Linear
 
 
@@ -72,9 +73,9 @@ def layer_end(
     return type(residual)(g.op("Mul", stream, name))
 
 
-def value_norm(decoder: Decoder, g: Scope, values: str, layer: int) -> str:
+def value_norm(decoder: DecoderSpec, g: Scope, values: str, layer: int) -> str:
     """Values [1, n, Hkv*D], each head over its root mean square."""
-    spec = decoder.spec.at(layer)
+    spec = decoder.at(layer)
     ones = f"value_norm.{spec.head_dim}"
     if ones not in g.store:
         g.store.add(ones, np.ones(spec.head_dim, np.float32))

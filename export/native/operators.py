@@ -74,8 +74,16 @@ class NativeOps:
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Rows [1, n, H] of the table for ids [1, n]."""
         codes, scales, mix = self.precision.table(g.store, weight)
-        sizes = {"in_features": weight.columns, "out_features": weight.rows}
-        return g.op("EmbeddingInt8", ids, codes, scales, domain=NATIVE, mix=mix, **sizes)
+        return g.op(
+            "EmbeddingInt8",
+            ids,
+            codes,
+            scales,
+            domain=NATIVE,
+            mix=mix,
+            in_features=weight.columns,
+            out_features=weight.rows,
+        )
 
     def normalises(self, width: int) -> bool:
         """Whether the norm of rows of this width is one operator."""
