@@ -218,7 +218,9 @@ class LlamaCpp:
         asked = {"prompt": prompt, "n_predict": limit, "cache_prompt": False, "return_tokens": True}
         asked |= {"temperature": 0.0, "samplers": ["temperature"], "stream": False}
         self.connection.request("POST", "/completion", json.dumps(asked), {"Content-Type": "application/json"})
-        return said(json.loads(self.connection.getresponse().read()), len(prompt))
+        found = json.loads(self.connection.getresponse().read())
+        self.connection.close()  # the server closes one that is idle for 5 s; the next request opens another
+        return said(found, len(prompt))
 
     def close(self) -> None:
         self.server.terminate()
