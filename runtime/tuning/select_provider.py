@@ -11,12 +11,16 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.errors import StreamspecError, one_line
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.cpu import physical_cores
-from streamspec.runtime.hardware.providers import CPU, ProviderChoice, fitting, flavour, named
+from streamspec.runtime.hardware.providers import CPU, NATIVE_CPU, ProviderChoice, fitting, flavour, named
 from streamspec.runtime.tuning.self_test import check_numerics
 from streamspec.runtime.tuning.step_costs import Calibration, cached_calibration, calibrated
 
 AUTO = "auto"
+# kernels of native operators that were faster than ONNX Runtime's for every number of rows, so that these need not be
+# opened and timed as well (docs/lab/decisions)
+FASTER = ("avx512vnni",)
 
 
 def open_runner(
@@ -72,6 +76,10 @@ class _ProviderSearch:
     def best(self) -> OrtRunner:
         if self.fitting == [CPU.name]:
             return self._open(CPU.name)
+        if NATIVE_CPU.name in self.fitting and native_library.kernels() in FASTER:
+            self.fitting.remove(CPU.name)
+            if self.fitting == [NATIVE_CPU.name]:
+                return self._tried(NATIVE_CPU.name) or self._open(CPU.name)
         speeds: dict[str, float] = {}
         held: OrtRunner | None = None  # the fastest of those that had to be opened
         for name in self.fitting:

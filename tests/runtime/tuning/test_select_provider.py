@@ -1,0 +1,61 @@
+"""Which of the graphs that compute right on the CPU is opened, and which is not even tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamspec.errors import BundleError
+from streamspec.runtime.hardware import native_library
+from streamspec.runtime.tuning import select_provider
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the providers that are opened, of those that fit: native and cpu."""
+    names: list[str] = []
+
+    def open_on(folder: Path, manifest: Any, name: str, threads: int, spin: bool) -> Any:
+        names.append(name)
+        return SimpleNamespace(provider=name)
+
+    monkeypatch.setattr(select_provider, "fitting", lambda kind: (["native", "cpu"], {}))
+    monkeypatch.setattr(select_provider, "flavour", lambda manifest: "native")
+    monkeypatch.setattr(select_provider, "open_on", open_on)
+    monkeypatch.setattr(select_provider, "cached_calibration", lambda *rest: None)
+    costs = {"native": {1: 1.0}, "cpu": {1: 2.0}}
+    measured = lambda runner, *rest: SimpleNamespace(costs=costs[runner.provider], expected={})  # noqa: E731
+    monkeypatch.setattr(select_provider, "calibrated", measured)
+    return names
+
+
+def best() -> Any:
+    return select_provider._ProviderSearch(Path(), None, 2, True, None).best()  # type: ignore[arg-type]
+
+
+def test_kernels_known_to_be_faster_are_not_timed_against_onnxruntimes(
+    opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_library, "kernels", lambda: "avx512vnni")
+    assert best().provider == "native" and opened == ["native"]
+
+
+def test_other_kernels_are(opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "kernels", lambda: "avx2")
+    assert best().provider == "native" and opened == ["native", "cpu"]
+
+
+def test_native_operators_that_compute_wrongly_give_way(opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "kernels", lambda: "avx512vnni")
+    whole = select_provider.open_on
+
+    def fails(folder: Path, manifest: Any, name: str, *rest: Any) -> Any:
+        if name == "native":
+            raise BundleError("wrong", "right", "report it")
+        return whole(folder, manifest, name, *rest)
+
+    monkeypatch.setattr(select_provider, "open_on", fails)
+    assert best().provider == "cpu"
