@@ -75,7 +75,8 @@ class AttentionHeads:
         if not (alone and turns and norms):
             q, *sides = self.queries_keys_values(g, x, rows, layer, rotary, linear)
             return PackedHeads(q if borrows else g.op("Concat", q, *sides, axis=-1))
-        names = [self.spec.weight_name(layer, module) for module in spec.head_norms]
+        normed = spec.head_norms[:1] if borrows else spec.head_norms  # queries, keys
+        names = [self.spec.weight_name(layer, module) for module in normed]
         return PackedHeads(
             linear(g, x, rows, layer, maps),
             () if kinds is None else rotary[kinds[0]],

@@ -26,6 +26,7 @@ from streamspec.export.quantization.precisions import (
     blocks_of,
     make_precision,
     mixed_inputs_of,
+    mixed_rows,
     updated,
 )
 
@@ -64,6 +65,7 @@ class StaticInt8(Int8):
 
     def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """Multiplies by int8 rows of the table, dequantized; logits need no factor."""
+        x = mixed_rows(g, x, self.table_block(weight), -1, weight.columns)
         return g.op("Gemm", x, g.op("DequantizeLinear", *self._table(g.store, weight), axis=0), out=out, transB=1), ""
 
 

@@ -115,7 +115,7 @@ def test_a_provider_that_ignores_a_part_of_a_tree_is_refused(
 ) -> None:
     wrong = bent(bundles(kind), tmp_path / "bent", how)
     with pytest.raises(BundleError, match="this machine computes a draft tree with logits"):
-        load(wrong, threads=1, tree="plain")
+        load(wrong, threads=1, tree="plain", provider="cpu")
 
 
 def test_accepted_rows_that_do_not_reach_the_cache_are_found(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
