@@ -19,6 +19,7 @@ from streamspec.adapters.drafters.streams import StreamConfig
 from streamspec.adapters.training.losses import draft_losses, pick_rows
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime import load
+from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
@@ -71,7 +72,7 @@ def test_a_peers_worker_answers_alike_in_all_modes_and_leaves_the_drafter_out_wh
     from peer_engines.worker import Streamspec
 
     engine = Streamspec({"model": bundles("fp32"), "threads": 1})
-    engine.session.policy = replace(engine.session.policy, rows=8, costs=np.linspace(1, 1.2, 8))
+    engine.session.policy = replace(engine.session.policy, rows=8, costs=RowCosts(np.linspace(1, 1.2, 8)))
     runner, drafted = engine.session.runner, list[bool]()
     for name, place, run in (("verify", 2, runner.verify), ("prefill", 1, runner.prefill)):
 

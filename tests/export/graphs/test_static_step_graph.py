@@ -20,7 +20,14 @@ from streamspec.export.graphs.static_step_graph import StaticStepGraph
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Array, WeightStore, tensor
 from streamspec.export.ops.static_scope import LOWERED, StaticScope
-from streamspec.export.quantization.arithmetic import dequantize_blocks, dequantize_rows, quantize_blocks, quantize_rows
+from streamspec.export.quantization.arithmetic import (
+    dequantize_blocks,
+    dequantize_rows,
+    hadamard,
+    mixed_inputs,
+    quantize_blocks,
+    quantize_rows,
+)
 from streamspec.export.quantization.precisions import BLOCKS
 from streamspec.export.quantization.static_precisions import STATIC_PRECISIONS, static_precision
 from streamspec.export.weights.load_weights import ModelSource
@@ -150,14 +157,17 @@ class Rounded(ModelSource):
         sensitive = any(
             name == f"{self.spec.weight_name(i, module)}.weight"
             for i in range(self.spec.layers)
-            for module in (*self.spec.family.out, *(self.spec.family.down if i in (0, 2) else ()))
+            for module in self.spec.family.qkv
         )
         if self.kind == "int8" or sensitive:
             return dequantize_rows(*quantize_rows(weight))
         return dequantize_blocks(*quantize_blocks(weight, 4, BLOCKS[0]), weight.shape[1])
 
     def rows_of(self, name: str) -> Any:
-        return dequantize_rows(*quantize_rows(super().rows_of(name)))
+        rows = super().rows_of(name)
+        block = mixed_inputs(rows.shape[1]) if self.kind == "int4" else 0
+        rounded = dequantize_rows(*quantize_rows(rows, block=block))
+        return hadamard(rounded, block) if block else rounded
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
