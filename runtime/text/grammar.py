@@ -26,6 +26,7 @@ MAX_TEXT = 200_000  # characters of a schema, or of all choices
 MAX_PATTERN = 10_000  # characters of a regular expression
 MAX_REPEATS = 10_000  # counted repetitions one inside the other, multiplied: a{100} in (..){100}
 MAX_DEPTH = 100  # of a schema
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Bounds on time (100,000 units of fuel are some 10 ms) and memory (1 to 2 kB a state); the library's own defaults allow
 # half a gigabyte.
 LIMITS = {
@@ -70,6 +71,7 @@ class Grammar:
             parsed.pop("x-guidance", None)  # the library's own settings, some of which give promises up
         for pattern in _patterns(parsed):
             _check_pattern(pattern)
+        _check_numbers(parsed)
         for separator, mark in zip(separators, ",:", strict=True):
             if not isinstance(separator, str) or separator.strip(" \t\r\n") != mark:
                 raise ConfigError(
@@ -276,6 +278,27 @@ def _patterns(schema: Any, depth: int = 0) -> Iterator[str]:
     below = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
     for part in below:
         yield from _patterns(part, depth + 1)
+
+
+def _check_numbers(schema: Any, steering: bool = False) -> None:
+    """Refuses whole numbers that the library, which reads numbers as doubles, would round to others.
+
+    Only where they steer the grammar: a default or an example may be any number. A bound of 2^63 - 1 it reads as meant.
+    """
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key in BOUNDS and value == 2**63 - 1:
+                continue
+            _check_numbers(value, steering or key in BOUNDS or key in ("enum", "const"))
+    elif isinstance(schema, list):
+        for part in schema:
+            _check_numbers(part, steering)
+    elif steering and isinstance(schema, int) and (abs(schema) > 2**1023 or int(float(schema)) != schema):
+        raise ConfigError(
+            f"the number {str(schema)[:40]} in a JSON schema",
+            "whole numbers that a double holds: up to 2^53",
+            "give it as a text",
+        )
 
 
 _PIECES = re.compile(

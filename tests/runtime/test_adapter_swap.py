@@ -8,6 +8,7 @@ import gc
 import json
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +181,11 @@ def test_a_hundred_swaps_leave_memory_as_it_was(session: Session) -> None:
         return process.num_fds() + len(process.memory_maps(grouped=False))
 
     before, files = swap(100), held()  # until the allocator has what it needs
-    after = swap(100)
+    after = [swap(100) for _ in range(3)]
     size = (session._swapper.folder / "adapters" / "tuned" / "adapter.onnx_adapter").stat().st_size  # type: ignore[union-attr]
-    assert after - before < 5 * size + (2 << 20)
-    assert held() < files + 25  # 75 adapters were there meanwhile, each of them a mapped file
+    grown = min(now - last for last, now in pairwise([before, *after]))  # what is lost, is lost each time
+    assert grown < 5 * size + (2 << 20)
+    assert held() < files + 25  # 225 adapters were there meanwhile, each of them a mapped file
 
 
 def test_a_swap_while_a_prompt_is_encoded_is_noticed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

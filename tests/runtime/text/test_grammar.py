@@ -97,7 +97,11 @@ leaves = st.one_of(
     ),
     st.builds(
         lambda values: {"enum": values},
-        st.lists(st.one_of(st.integers(), st.text(max_size=5), st.booleans(), st.none()), min_size=1, max_size=4),
+        st.lists(
+            st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=5), st.booleans(), st.none()),
+            min_size=1,
+            max_size=4,
+        ),
     ),
     st.builds(lambda value: {"const": value}, st.text(max_size=8)),
 )
@@ -303,6 +307,9 @@ WRONG: list[tuple[Callable[[], Grammar], str]] = [
     (lambda: Grammar.json_schema({"$ref": "file:///etc/passwd"}), "not present"),
     (lambda: Grammar.json_schema({"type": "integer", "minimum": 9, "maximum": 3}), "greater than maximum"),
     (lambda: Grammar.json_schema({"enum": []}), "anyOf is empty"),
+    (lambda: Grammar.json_schema({"enum": [1, [{"a": 2**53 + 1}]]}), "number 9007199254740993"),
+    (lambda: Grammar.json_schema({"properties": {"a": {"const": 10**1000}}}), "number 10000"),
+    (lambda: Grammar.json_schema({"type": "integer", "minimum": 2**53 + 1}), "number 9007199254740993"),
     (lambda: Grammar.json_schema({"type": "string", "maxLength": 10**18}), "repetition|decimal|regex"),
     (lambda: Grammar.json_schema('{"items":' * 5000 + "{}" + "}" * 5000), "levels|no JSON"),
     (lambda: Grammar.json_schema({"description": "x" * MAX_TEXT}), "characters"),
@@ -330,6 +337,11 @@ def test_bad_grammars_are_refused_in_a_line_and_at_once(case: int) -> None:
     with pytest.raises(ConfigError, match=found) as error:
         make()
     assert "\n" not in str(error.value) and time.process_time() - began < 1
+
+
+def test_numbers_a_double_cannot_hold_are_taken_where_they_do_no_harm() -> None:
+    Grammar.json_schema({"type": "integer", "maximum": 2**63 - 1, "default": 2**53 + 1})
+    Grammar.json_schema({"enum": [2**53, -(2**53)]})
 
 
 @pytest.mark.parametrize(
