@@ -15,7 +15,10 @@ the figures after every block, and a run that was ended goes on from there; the 
 peer that is missing or fails is left out with a line. Do nothing else on the machine meanwhile.
 
 Tasks: `e2e` and `wikisql` (test prompts of `--data`, streamspec's shipped adapters), `chat` (a question of each
-category of Spec-Bench, the untouched base), and names of base_shapes.py: random weights, plain steps only.
+category of Spec-Bench, the untouched base), names of base_shapes.py (random weights, plain steps only), and those of
+`--model NAME=BASE`: another base, chat's questions, plain steps only. In a run all engines stay loaded: where memory is
+short, `--bits 4` and `--bits 8` measure one precision each.
+
 `--bundle TASK:NAME=FOLDER[@CHECKOUT]` measures other bundles of streamspec's than those `prepare` exports; CHECKOUT
 runs them with other code. The first one of a task is what all sides are compared with.
 """
@@ -35,7 +38,7 @@ from base_shapes import BASES
 from peer_engines import convert, figures, prompts, runs
 from peer_engines.install import installers, program, python, say
 from peer_engines.process import Worker
-from peer_engines.sides import ENGINES, JUDGE, OURS, Bundle, Settings, Side, parse_bundle, sides_of
+from peer_engines.sides import BITS, ENGINES, JUDGE, OURS, Bundle, Settings, Side, parse_bundle, parse_model, sides_of
 
 HERE = Path(__file__).resolve().parent
 ADAPTERS = {"e2e": "e2e", "wikisql": "wikisql", "chat": "chat"}
@@ -43,12 +46,27 @@ TASKS = tuple(ADAPTERS)
 PRECISIONS = ("int8", "int4")  # of streamspec's own bundles
 
 
-def converter(work: Path, task: str, base: str, adapters: Path) -> convert.Converter:
+def parts(arguments: argparse.Namespace, task: str) -> tuple[str, Path | None]:
+    """The base of a task, empty for a shape, and the adapter of its bundles."""
+    models = dict(arguments.model)
+    if task in models or task in BASES:
+        return models.get(task, ""), None
+    return arguments.base, arguments.adapters / ADAPTERS[task]
+
+
+def plain_only(task: str) -> bool:
+    """Whether nothing is drafted in a task: those of streamspec's adapters and chat alone are measured so."""
+    return task not in ADAPTERS
+
+
+def converter(arguments: argparse.Namespace, task: str) -> convert.Converter:
     """Knows where the weights of a task are, and how they are made."""
-    if task in BASES:
+    work, (base, adapter) = arguments.work.resolve(), parts(arguments, task)
+    if not base:
         return convert.Converter(work, task, convert.make_shape(task), "bf16")
-    adapter = None if task == "chat" else adapters / ADAPTERS[task]
-    return convert.Converter(work, task, lambda folder: convert.merge(base, adapter, folder), "f32")
+    merged = None if task == "chat" else adapter  # chat's adapter only drafts
+    source = Path(base).resolve() if base.endswith(".gguf") and merged is None else None
+    return convert.Converter(work, task, lambda folder: convert.merge(base, merged, folder), "f32", source)
 
 
 def prepare(arguments: argparse.Namespace) -> None:
@@ -63,17 +81,18 @@ def prepare(arguments: argparse.Namespace) -> None:
             except (subprocess.CalledProcessError, OSError) as error:
                 say(f"{name} is not installed: {error}; see {work / 'logs'}")
     for task in arguments.tasks:
-        made = converter(work, task, arguments.base, arguments.adapters)
-        for side in sides_of(ready, (), plain_only=task in BASES):
+        made = converter(arguments, task)
+        for side in sides_of(ready, (), plain_only(task), arguments.bits):
             try:
                 made.convert(side.engine, side.weights)
             except (subprocess.CalledProcessError, OSError) as error:
                 say(f"{task}: {side.engine} {side.weights} is not converted: {error}; see {work / 'logs'}")
         if OURS in arguments.engines:
-            for precision in arguments.precisions:
-                shape = task in BASES
-                adapter = None if shape else arguments.adapters / ADAPTERS[task]
-                made.export("" if shape else arguments.base, adapter, precision)
+            for precision in precisions(arguments):
+                try:
+                    made.export(*parts(arguments, task), precision)
+                except subprocess.CalledProcessError as error:
+                    say(f"{task}: {OURS} {precision} is not exported: {error}; see {work / 'logs'}")
         made.drop_intermediate(checkpoint=task in BASES)
 
 
@@ -83,13 +102,18 @@ def bundles_of(arguments: argparse.Namespace, made: convert.Converter, task: str
 
     given = [(name, folder, code) for which, name, folder, code in arguments.bundle if which == task]
     if not given:
-        folders = [(precision, made.models / f"streamspec-{precision}") for precision in arguments.precisions]
+        folders = [(precision, made.models / f"streamspec-{precision}") for precision in precisions(arguments)]
         given = [(name, folder, HERE.parent) for name, folder in folders if (folder / "manifest.json").exists()]
     return [Bundle(name, folder, code, bits_of(str(read_manifest(folder).precision))) for name, folder, code in given]
 
 
 def bits_of(precision: str) -> int:
     return next((bits for bits in (4, 8, 16) if str(bits) in precision), 32)
+
+
+def precisions(arguments: argparse.Namespace) -> list[str]:
+    """Of streamspec's own bundles, those with the bits asked for."""
+    return [one for one in arguments.precisions if not arguments.bits or bits_of(one) in arguments.bits]
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -108,11 +132,12 @@ def run_task(arguments: argparse.Namespace, work: Path, store: runs.Store, name:
     """Measures a task, or what is missing of it."""
     from streamspec.bundle.files import read_manifest
 
-    made = converter(work, name, arguments.base, arguments.adapters)
+    made = converter(arguments, name)
     bundles = bundles_of(arguments, made, name)
     if not bundles:
         sys.exit(f"no bundle of {name} in {made.models}; expected some by prepare or --bundle")
-    sides = [side for side in sides_of(arguments.engines, bundles, name in BASES) if there(work, made, side)]
+    every = sides_of(arguments.engines, bundles, plain_only(name), arguments.bits)
+    sides = [side for side in every if there(work, made, side)]
     manifest = read_manifest(bundles[0].folder)
     if name in BASES:
         task = prompts.random_task(name, manifest.model.vocab_size)
@@ -199,7 +224,9 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--work", type=Path, required=True, help="folder of environments, weights and logs")
     shared.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    shared.add_argument("--tasks", nargs="+", choices=(*TASKS, *BASES), default=list(TASKS))
+    shared.add_argument("--tasks", nargs="+", choices=(*TASKS, *BASES), help="default: the first three, or --model's")
+    shared.add_argument("--model", action="append", default=[], type=parse_model, metavar="NAME=BASE")
+    shared.add_argument("--bits", nargs="+", type=int, choices=sorted(set(BITS.values())), default=[])
     shared.add_argument("--base", default="smollm2-135m")
     shared.add_argument("--adapters", type=Path, default=HERE / "adapters", help="folder with an adapter for each task")
     shared.add_argument("--precisions", nargs="+", default=list(PRECISIONS), help="of streamspec's own bundles")
@@ -227,7 +254,12 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     three = commands.add_parser("table")
     three.add_argument("file", type=Path)
     three.set_defaults(run=table)
-    return parser.parse_args(given)
+    found = parser.parse_args(given)
+    if "model" in found:
+        found.tasks = [*(found.tasks or (() if found.model else TASKS)), *(name for name, _ in found.model)]
+        if taken := [name for name, _ in found.model if found.tasks.count(name) > 1 or name in (*TASKS, *BASES)]:
+            parser.error(f"--model {taken[0]}: the name of another task; expected one of its own")
+    return found
 
 
 def main() -> None:

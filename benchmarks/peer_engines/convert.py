@@ -1,7 +1,8 @@
 """Writes the weights of a task in every engine's format, from one checkpoint, once.
 
 A task's checkpoint is the base with the adapter that PEFT merges into it in fp32, or the untouched base; a shape's has
-random weights in bfloat16.
+random weights in bfloat16. Where an untouched base is a GGUF file, llama.cpp's tool reads that: of a tokenizer that was
+converted it does not know which one it is.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ def merge(base: str, adapter: Path | None, folder: Path) -> None:
 class Converter:
     """The files of one task or shape below `work`. What is there already is not made again."""
 
-    def __init__(self, work: Path, name: str, make: Callable[[Path], None], gguf: str) -> None:
-        """`make` writes the checkpoint into a folder; `gguf`: the type of llama.cpp's file before it is quantised."""
-        self.work, self.name, self._make, self._gguf = work, name, make, gguf
+    def __init__(
+        self, work: Path, name: str, make: Callable[[Path], None], gguf: str, source: Path | None = None
+    ) -> None:
+        """`make` writes the checkpoint into a folder; `gguf`: the type of llama.cpp's file before it is quantised, or
+        `source`: the file itself."""
+        self.work, self.name, self._make, self._gguf, self._source = work, name, make, gguf, source
         self.checkpoint = work / "checkpoints" / name
         self.models = work / "models" / name
 
@@ -101,14 +105,15 @@ class Converter:
         return self.work / "logs" / f"convert-{self.name}-{engine}-{precision}.log"
 
     def _llama(self, checkpoint: Path, precision: str, target: Path, log: Path) -> None:
-        whole = self.models / f"{self._gguf}.gguf"
+        whole = self._source or self.models / f"{self._gguf}.gguf"
         if not whole.exists():
             partial = whole.with_name(f"partial-{whole.name}")
             script = self.work / "llama.cpp" / "convert_hf_to_gguf.py"
             command = [python(self.work, "transformers"), script, checkpoint, "--outtype", self._gguf]
             call([*command, "--outfile", partial], log)
             partial.rename(whole)
-        call([program(self.work, "llama-quantize"), whole, target, precision], log)
+        again = ["--allow-requantize"] if self._source else []
+        call([program(self.work, "llama-quantize"), *again, whole, target, precision], log)
 
     def _genai(self, checkpoint: Path, precision: str, target: Path, log: Path) -> None:
         command = [python(self.work, "genai"), "-m", "onnxruntime_genai.models.builder", "-p", precision, "-e", "cpu"]

@@ -223,7 +223,8 @@ def loading_rows(task: str, record: Record) -> list[list[str]]:
     rows = []
     for process, found in record["loading"].items():
         numbers = [f"{found[kind]:.0f}" for kind in ("peak", "pss", "anonymous", "disk") if kind in found]
-        rows.append([task, process, f"{found['first']:.2f}", text(Spread.of(found["loads"])), *numbers])
+        ran = f"{process} ({provider})" if (provider := found.get("provider")) else process
+        rows.append([task, ran, f"{found['first']:.2f}", text(Spread.of(found["loads"])), *numbers])
     return rows
 
 

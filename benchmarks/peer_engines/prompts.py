@@ -66,7 +66,7 @@ def texts_of(task: str, data: Path, count: int, tuning: int) -> tuple[list[str],
 
 
 def task_of(name: str, data: Path, folder: Path, count: int, tuning: int) -> Task:
-    """Prompts of a task, rendered and encoded as the bundle in `folder` does."""
+    """Prompts of a task, rendered and encoded as the bundle in `folder` does. One without texts gets chat's."""
     from streamspec.bundle.files import read_manifest
     from streamspec.runtime.text.tokenizer import read_template, read_tokenizer
 
@@ -80,13 +80,14 @@ def task_of(name: str, data: Path, folder: Path, count: int, tuning: int) -> Tas
         rendered = layout.render(text, template, specials)
         return list(tokenizer.encode(rendered, add_special_tokens=layout.add_special_tokens).ids)
 
-    measured, others = texts_of(name, data, count, tuning)
+    kind = name if name in LIMITS else "chat"
+    measured, others = texts_of(kind, data, count, tuning)
     filler, words = list[int](), [*others, *measured]
     for text in (words[i % len(words)] for i in range(LONG)):
         if len(filler) >= LONG:
             break
         filler += encode(text)
-    return Task(name, list(map(encode, measured)), list(map(encode, others)), filler[:LONG], LIMITS[name])
+    return Task(name, list(map(encode, measured)), list(map(encode, others)), filler[:LONG], LIMITS[kind])
 
 
 def random_task(name: str, vocabulary: int) -> Task:

@@ -161,7 +161,8 @@ class Measurement:
                         self.answer(worker, side, prompt, self.settings(side))
                     worker.answer(self.task.long, 2, side.mode, self.settings(side))
                     memory = worker.memory()
-        return {"first": found[0], "loads": found[1:], "versions": worker.loaded["versions"], **memory}
+        known = {key: worker.loaded[key] for key in ("versions", "provider")}
+        return {"first": found[0], "loads": found[1:], **known, **memory}
 
     @contextmanager
     def alone(self, side: Side, settings: Settings) -> Iterator[Worker]:

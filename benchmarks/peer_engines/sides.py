@@ -113,8 +113,11 @@ class Side:
         return self.engine != OURS
 
 
-def sides_of(engines: Sequence[str], bundles: Sequence[Bundle], plain_only: bool = False) -> list[Side]:
-    """All sides of a task. The first is the one that the others are compared with: the first bundle's default."""
+def sides_of(
+    engines: Sequence[str], bundles: Sequence[Bundle], plain_only: bool = False, bits: Sequence[int] = ()
+) -> list[Side]:
+    """All sides of a task, those of some `bits` alone if given. The first is the one that the others are compared with:
+    the first bundle's default."""
     found = []
     for bundle in bundles if OURS in engines else ():
         for mode in (PLAIN,) if plain_only else (DEFAULT, PLAIN, NGRAMS):
@@ -128,7 +131,7 @@ def sides_of(engines: Sequence[str], bundles: Sequence[Bundle], plain_only: bool
                 continue
             modes = (PLAIN, NGRAMS) if precision in engine.speculates and not plain_only else (PLAIN,)
             found += [Side(name, precision, mode, BITS[precision]) for mode in modes]
-    return found
+    return [side for side in found if not bits or side.bits in bits]
 
 
 def parse_bundle(text: str, checkout: Path) -> tuple[str, str, Path, Path]:
@@ -138,3 +141,11 @@ def parse_bundle(text: str, checkout: Path) -> tuple[str, str, Path, Path]:
         raise argparse.ArgumentTypeError(f"{text!r}; expected TASK:NAME=FOLDER or TASK:NAME=FOLDER@CHECKOUT")
     task, name, folder, other = found.groups()
     return task, name, Path(folder).resolve(), Path(other).resolve() if other else checkout
+
+
+def parse_model(text: str) -> tuple[str, str]:
+    """Reads `NAME=BASE`: the name of a task, and a base as streamspec finds one."""
+    found = re.fullmatch(r"([\w.-]+)=(.+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected NAME=BASE")
+    return found[1], found[2]

@@ -35,6 +35,7 @@ class Streamspec:
         from streamspec.runtime import load
 
         self.session = load(config["model"], threads=config["threads"])
+        self.provider = self.session.provider.name
         self.arms: dict[str, Any] = {}
 
     def arm(self, mode: str) -> Any:
@@ -281,7 +282,8 @@ def main() -> None:
             return
         measured = engine.server.pid if isinstance(engine, LlamaCpp) else os.getpid()
         versions = {name: version(name) for name in engine.packages}
-        say({"load": time.perf_counter() - STARTED, "pid": measured, "versions": versions})
+        provider = getattr(engine, "provider", "")
+        say({"load": time.perf_counter() - STARTED, "pid": measured, "versions": versions, "provider": provider})
         try:
             serve(engine, sys.stdin, say)
         finally:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from peer_engines import figures, install, process, prompts, runs, sides, worker
+import peers
+from peer_engines import convert, figures, install, process, prompts, runs, sides, worker
 
 sys.path.pop(0)
 
@@ -174,7 +175,8 @@ def test_the_report_is_whole_tables(tmp_path: Path) -> None:
         block["turns"][f"{OURS} default"]["long"] = 0.25
     content["tuned"][f"{PEER} n-grams"] = {"settings": {"flags": ["--x"]}, "tried": []}
     loaded = {"first": 1.0, "loads": [0.5, 0.7], "versions": {"onnxruntime": "1"}, "peak": 300.0, "pss": 200.0}
-    content["loading"] = {OURS: loaded | {"anonymous": 100.0, "disk": 145.0}}
+    loaded |= {"anonymous": 100.0, "disk": 145.0}
+    content["loading"] = {OURS: loaded | {"provider": "native"}, PEER: loaded | {"provider": ""}}
     content["failed"] = {"openvino int8 plain": "no such file"}
     found = figures.report({"machine": "A processor", "tasks": {"e2e": content}}, 500)
     for part in found.split("\n\n"):
@@ -184,7 +186,8 @@ def test_the_report_is_whole_tables(tmp_path: Path) -> None:
         "load average",
         f"Reference: e2e: {OURS} default.",
         "| e2e | llama.cpp Q4_0 plain | 500 (500..500) | 1,000 | 2.00 |",
-        f"| e2e | {OURS} | 1.00 | 0.60 (0.50..0.70) | 300 | 200 | 100 | 145 |",
+        f"| e2e | {OURS} (native) | 1.00 | 0.60 (0.50..0.70) | 300 | 200 | 100 | 145 |",
+        f"| e2e | {PEER} | 1.00 | 0.60 (0.50..0.70) | 300 | 200 | 100 | 145 |",
         "- e2e: openvino int8 plain: no such file",
         "- A processor",
         "- e2e: 1 prompts, 1 repetitions, 2 threads",
@@ -214,6 +217,8 @@ def test_every_engine_is_a_side_plain_and_with_what_it_drafts() -> None:
     shapes = sides.sides_of(list(sides.ENGINES), [bundle], plain_only=True)
     assert {one.mode for one in shapes} == {"plain"}
     assert {one.engine for one in shapes} == {"streamspec", "llama.cpp", "onnxruntime-genai"}
+    four = sides.sides_of(list(sides.ENGINES), [bundle], plain_only=True, bits=[4])
+    assert [one.name for one in four] == ["llama.cpp Q4_0 plain", "onnxruntime-genai int4 plain"]
     flags = sides.llama_flags("ngram-mod", 4, 16)["flags"]
     assert flags == ["--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "4", "--spec-ngram-mod-n-max", "16"]
 
@@ -257,7 +262,7 @@ class FakeWorker:
 
     def __init__(self, one: sides.Side, settings: sides.Settings, fails: bool, asked: list[str]) -> None:
         self.side, self.fails, self.asked = one, fails, asked
-        self.loaded = {"load": 0.5, "pid": 1, "versions": {}}
+        self.loaded = {"load": 0.5, "pid": 1, "versions": {}, "provider": ""}
 
     def answer(self, prompt: list[int], limit: int, mode: str, settings: sides.Settings) -> dict[str, Any]:
         if self.fails:
@@ -370,3 +375,52 @@ def test_only_so_many_settings_are_tried(tmp_path: Path) -> None:
     bench.candidates = 2
     tried = bench.run(1).record["tuned"]["onnxruntime-genai int4 n-grams"]["tried"]
     assert [settings for _, settings in tried] == list(sides.ENGINES["onnxruntime-genai"].settings[:2])
+
+
+def test_another_base_is_a_task_of_its_own_without_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["prepare", "--work", str(tmp_path), "--model", "gemma=a/b.gguf", "--bits", "4"]
+    found = peers.parsed(given)
+    assert found.tasks == ["gemma"] and peers.precisions(found) == ["int4"]
+    assert peers.parsed([*given, "--tasks", "chat"]).tasks == ["chat", "gemma"]
+    assert peers.parsed(["prepare", "--work", str(tmp_path)]).tasks == ["e2e", "wikisql", "chat"]
+    assert peers.parts(found, "gemma") == ("a/b.gguf", None) and peers.parts(found, "llama-3.2-1b") == ("", None)
+    assert [task for task in (*peers.TASKS, "gemma", "llama-3.2-1b") if peers.plain_only(task)] == [
+        "gemma",
+        "llama-3.2-1b",
+    ]
+    for name in ("chat=x", "llama-3.2-1b=x", "nothing"):
+        with pytest.raises(SystemExit):
+            peers.parsed([*given, "--model", name])
+    assert "expected one of its own" in (said := capsys.readouterr().err) and "expected NAME=BASE" in said
+
+
+def test_llamas_tool_reads_an_untouched_bases_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+
+    def call(command: Any, log: Path) -> None:
+        called.append([str(part) for part in command])
+        Path(command[-1] if command[-2] == "--outfile" else command[-2]).write_text("weights")
+
+    monkeypatch.setattr(convert, "call", call)
+    own = tmp_path / "own.gguf"
+    own.write_text("weights")
+    given = [
+        "prepare",
+        "--work",
+        str(tmp_path),
+        "--model",
+        f"gemma={own}",
+        "--base",
+        str(own),
+        "--tasks",
+        "chat",
+        "e2e",
+    ]
+    for task in peers.parsed(given).tasks:
+        made = peers.converter(peers.parsed(given), task)
+        made.checkpoint.mkdir(parents=True)
+        made.convert("llama.cpp", "Q4_0")
+        made.drop_intermediate(checkpoint=False)
+        assert made.path("llama.cpp", "Q4_0").exists()
+    assert ["--allow-requantize" in command and str(own) in command for command in called] == [True, False, False, True]
+    assert own.exists()  # an intermediate file is deleted, a base's own is not
