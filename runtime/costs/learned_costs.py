@@ -10,7 +10,8 @@ with every step, ratios move slowly, and of all of them it is known how uncertai
 says how row counts hang together, so that a step of 8 rows also says something about 7, 12 and 16.
 
 An extended Kalman filter with clipped innovations (Masreliez and Martin 1977: what interferes with a step must not
-count by its size). Pure arithmetic; a step takes 13 us. Figures: docs/lab/decisions.
+count by its size). Pure arithmetic, done for `EVERY` steps at once: by then a model call has driven all of it out of
+the caches, and the first update takes six times as long as the others. Figures: docs/lab/decisions.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,6 +73,17 @@ class CostRecord:
 CONTEXT = 64  # tokens in the cache that a record's seconds are for
 
 
+class _Time(NamedTuple):
+    """Of a step: `again`: not the first of its kind, `steps`: those before it."""
+
+    rows: int
+    drafter: bool
+    seconds: float
+    cached: int
+    again: bool
+    steps: int
+
+
 class LearnedRowCosts(RowCosts):
     """Costs of steps by their rows, as far as they are known by now. Sessions of several threads share it.
 
@@ -99,6 +112,7 @@ class LearnedRowCosts(RowCosts):
         self._kept, self._own = np.outer(kept, kept), FORGET * _assumed(drafter, 0.0)[1]
         self._common = FORGET * prior - self._own
         self._noise = NOISE**2
+        self._times: list[_Time] = []  # that were not learned from yet
         self._called: set[tuple[int, bool]] = set()
         self._seen: dict[int, int] = {}  # steps by rows
         self._cached, self._used, self._saved_up, self._since = CONTEXT, min(8.0, rows), MOST / 2, 0
@@ -108,28 +122,26 @@ class LearnedRowCosts(RowCosts):
 
     def begin(self) -> None:
         with self._lock:
+            self._catch_up()
             self._spread[PLAIN, PLAIN] += PAUSE_DRIFT**2
 
     def observe(self, rows: int, drafter: bool, seconds: float, cached: int) -> None:
         if rows > self.rows or not 0 < seconds < math.inf or not self._lock.acquire(blocking=False):
             return
         try:
-            if (rows, drafter) in self._called:
-                off, variance = self._update(rows, drafter, math.log(seconds), cached / UNIT, self._noise)
-                beyond = min(off * off, CLIP * CLIP * variance) - (variance - self._noise)
-                self._noise += max(NOISE_WEIGHT, 1 / (self.steps + NOISE_STEPS)) * (beyond - self._noise)
-                self._noise = min(max(self._noise, MIN_NOISE**2), MAX_NOISE**2)
+            again = (rows, drafter) in self._called
+            if again:
                 self._seen[rows] = self._seen.get(rows, 0) + 1
             else:
                 self._called.add((rows, drafter))
-                self._update(rows, drafter, math.log(seconds) - FIRST_CALL, cached / UNIT, FIRST_NOISE**2)
-            self._spread[PLAIN, PLAIN] += DRIFT**2
+            self._times.append(_Time(rows, drafter, seconds, cached, again, self.steps))
             self.steps += 1
             self._since += 1
             self._cached = cached
             if rows > 1:
                 self._used += USED_WEIGHT * (rows - self._used)
             if self.steps % EVERY == 0 or self.steps < EVERY:
+                self._catch_up()
                 self._spread *= self._kept
                 self._spread += self._own
                 self._spread += self._common * max(SLOWLY, SOON / (self.steps + 1))
@@ -165,6 +177,7 @@ class LearnedRowCosts(RowCosts):
     def record(self) -> CostRecord:
         """What is known by now: of the row counts that were used, and of those that were known before."""
         with self._lock:
+            self._catch_up()
             without, price, plain = self._ratios(CONTEXT)
             now = math.exp(float(self._state[PLAIN])) * plain
             before = self.known.seconds.get(1, math.inf)
@@ -182,6 +195,19 @@ class LearnedRowCosts(RowCosts):
         return describe(self.record() if self.sure else CostRecord())
 
     # ---- the filter
+
+    def _catch_up(self) -> None:
+        """Learns from the times that it has not learned from yet."""
+        for rows, drafter, seconds, cached, again, steps in self._times:
+            if again:
+                off, variance = self._update(rows, drafter, math.log(seconds), cached / UNIT, self._noise)
+                beyond = min(off * off, CLIP * CLIP * variance) - (variance - self._noise)
+                self._noise += max(NOISE_WEIGHT, 1 / (steps + NOISE_STEPS)) * (beyond - self._noise)
+                self._noise = min(max(self._noise, MIN_NOISE**2), MAX_NOISE**2)
+            else:
+                self._update(rows, drafter, math.log(seconds) - FIRST_CALL, cached / UNIT, FIRST_NOISE**2)
+            self._spread[PLAIN, PLAIN] += DRIFT**2
+        self._times.clear()
 
     def _update(self, rows: int, drafter: bool, log_seconds: float, tokens: float, noise: float) -> tuple[float, float]:
         """Learns from one time. `tokens`: in the cache, in `UNIT`s. Returns how far it was off, and the variance of

@@ -36,9 +36,11 @@ class _Turn:
             raise
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._queue.remove(self)
-            self._changed.notify_all()
+        queue = self._queue
+        queue.remove(self)
+        if queue:  # one that joins from now on finds itself the first
+            with self._changed:
+                self._changed.notify_all()
 
 
 class FairLock:

@@ -133,6 +133,7 @@ def test_the_first_call_of_a_shape_counts_for_little() -> None:
             costs.observe(1, False, 0.0113, 64)
         for _ in range(calls):
             costs.observe(8, True, 2 * 0.0166, 64)
+        costs._catch_up()
         costs._make()
         return float(costs.curve[7])
 
@@ -246,3 +247,17 @@ def test_a_step_takes_microseconds_of_the_host() -> None:
             costs.observe(2 + step % 8, True, 0.01, 64)
         least = min(least, (time.perf_counter() - started) / 64)
     assert least < 100e-6  # 13 on a quiet machine
+
+
+def test_learning_from_several_steps_at_once_is_learning_from_each() -> None:
+    lazy, eager, random = LearnedRowCosts(16, True), LearnedRowCosts(16, True), np.random.default_rng(5)
+    for step in range(100):
+        rows, cached = int(random.integers(1, 17)), int(random.integers(3000))
+        seconds = 0.01 * (1 + 0.1 * rows) * float(np.exp(random.normal(0, 0.1)))
+        for costs in (lazy, eager):
+            if step % 9 == 0:
+                costs.begin()
+            costs.observe(rows, rows > 1, seconds, cached)
+        eager._catch_up()
+        assert np.array_equal(lazy.curve, eager.curve) and lazy.plain_due == eager.plain_due
+    assert len(eager._times) == 0 and lazy.record() == eager.record()
