@@ -140,7 +140,7 @@ def run_task(arguments: argparse.Namespace, work: Path, store: runs.Store, name:
     sides = [side for side in every if there(work, made, side)]
     manifest = read_manifest(bundles[0].folder)
     if name in BASES:
-        task = prompts.random_task(name, manifest.model.vocab_size)
+        task = prompts.random_task(name, manifest.model.vocab_size, arguments.prompts)
     else:
         task = prompts.task_of(name, arguments.data, bundles[0].folder, arguments.prompts, arguments.tuning)
     eos = list(manifest.model.eos_token_ids)
@@ -236,7 +236,9 @@ def parsed(given: Sequence[str] | None = None) -> argparse.Namespace:
     two = commands.add_parser("run", parents=[shared])
     two.add_argument("--data", type=Path, required=True, help="folder with e2e/, wikisql/ and spec_bench/")
     two.add_argument("--out", type=Path, required=True, help="JSON file of figures")
-    two.add_argument("--prompts", type=positive, default=20, help="of a task; chat has at most one a category")
+    two.add_argument(
+        "--prompts", type=positive, default=20, help="of a task; chat has at most one a category, a shape 4"
+    )
     two.add_argument("--tuning", type=positive, default=8, help="other prompts, for peers' settings (default: 8)")
     two.add_argument("--repetitions", type=positive, default=5)
     two.add_argument("--block", type=positive, default=5, help="prompts that an engine answers before the next one")

@@ -90,8 +90,10 @@ def task_of(name: str, data: Path, folder: Path, count: int, tuning: int) -> Tas
     return Task(name, list(map(encode, measured)), list(map(encode, others)), filler[:LONG], LIMITS[kind])
 
 
-def random_task(name: str, vocabulary: int) -> Task:
+def random_task(name: str, vocabulary: int, count: int = RANDOM_PROMPTS) -> Task:
     """Random tokens, for models with random weights: answers mean nothing, steps cost what they cost."""
     draw = random.Random(0)
-    measured = [[draw.randrange(3, vocabulary) for _ in range(RANDOM_TOKENS)] for _ in range(RANDOM_PROMPTS)]
+    measured = [
+        [draw.randrange(3, vocabulary) for _ in range(RANDOM_TOKENS)] for _ in range(min(count, RANDOM_PROMPTS))
+    ]
     return Task(name, measured, [], [draw.randrange(3, vocabulary) for _ in range(LONG)], RANDOM_LIMIT)

@@ -360,6 +360,12 @@ def test_prompts_for_tuning_are_not_measured(tmp_path: Path) -> None:
     assert prompts.texts_of("chat", tmp_path, 20, 2) == (["a0", "b0", "c0"], ["a1", "b1"])
 
 
+def test_random_prompts_are_the_same_ones_however_many() -> None:
+    some, all_ = (prompts.random_task("llama-3.2-1b", 1000, count) for count in (2, 20))
+    assert len(all_.measured) == 4 and some.measured == all_.measured[:2]
+    assert {len(prompt) for prompt in all_.measured} == {64} and max(map(max, all_.measured)) < 1000
+
+
 def test_llamas_source_is_unpacked_alone(tmp_path: Path) -> None:
     inside = tmp_path / "inside.txt"
     inside.write_text("source")
