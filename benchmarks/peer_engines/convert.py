@@ -116,7 +116,8 @@ class Converter:
         call([program(self.work, "llama-quantize"), *again, whole, target, precision], log)
 
     def _genai(self, checkpoint: Path, precision: str, target: Path, log: Path) -> None:
-        command = [python(self.work, "genai"), "-m", "onnxruntime_genai.models.builder", "-p", precision, "-e", "cpu"]
+        builder = Path(__file__).with_name("build_genai.py")
+        command = [python(self.work, "genai"), builder, "-p", precision, "-e", "cpu"]
         call([*command, "-i", checkpoint, "-o", target, "-c", self.work / "hub"], log)
 
     def _openvino(self, checkpoint: Path, precision: str, target: Path, log: Path) -> None:

@@ -78,22 +78,32 @@ class OnnxruntimeGenai:
         session = {"session_options": {"intra_op_num_threads": config["threads"]}}
         options.overlay(json.dumps({"model": {"decoder": session}}))
         self.model = onnxruntime_genai.Model(options)
+        self.window = sliding_window(config["model"])
 
     def answer(self, prompt: list[int], limit: int, mode: str, settings: dict[str, Any]) -> Answer:
         started = time.perf_counter()
         asked = self.genai.GeneratorParams(self.model)
-        asked.set_search_options(max_length=len(prompt) + limit, do_sample=False)
+        room = max(len(prompt) + limit, self.window)
+        asked.set_search_options(max_length=room, do_sample=False)
         if mode != "plain":
             asked.set_speculative_options(**settings)
         generator = self.genai.Generator(self.model, asked)
         generator.append_tokens(self.numpy.array(prompt, dtype=self.numpy.int32))
         generator.generate_next_token()
         first = time.perf_counter()
-        while not generator.is_done():
+        most = len(prompt) + limit
+        while not generator.is_done() and (room == most or len(generator.get_sequence(0)) < most):
             generator.generate_next_token()
         ended = time.perf_counter()
-        tokens = [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
+        tokens = [int(token) for token in generator.get_sequence(0)[len(prompt) : most]]
         return {"tokens": tokens, "first": first - started, "decode": ended - first, "whole": ended - started}
+
+
+def sliding_window(folder: str) -> int:
+    """Tokens that the engine's cache must hold at least, or it refuses: the widest window of a model's layers."""
+    with open(os.path.join(folder, "genai_config.json"), encoding="utf-8") as file:
+        decoder = json.load(file)["model"]["decoder"]
+    return int((decoder.get("sliding_window") or {}).get("window_size", 0))
 
 
 class OpenVino:

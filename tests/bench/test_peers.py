@@ -8,13 +8,14 @@ import tarfile
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import peers
-from peer_engines import convert, figures, install, process, prompts, runs, sides, worker
+from peer_engines import build_genai, convert, figures, install, process, prompts, runs, sides, worker
 
 sys.path.pop(0)
 
@@ -90,6 +91,53 @@ def test_llamas_own_clock_counts_and_a_prompt_read_in_part_does_not() -> None:
         worker.said({"tokens": [5, 6], "timings": times}, 9)
     with pytest.raises(RuntimeError, match="too long"):
         worker.said({"error": {"message": "too long"}}, 3)
+
+
+class FakeGenai:
+    """A generator that counts up, and ends where it has `max_length` tokens."""
+
+    class GeneratorParams:
+        def __init__(self, model: Any) -> None: ...
+        def set_search_options(self, max_length: int, do_sample: bool) -> None:
+            self.max_length = max_length
+
+    class Generator:
+        def __init__(self, model: Any, asked: Any) -> None:
+            if asked.max_length < (model or 0):
+                raise RuntimeError(f"capacity ({asked.max_length}) must be at least local_window_size ({model})")
+            self.most = asked.max_length
+            self.ids: list[int] = []
+
+        def append_tokens(self, ids: list[int]) -> None:
+            self.ids += ids
+
+        def generate_next_token(self) -> None:
+            self.ids.append(self.ids[-1] + 1)
+
+        def is_done(self) -> bool:
+            return len(self.ids) >= self.most
+
+        def get_sequence(self, index: int) -> list[int]:
+            return self.ids
+
+
+@pytest.mark.parametrize(("decoder", "window"), [({}, 0), ({"sliding_window": {"window_size": 512}}, 512)])
+def test_genai_answers_as_many_tokens_as_asked_in_a_cache_as_long_as_its_window(
+    tmp_path: Path, decoder: dict[str, Any], window: int
+) -> None:
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": decoder}}))
+    engine = worker.OnnxruntimeGenai.__new__(worker.OnnxruntimeGenai)
+    engine.genai, engine.model, engine.window = FakeGenai, window, worker.sliding_window(str(tmp_path))
+    engine.numpy = SimpleNamespace(array=lambda ids, dtype: ids, int32=None)
+    assert engine.window == window
+    assert engine.answer([1, 2, 3], 4, "plain", {})["tokens"] == [4, 5, 6, 7]
+
+
+def test_genais_builder_reads_positions_of_layers_that_differ() -> None:
+    full, near = {"rope_type": "default", "rope_theta": 1e6}, {"rope_type": "default", "rope_theta": 1e4}
+    gemma = SimpleNamespace(rope_parameters={"full_attention": full, "sliding_attention": near})
+    assert vars(build_genai.flatten(gemma)) == {"rope_parameters": full, "rope_local_base_freq": 1e4}
+    assert vars(build_genai.flatten(SimpleNamespace(rope_parameters=full))) == {"rope_parameters": full}
 
 
 def test_an_engine_that_fails_says_so_and_goes_on() -> None:
