@@ -149,7 +149,7 @@ class Decoder(AttentionHeads):
             out,
             spec.in_width(modules[0]),
             lambda: np.concatenate([chosen.weight(f"{n}.weight") for n in names]),
-            sensitive=modules == self.spec.family.qkv,
+            sensitive=self.spec.sensitive(modules),
             importance=lambda: self.source.importance(names[0]),
             rounded=lambda: chosen.rounded(names[0]),
             mix=self.source.mixed(names[0]),

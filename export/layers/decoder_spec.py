@@ -5,7 +5,7 @@ The family's description (`streamspec/model_families/families.py`) says only wha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,6 +130,10 @@ class DecoderSpec:
         names = self.family.per_layer_input
         per_layer = ((names.gate,), (names.up,)) if names and self.per_layer_width and not streams else ()
         return *self.mixer(layer), self.family.up, self.family.down, *per_layer
+
+    def sensitive(self, modules: Sequence[str]) -> bool:
+        """Whether int4 keeps 8 bits of the fused maps `modules`."""
+        return tuple(modules) == self.family.qkv
 
     def mixer(self, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The maps before and after a layer's attention or convolution; a layer after the last has attention."""

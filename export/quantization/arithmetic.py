@@ -23,6 +23,7 @@ Blocks = tuple[Array, Array, Array]  # of 4 bits: packed codes, scales, zero poi
 NO_SATURATION = 63
 TINY = np.finfo(np.float32).tiny
 CHUNK = 1 << 22  # weights handled at a time
+SPREAD = 1 << 12  # blocks mixed at a time, which a processor's cache holds
 HADAMARD = (32, 16, 8)  # inputs that are mixed, the first that divides a width
 SHRINK = (1.0, 0.95, 0.9, 0.85)  # block ranges tried by `quantize_blocks`
 
@@ -60,12 +61,17 @@ def hadamard(x: Array, block: int) -> Array:
     """Mixes every `block` (a power of two) neighbours of the last axis: times Sylvester's matrix of +-1, in a fixed
     order of sums. A spike in one place becomes `block` values of its size. QuaRot, arXiv 2404.00456.
     """
-    out = np.asarray(x, np.float32).reshape(-1, block)
-    half = 1
-    while half < block:
-        pairs = out.reshape(-1, 2, half)
-        out = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
-        half *= 2
+    flat = np.asarray(x, np.float32).reshape(-1, block)
+    out = np.empty_like(flat)
+    for at in range(0, len(flat), SPREAD):
+        rows = np.ascontiguousarray(flat[at : at + SPREAD].T)  # [block, n], so that sums run along memory
+        spare, half = np.empty_like(rows), 1
+        while half < block:
+            pairs, sums = (side.reshape(-1, 2, half, side.shape[1]) for side in (rows, spare))
+            np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+            np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
+            rows, spare, half = spare, rows, 2 * half
+        out[at : at + SPREAD] = rows.T
     return out.reshape(x.shape)
 
 

@@ -193,17 +193,17 @@ def smooth(model: Any, spec: DecoderSpec, source: Source, tokens: Array, simulat
     def around(layer: int) -> Iterator[None]:
         inputs: dict[str, Array] = {}
         watched = {one.readers[0] for one in groups(spec, layer)}
-        watched |= {modules[0] for modules in spec.fused(layer)} if simulation.block else set()
+        rounded = [one for one in spec.fused(layer) if not spec.sensitive(one)] if simulation.block else []
+        watched |= {modules[0] for modules in rounded}
         hooks = [_watch(reference.decoder.layer(layer), name, inputs) for name in sorted(watched)]
         try:
             yield
         finally:
             _remove(hooks)
         choose(layer, {name: rows[:: max(1, len(rows) // ROWS)] for name, rows in inputs.items()})
-        for modules in spec.fused(layer) if simulation.block else ():
-            smoothed.round(
-                [spec.weight_name(layer, module) for module in modules], inputs[modules[0]], simulation.block
-            )
+        for modules in rounded:
+            names = [spec.weight_name(layer, module) for module in modules]
+            smoothed.round(names, inputs[modules[0]], simulation.block)
 
     def choose(layer: int, inputs: dict[str, Array]) -> None:
         for group in groups(spec, layer):

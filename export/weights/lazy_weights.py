@@ -6,11 +6,11 @@ So a base of any size needs one layer's memory, and on Linux hardly any of its f
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -24,13 +24,14 @@ PAGE, PAGE_OUT = 4096, 21  # MADV_PAGEOUT of Linux 5.4: a hint that loses nothin
 
 
 class Float32Decoder(HFDecoder):
-    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies: changes to one are
-    lost when the next is read.
+    """A decoder that computes in float32 whatever dtype its model rests in. Its layers are copies, which all decoders
+    of a model share: changes to one are lost when the next is read.
     """
+
+    _kept: ClassVar[WeakKeyDictionary[nn.ModuleList, tuple[int, nn.Module]]] = WeakKeyDictionary()
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self._kept: tuple[int, nn.Module] | None = None
         self.norm = None if self.norm is None else to_float32(self.norm)
         if self.per_layer is not None:
             self.per_layer.context, self.per_layer.norm = (
@@ -43,12 +44,14 @@ class Float32Decoder(HFDecoder):
 
     def layer(self, index: int) -> nn.Module:
         """Returns a float32 copy of layer `index`; the last one is kept until another is read."""
-        if self._kept is None or self._kept[0] != index:
-            self._kept = None
-            self._kept = (index, to_float32(self.layers[index]))
+        kept = self._kept.get(self.layers)
+        if kept is None or kept[0] != index:
+            del kept
+            self._kept.pop(self.layers, None)
+            kept = self._kept[self.layers] = index, to_float32(self.layers[index])
             for parameter in self.layers[index].parameters():
                 give_back(parameter)
-        return self._kept[1]
+        return kept[1]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeds tokens in float32."""
@@ -73,13 +76,34 @@ def to_float32(module: nn.Module) -> nn.Module:
     has_adapters = any(isinstance(one, BaseTunerLayer) for one in module.modules())
     if not has_adapters and all(p.dtype == torch.float32 for p in module.parameters()):
         return module
-    holder = nn.ModuleDict({"it": copy.deepcopy(module).float()})
-    for name, one in list(holder.named_modules()):
-        if isinstance(one, BaseTunerLayer):
-            one.merge(safe_merge=True)
-            parent, _, last = name.rpartition(".")
-            setattr(holder.get_submodule(parent), last, one.get_base_layer())
-    return holder["it"]
+    return _float32_copy(module, {})
+
+
+def _float32_copy(module: nn.Module, copies: dict[int, nn.Module]) -> nn.Module:
+    """A copy of modules, hooks and containers; configs and tensors in float32 are the module's own (copying them took
+    ten times as long as the merge, which assigns new tensors). `copies`: those made so far, by `id`.
+    """
+    if id(module) in copies:
+        return copies[id(module)]
+    twin = module.__new__(type(module))
+    twin.__dict__.update(
+        {name: value.copy() if isinstance(value, dict | list) else value for name, value in vars(module).items()}
+    )
+    for name, parameter in module._parameters.items():
+        twin._parameters[name] = None if parameter is None else nn.Parameter(_float32(parameter.detach()), False)
+    for name, buffer in module._buffers.items():
+        twin._buffers[name] = None if buffer is None else _float32(buffer)
+    for name, child in module._modules.items():
+        twin._modules[name] = None if child is None else _float32_copy(child, copies)
+    if isinstance(twin, BaseTunerLayer):
+        twin.merge(safe_merge=True)
+        twin = twin.get_base_layer()
+    copies[id(module)] = twin
+    return twin
+
+
+def _float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 class LazyMatrix:

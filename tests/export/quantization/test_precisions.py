@@ -17,6 +17,7 @@ from streamspec.export.layers.decoder import Decoder
 from streamspec.export.layers.decoder_spec import describe
 from streamspec.export.ops.builder import Scope, WeightStore, finish, tensor
 from streamspec.export.quantization.arithmetic import (
+    SPREAD,
     dequantize_blocks,
     dequantize_rows,
     hadamard,
@@ -125,6 +126,9 @@ def test_mixing_undone_is_the_weight_and_rows_are_mixed_alike_alone_and_among_ot
     block = mixed_inputs(1536)
     np.testing.assert_allclose(hadamard(x, block) @ unmixed(weight, block).T, x @ weight.T, atol=1e-3)
     assert (block, mixed_inputs(40), mixed_inputs(36)) == (32, 8, 0)
+    many = rng.standard_normal((SPREAD + 5, block)).astype(np.float32)
+    np.testing.assert_array_equal(hadamard(many, block)[SPREAD:], hadamard(many[SPREAD:], block))
+    np.testing.assert_allclose(hadamard(many, block), many @ hadamard(np.eye(block), block), atol=1e-4)
     g = Scope(WeightStore())
     g.op("Identity", mixed_rows(g, "x", block, 1, -1, 1536), out="y")
     graph = finish(g, [tensor("x", 1, [1, "n", 1536])], [tensor("y", 1, [1, "n", 1536])], "test")
@@ -179,6 +183,9 @@ def test_smoothing_measures_which_inputs_count_and_int4_keeps_queries_keys_and_v
         assert importance is not None and importance.shape == (spec.in_width(modules[0]),) and (importance > 0).all()
     finer = [modules for modules in spec.fused(0) if decoder.fused(0, modules).sensitive]
     assert finer == [spec.family.qkv]
+    assert {modules: source.rounded(spec.weight_name(0, modules[0])) is None for modules in spec.fused(0)} == {
+        modules: modules in finer for modules in spec.fused(0)
+    }  # nothing is rounded for nobody
 
 
 def test_four_bit_grid_with_whole_zero_point_is_kept() -> None:

@@ -61,6 +61,25 @@ def test_layer_by_layer_is_as_the_whole_in_float32(family: str, lora: dict[str, 
     assert next(resting.parameters()).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_with_its_lora_merged_leaves_the_model_alone_and_serves_every_reader(dtype: torch.dtype) -> None:
+    model = tiny_model("llama").to(dtype)
+    lora = LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj"])
+    tuned = get_peft_model(model, lora, autocast_adapter_dtype=False).base_model.model
+    before = {name: tensor.clone() for name, tensor in tuned.state_dict().items()}
+    decoder = ReferenceModel(tuned).decoder
+    read, at_rest = decoder.layer(0), decoder.layers[0].self_attn.q_proj
+    assert read is ModelSource(tuned, describe(tuned)).decoder.layer(0)
+    handle = read.self_attn.register_forward_hook(lambda *_: None)
+    assert not decoder.layers[0].self_attn._forward_hooks
+    handle.remove()
+    assert decoder.layer(1) is not read and decoder.layer(0) is not read
+    assert not at_rest.merged and all(torch.equal(tensor, before[name]) for name, tensor in tuned.state_dict().items())
+    parts = (at_rest.base_layer, at_rest.lora_B["default"], at_rest.lora_A["default"])
+    base, b, a = (part.weight.float() for part in parts)
+    assert torch.equal(read.self_attn.q_proj.weight, base + b @ a * at_rest.scaling["default"])
+
+
 def test_rows_of_a_table_come_out_in_float32() -> None:
     table = torch.randn(20, 6).bfloat16()
     rows = LazyMatrix(table)
