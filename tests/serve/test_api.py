@@ -261,7 +261,7 @@ def test_an_answer_that_takes_too_long_ends_with_what_there_is(running: Make) ->
     answer = ask(running(step=0.05, limits={"timeout": 1}).client(), max_tokens=200)
     assert answer.choices[0].finish_reason == "length" and answer.streamspec["finish_reason"] == "timeout"
     content = answer.choices[0].message.content
-    assert "word word".startswith(content[:9]) and content and answer.usage.completion_tokens < 60  # 20 if nothing waits
+    assert "word word".startswith(content[:9]) and content and answer.usage.completion_tokens < 60  # 20 if none waits
 
 
 @pytest.mark.parametrize("stream", [False, True])
