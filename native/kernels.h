@@ -14,6 +14,7 @@ constexpr size_t kLanes = 16;
 constexpr size_t kTile = 2 * kLanes;     // outputs of a block of weights
 constexpr size_t kRowAlign = 64;         // bytes
 constexpr size_t kMostGroup = 256;       // query heads of a key head
+constexpr size_t kMostWidth = 1024;      // of a head
 constexpr float kMasked = -5000.0f;      // biases below this hide a slot
 
 enum class Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };

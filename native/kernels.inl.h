@@ -49,9 +49,9 @@ inline Floats hyperbolic_tangent(Floats x) {  // 2 sigmoid(2 x) - 1
 template <Activation A>
 inline Floats activated(Floats x) {
     if constexpr (A == Activation::kSilu) return mul(x, sigmoid(x));
-    if constexpr (A == Activation::kRelu) return max(x, all(0.0f));
+    if constexpr (A == Activation::kRelu) return max(all(0.0f), x);  // in this order, what is no number stays so
     if constexpr (A == Activation::kRelu2) {
-        const Floats above = max(x, all(0.0f));
+        const Floats above = max(all(0.0f), x);
         return mul(above, above);
     }
     if constexpr (A == Activation::kGeluTanh) {  // x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))
@@ -95,21 +95,13 @@ inline void mix_row(float* x, size_t width, size_t block) {
     }
 }
 
-inline float lanes_sum(Floats x) {
-    x = add(x, swapped<8>(x));
-    x = add(x, swapped<4>(x));
-    x = add(x, swapped<2>(x));
-    x = add(x, swapped<1>(x));
-    float out[kLanes];
-    store(out, x);
-    return out[0];
-}
-
-inline float lanes_max(Floats x) {
-    x = max(x, swapped<8>(x));
-    x = max(x, swapped<4>(x));
-    x = max(x, swapped<2>(x));
-    x = max(x, swapped<1>(x));
+// One number of 16 lanes.
+template <Floats (*Both)(Floats, Floats)>
+inline float across(Floats x) {
+    x = Both(x, swapped<8>(x));
+    x = Both(x, swapped<4>(x));
+    x = Both(x, swapped<2>(x));
+    x = Both(x, swapped<1>(x));
     float out[kLanes];
     store(out, x);
     return out[0];
@@ -121,13 +113,7 @@ inline float lanes_max(Floats x) {
 inline float largest(const float* x, size_t width) {
     Floats most = all(0.0f);
     for (size_t i = 0; i < width; i += kLanes) most = larger(most, absolute(load(x + i)));
-    most = larger(most, swapped<8>(most));
-    most = larger(most, swapped<4>(most));
-    most = larger(most, swapped<2>(most));
-    most = larger(most, swapped<1>(most));
-    float out[kLanes];
-    store(out, most);
-    return out[0];
+    return across<larger>(most);
 }
 
 // A step of codes -127..127, and its inverse: 0 where it would not be finite, for all codes to be 0 then.
@@ -202,7 +188,7 @@ void norm(const float* x, const float* update, const float* weight, float eps, s
             store(out + i, value);
             squares = fma(value, value, squares);
         }
-        const Floats factor = all(1.0f / std::sqrt(lanes_sum(squares) / static_cast<float>(width) + eps));
+        const Floats factor = all(1.0f / std::sqrt(across<add>(squares) / static_cast<float>(width) + eps));
         for (size_t i = 0; i < width; i += kLanes) store(out + i, mul(mul(load(out + i), factor), load(weight + i)));
     }
 }
@@ -382,7 +368,7 @@ inline void turn(const Attention& a, const float* x, size_t row, const float* we
 inline size_t slot_of(const Attention& a, size_t row) { return a.ring ? (a.past + row) % a.slots : a.past + row; }
 
 void store_keys(const Attention& a, size_t from, size_t to) {
-    float turned[1024];
+    float turned[kMostWidth];
     for (size_t row = from; row < to; row++)
         for (size_t head = 0; head < a.kv_heads; head++) {
             const float* in = a.packed + row * a.packed_stride;
@@ -457,7 +443,7 @@ void score(const Attention& a, const Keys& keys, size_t count, const float* quer
                     s = add(s, load(part));
                 }
                 store(scores + (first + q) * columns + slot, s);
-                most[first + q] = std::max(most[first + q], lanes_max(s));
+                most[first + q] = std::max(most[first + q], across<max>(s));
             });
         };
         size_t first = 0;

@@ -1,14 +1,14 @@
 // ONNX Runtime's custom operators of the domain `streamspec` (docs/reference/native-operators.md). Shapes are checked
-// before a kernel sees them; what does not fit is an error of the call, in one line.
+// before a kernel sees them; what does not fit is an error of the call: what was found and expected, in one line.
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -25,7 +25,9 @@ struct Failure {
     std::string text;
 };
 
-[[noreturn]] void fail(const char* op, const std::string& text) { throw Failure{std::string(op) + ": " + text}; }
+[[noreturn]] void fail(const char* op, const std::string& found, const std::string& expected) {
+    throw Failure{std::string(op) + ": " + found + ", expected " + expected};
+}
 
 void check(ort::Status* status) {
     if (status == nullptr) return;
@@ -48,6 +50,37 @@ struct Tensor {
     }
 };
 
+std::string listed(const std::vector<size_t>& numbers) {
+    std::string out;
+    for (size_t number : numbers) out += (out.empty() ? "" : ", ") + std::to_string(number);
+    return "[" + out + "]";
+}
+
+std::string named(int type) {
+    switch (type) {
+        case 0: return "nothing";
+        case ort::kFloat: return "float32";
+        case ort::kUint8: return "uint8";
+        case ort::kInt8: return "int8";
+        case ort::kInt64: return "int64";
+        case ort::kFloat16: return "float16";
+        default: return "type " + std::to_string(type);
+    }
+}
+
+std::string shown(const Tensor& tensor) {
+    return tensor.there() ? named(tensor.type) + " " + listed({tensor.dims.begin(), tensor.dims.end()}) : "nothing";
+}
+
+bool fits(const Tensor& tensor, int type, const std::vector<size_t>& dims) {
+    return tensor.type == type && std::equal(dims.begin(), dims.end(), tensor.dims.begin(), tensor.dims.end(),
+                                             [](size_t a, int64_t b) { return static_cast<int64_t>(a) == b; });
+}
+
+void expect(const char* op, const char* what, const Tensor& tensor, int type, const std::vector<size_t>& dims) {
+    if (!fits(tensor, type, dims)) fail(op, std::string(what) + " " + shown(tensor), named(type) + " " + listed(dims));
+}
+
 Tensor describe(const ort::Value* value) {
     Tensor out;
     if (value == nullptr) return out;
@@ -69,8 +102,11 @@ Tensor describe(const ort::Value* value) {
 
 struct Call {
     ort::KernelContext* context;
-    size_t inputs = 0;
-    explicit Call(ort::KernelContext* c) : context(c) { check(api.input_count(context, &inputs)); }
+    size_t inputs = 0, outputs = 0;
+    explicit Call(ort::KernelContext* c) : context(c) {
+        check(api.input_count(context, &inputs));
+        check(api.output_count(context, &outputs));
+    }
     Tensor input(size_t index) const { return describe(value(index)); }
     const ort::Value* value(size_t index) const {  // null where it was left out
         const ort::Value* out = nullptr;
@@ -111,32 +147,39 @@ struct Call {
 };
 
 // Memory of one thread, kept between calls: as much as the largest took. Holds what is written to it, of any type.
+// STREAMSPEC_EXACT_SCRATCH: as much as this call takes, for a sanitizer to see where it ends.
 template <int Use>
 float* scratch(size_t floats) {
+    constexpr std::align_val_t kAlign{kRowAlign};
     struct Memory {
         void* all = nullptr;
-        size_t bytes = 0;
-        ~Memory() { std::free(all); }
+        size_t floats = 0;
+        ~Memory() { ::operator delete(all, kAlign); }
     };
     thread_local Memory memory;
-    const size_t wanted = floats * sizeof(float) + kRowAlign;
-    if (memory.bytes < wanted) {
-        std::free(memory.all);
-        memory.bytes = 0;
-        memory.all = std::malloc(wanted);
-        if (memory.all == nullptr) throw std::bad_alloc();
-        memory.bytes = wanted;
+#ifdef STREAMSPEC_EXACT_SCRATCH
+    const bool enough = memory.floats == floats;
+#else
+    const bool enough = memory.floats >= floats;
+#endif
+    if (!enough) {
+        ::operator delete(memory.all, kAlign);
+        memory = {};
+        memory.all = ::operator new(floats * sizeof(float), kAlign);
+        memory.floats = floats;
     }
-    void* data = memory.all;
-    size_t space = memory.bytes;
-    return static_cast<float*>(std::align(kRowAlign, floats * sizeof(float), data, space));
+    return static_cast<float*>(memory.all);
 }
 
-std::string runnable_names() {
-    const Choices choices = runnable_kernels();
-    std::string out;
-    for (size_t i = 0; i < choices.count; i++) out += (i ? ", " : "") + std::string(choices.of[i]->name);
-    return out;
+// Names of the kernels that this processor runs, the best first.
+const std::string& runnable_names() {
+    static const std::string names = [] {
+        const Choices choices = runnable_kernels();
+        std::string out;
+        for (size_t i = 0; i < choices.count; i++) out += (i ? ", " : "") + std::string(choices.of[i]->name);
+        return out;
+    }();
+    return names;
 }
 
 // Null where STREAMSPEC_KERNELS names none that this processor runs.
@@ -147,22 +190,24 @@ const Kernels* chosen() {
 
 const Kernels& kernels() { return *chosen(); }  // there are no operators without (`RegisterCustomOps`)
 
-int64_t whole(const ort::KernelInfo* info, const char* name, int64_t otherwise) {
-    int64_t out = otherwise;
-    if (ort::Status* status = api.attribute(info, name, &out)) {
-        api.release_status(status);
-        return otherwise;
-    }
-    return out;
+template <typename T>
+bool given(const ort::KernelInfo* info, const char* name, T* out) {
+    ort::Status* status = api.attribute(info, name, out);
+    if (status) api.release_status(status);
+    return status == nullptr;
 }
 
-float real(const ort::KernelInfo* info, const char* name, float otherwise) {
-    float out = otherwise;
-    if (ort::Status* status = api.attribute(info, name, &out)) {
-        api.release_status(status);
-        return otherwise;
-    }
-    return out;
+// An attribute, or `otherwise` where there is none; of another type, it is not taken for none.
+template <typename T>
+T attribute(const char* op, const ort::KernelInfo* info, const char* name, T otherwise) {
+    T out = otherwise;
+    int64_t whole = 0;
+    float real = 0.0f;
+    size_t length = 0;
+    if (given(info, name, &out)) return out;
+    if (given(info, name, &whole) || given(info, name, &real) || given(info, name, &length))
+        fail(op, std::string(name) + " of another type", std::is_same_v<T, float> ? "a float" : "an int");
+    return otherwise;
 }
 
 Tensor constant(const ort::KernelInfo* info, size_t index) {
@@ -203,48 +248,47 @@ struct LinearMap {
         const Tensor zeros = bits == 4 ? constant(info, first + 2) : Tensor{}, shift = constant(info, last);
         for (size_t index = first + 2; index <= last; index++)
             if (!(index == last ? shift : zeros).there()) left_out.push_back(index);
+        const auto whole = [&](const char* name, int64_t otherwise) { return attribute(op, info, name, otherwise); };
+        const int64_t activation = whole("activation", 0);
         map.bits = bits;
-        map.inputs = static_cast<size_t>(whole(info, "in_features", 0));
-        map.outputs = static_cast<size_t>(whole(info, "out_features", 0));
-        map.block = static_cast<size_t>(bits == 4 ? whole(info, "block_size", 32) : 0);
-        map.mix = static_cast<size_t>(whole(info, "mix", 0));
-        map.gated = whole(info, "gated", 0) != 0;
-        map.activation = static_cast<Activation>(whole(info, "activation", 0));
+        map.inputs = static_cast<size_t>(whole("in_features", 0));
+        map.outputs = static_cast<size_t>(whole("out_features", 0));
+        map.block = static_cast<size_t>(bits == 4 ? whole("block_size", 32) : 0);
+        map.mix = static_cast<size_t>(whole("mix", 0));
+        map.gated = whole("gated", 0) != 0;
+        map.activation = static_cast<Activation>(activation);
         map.tiles = (map.outputs + kTile - 1) / kTile;
+        const std::string inputs = std::to_string(map.inputs), outputs = std::to_string(map.outputs);
         if (map.inputs == 0 || map.inputs > kMostInputs || map.outputs == 0 || map.outputs > kMostOutputs)
-            fail(op, "inputs or outputs out of range");
+            fail(op, "in_features " + inputs + " and out_features " + outputs,
+                 "1 to " + std::to_string(kMostInputs) + " and 1 to " + std::to_string(kMostOutputs));
         if (map.mix != 0 && ((map.mix != 8 && map.mix != 16 && map.mix != 32) || map.inputs % map.mix != 0))
-            fail(op, "mix is not 0, 8, 16 or 32, or does not divide the inputs");
-        if (map.activation < Activation::kNone || map.activation > Activation::kRelu2) fail(op, "unknown activation");
-        if (map.gated && map.outputs % kTile != 0) fail(op, "a gated map needs outputs in 32s");
-        if (!codes.there() || !scale.there()) fail(op, "weights that are no constants");
+            fail(op, "mix " + std::to_string(map.mix) + " of " + inputs + " inputs", "0, or a divisor of 8, 16 or 32");
+        if (activation < 0 || activation > static_cast<int64_t>(Activation::kRelu2))
+            fail(op, "activation " + std::to_string(activation), "0 to 4");
+        if (map.gated && map.outputs % kTile != 0) fail(op, "a gated map of " + outputs + " outputs", "a multiple of 32");
+        if (!codes.there() || !scale.there()) fail(op, "codes or scales that are no constants", "constants");
         if (bits == 8) {
-            expect(op, codes, ort::kInt8, {map.tiles, (map.inputs + 3) / 4, kTile, 4}, "codes");
-            expect(op, scale, ort::kFloat, {map.outputs}, "scales");
+            expect(op, "codes", codes, ort::kInt8, {map.tiles, (map.inputs + 3) / 4, kTile, 4});
+            expect(op, "scales", scale, ort::kFloat, {map.outputs});
             scales = ordered(scale, map);
             map.scales = scales.data();
         } else {
             if ((map.block != 32 && map.block != 64 && map.block != 128) || map.inputs % map.block != 0)
-                fail(op, "blocks are not 32, 64 or 128, or do not divide the inputs");
+                fail(op, "block_size " + std::to_string(map.block) + " of " + inputs + " inputs", "a divisor of 32, 64 or 128");
             const size_t blocks = map.inputs / map.block;
-            expect(op, codes, ort::kUint8, {map.tiles, map.inputs / 8, kTile, 4}, "codes");
-            expect(op, scale, ort::kFloat16, {map.tiles, blocks, kTile}, "scales");
-            if (zeros.there()) expect(op, zeros, ort::kUint8, {map.tiles, blocks, kTile}, "zero points");
+            expect(op, "codes", codes, ort::kUint8, {map.tiles, map.inputs / 8, kTile, 4});
+            expect(op, "scales", scale, ort::kFloat16, {map.tiles, blocks, kTile});
+            if (zeros.there()) expect(op, "zero points", zeros, ort::kUint8, {map.tiles, blocks, kTile});
             map.block_scales = scale.as<uint16_t>();
             map.zeros = zeros.there() ? zeros.as<uint8_t>() : nullptr;
         }
         map.codes = codes.data;
         if (shift.there()) {
-            expect(op, shift, ort::kFloat, {map.outputs}, "bias");
+            expect(op, "a bias", shift, ort::kFloat, {map.outputs});
             bias = ordered(shift, map);
             map.bias = bias.data();
         }
-    }
-
-    static void expect(const char* op, const Tensor& tensor, int type, const std::vector<size_t>& dims, const char* what) {
-        bool fits = tensor.type == type && tensor.dims.size() == dims.size();
-        for (size_t i = 0; fits && i < dims.size(); i++) fits = tensor.dims[i] == static_cast<int64_t>(dims[i]);
-        if (!fits) fail(op, std::string(what) + " of another type or shape than the attributes say");
     }
 };
 
@@ -258,9 +302,10 @@ struct LinearKernel : LinearMap {
 
     void compute(const Call& call) {
         for (size_t index : left_out)
-            if (call.value(index)) fail(kName, "zero points or a bias that are no constants");
+            if (call.value(index)) fail(kName, "zero points or a bias that are no constants", "constants");
         const Tensor x = call.input(0);
-        if (x.type != ort::kFloat || x.dims.empty() || x.dim(1) != map.inputs) fail(kName, "rows of another width than the weights'");
+        if (x.type != ort::kFloat || x.dims.empty() || x.dim(1) != map.inputs)
+            fail(kName, "rows " + shown(x), "float32 [.., " + std::to_string(map.inputs) + "]");
         std::vector<int64_t> dims = x.dims;
         dims.back() = static_cast<int64_t>(map.width());
         float* y = call.output<float>(0, dims);
@@ -292,18 +337,18 @@ struct LinearKernel : LinearMap {
 struct LookUpKernel : LinearMap {
     static constexpr const char* kName = "EmbeddingInt8";
     explicit LookUpKernel(const ort::KernelInfo* info) : LinearMap(kName, info, 8, 1) {
-        if (map.gated) fail(kName, "a table is not gated");
+        if (map.gated) fail(kName, "a gated table", "gated 0");
     }
     void compute(const Call& call) {
         const Tensor ids = call.input(0);
-        if (ids.type != ort::kInt64) fail(kName, "ids that are not int64");
+        if (ids.type != ort::kInt64) fail(kName, "ids " + shown(ids), "int64");
         std::vector<int64_t> dims = ids.dims;
         dims.push_back(static_cast<int64_t>(map.inputs));
         float* y = call.output<float>(0, dims);
         for (size_t i = 0; i < ids.count(); i++) {
-            int64_t id = ids.as<int64_t>()[i];
-            if (id < 0) id += static_cast<int64_t>(map.outputs);
-            if (id < 0 || id >= static_cast<int64_t>(map.outputs)) fail(kName, "an id outside of the table");
+            const int64_t given = ids.as<int64_t>()[i], rows = static_cast<int64_t>(map.outputs);
+            const int64_t id = given < 0 ? given + rows : given;
+            if (id < 0 || id >= rows) fail(kName, "id " + std::to_string(given), std::to_string(-rows) + " to " + std::to_string(rows - 1));
             float* row = scratch<1>(round_up(map.inputs, kRowAlign));
             kernels().look_up(map, static_cast<size_t>(id), row);
             std::memcpy(y + i * map.inputs, row, map.inputs * sizeof(float));
@@ -311,21 +356,23 @@ struct LookUpKernel : LinearMap {
     }
 };
 
-// Inputs: x, weight, update. Outputs: the norm of x + update, and x + update where there is an update.
+// Inputs: x, weight, update. Outputs: the norm of x + update, and x + update.
 struct NormKernel {
     static constexpr const char* kName = "SkipRmsNorm";
     float eps;
-    explicit NormKernel(const ort::KernelInfo* info) : eps(real(info, "eps", 1e-6f)) {}
+    explicit NormKernel(const ort::KernelInfo* info) : eps(attribute(kName, info, "eps", 1e-6f)) {
+        if (!(eps >= 0.0f && std::isfinite(eps))) fail(kName, "eps " + std::to_string(eps), "a number from 0");
+    }
 
     void compute(const Call& call) {
         const Tensor x = call.input(0), weight = call.input(1), update = call.input(2);
         if (x.type != ort::kFloat || x.dims.empty() || x.dim(1) == 0 || x.dim(1) % kLanes != 0 || x.dim(1) > kMostInputs)
-            fail(kName, "rows whose width is no multiple of 16");
+            fail(kName, "rows " + shown(x), "float32 rows of a multiple of 16 numbers, up to " + std::to_string(kMostInputs));
         const size_t width = x.dim(1), rows = x.count() / width;
-        if (weight.type != ort::kFloat || weight.count() != width) fail(kName, "a weight of another width than the rows'");
-        if (update.there() && (update.type != ort::kFloat || update.dims != x.dims)) fail(kName, "an update of another shape than the rows'");
+        expect(kName, "a weight", weight, ort::kFloat, {width});
+        if (update.there()) expect(kName, "an update", update, ort::kFloat, {x.dims.begin(), x.dims.end()});
         float* y = call.output<float>(0, x.dims);
-        float* sum = update.there() ? call.output<float>(1, x.dims) : nullptr;
+        float* sum = call.outputs > 1 ? call.output<float>(1, x.dims) : nullptr;
         const size_t parts = rows <= kFewRows ? 1 : 8;
         call.parallel(parts, [&](size_t part) {
             kernels().norm(x.as<float>(), update.there() ? update.as<float>() : nullptr, weight.as<float>(), eps, width,
@@ -346,22 +393,31 @@ struct AttentionKernel {
     bool own = false;
 
     explicit AttentionKernel(const ort::KernelInfo* info) {
-        base.heads = static_cast<size_t>(whole(info, "heads", 0));
-        base.kv_heads = static_cast<size_t>(whole(info, "kv_heads", 0));
-        base.width = static_cast<size_t>(whole(info, "width", 0));
-        base.scale = real(info, "scale", 1.0f);
-        base.cap = real(info, "cap", 0.0f);
-        base.eps = real(info, "eps", 1e-6f);
-        base.ring = whole(info, "ring", 0) != 0;
-        base.interleaved = whole(info, "interleaved", 0) != 0;
-        base.norm_last = whole(info, "norm_last", 0) != 0;
+        const auto whole = [&](const char* name) { return attribute<int64_t>(kName, info, name, 0); };
+        const auto real = [&](const char* name, float otherwise) {
+            const float out = attribute(kName, info, name, otherwise);
+            if (!std::isfinite(out)) fail(kName, name + (" " + std::to_string(out)), "a finite number");
+            return out;
+        };
+        base.heads = static_cast<size_t>(whole("heads"));
+        base.kv_heads = static_cast<size_t>(whole("kv_heads"));
+        base.width = static_cast<size_t>(whole("width"));
+        base.scale = real("scale", 1.0f);
+        base.cap = real("cap", 0.0f);
+        base.eps = real("eps", 1e-6f);
+        base.ring = whole("ring") != 0;
+        base.interleaved = whole("interleaved") != 0;
+        base.norm_last = whole("norm_last") != 0;
         base.half = Half;
         base.write = Writes;
-        own = Writes || whole(info, "own", 0) != 0;
-        if (base.heads == 0 || base.kv_heads == 0 || base.heads > 1024 || base.heads % base.kv_heads != 0)
-            fail(kName, "heads that key heads do not divide");
-        if (base.heads / base.kv_heads > kMostGroup) fail(kName, "too many heads to a key head");
-        if (base.width == 0 || base.width % kLanes != 0 || base.width > 1024) fail(kName, "a head width that is no multiple of 16");
+        own = Writes || whole("own") != 0;
+        const size_t heads = base.heads, keys = base.kv_heads;
+        if (heads == 0 || keys == 0 || heads > 1024 || heads % keys != 0 || heads / keys > kMostGroup)
+            fail(kName, std::to_string(heads) + " heads, " + std::to_string(keys) + " key heads",
+                 "up to 1024 heads, up to " + std::to_string(kMostGroup) + " to a key head");
+        if (base.width == 0 || base.width % kLanes != 0 || base.width > kMostWidth)
+            fail(kName, "a head width of " + std::to_string(base.width), "a multiple of 16 up to " + std::to_string(kMostWidth));
+        if (base.cap < 0.0f || base.eps < 0.0f) fail(kName, "a negative cap or eps", "numbers from 0");
     }
 
     void compute(const Call& call) {
@@ -373,35 +429,36 @@ struct AttentionKernel {
         const Tensor query_norm = call.input(at + 4), key_norm = call.input(at + 5);
         const size_t queries_width = a.heads * a.width, keys_width = own ? a.kv_heads * a.width : 0;
         a.packed_stride = queries_width + 2 * keys_width;
-        if (packed.type != ort::kFloat || packed.dims.size() != 3 || packed.dims[0] != 1 || packed.dim(1) != a.packed_stride)
-            fail(kName, "packed rows of another shape than [1, rows, queries, keys and values]");
-        a.rows = packed.dim(2);
-        const int type = Half ? ort::kFloat16 : ort::kFloat;
+        a.rows = packed.dims.size() == 3 ? packed.dim(2) : 0;
+        expect(kName, "packed rows", packed, ort::kFloat, {1, a.rows, a.packed_stride});
+        a.slots = keys.dims.size() == 4 ? keys.dim(2) : 0;
         for (const Tensor* side : {&keys, &values})
-            if (side->type != type || side->dims.size() != 4 || side->dims[0] != 1 || side->dim(3) != a.kv_heads || side->dim(1) != a.width)
-                fail(kName, "a cache of another type or shape than [1, key heads, slots, width]");
-        a.slots = keys.dim(2);
-        if (values.dim(2) != a.slots) fail(kName, "keys and values with other numbers of slots");
-        if (bias.type != ort::kFloat || bias.dims.size() < 2 || bias.count() != bias.dim(2) * bias.dim(1) || bias.dim(2) != a.rows)
-            fail(kName, "a bias of another shape than [rows, columns]");
+            expect(kName, side == &keys ? "keys" : "values", *side, Half ? ort::kFloat16 : ort::kFloat, {1, a.kv_heads, a.slots, a.width});
         a.own = !Writes && own ? a.rows : 0;
-        if (bias.dim(1) < a.own || bias.dim(1) - a.own > a.slots) fail(kName, "a bias with more columns than the cache has slots");
-        a.used = bias.dim(1) - a.own;
+        const std::string rows = std::to_string(a.rows), slots = std::to_string(a.slots);
+        const size_t columns = bias.dims.size() < 2 ? 0 : bias.dim(1), least = a.rows ? std::max<size_t>(1, a.own) : 0;
+        if (bias.type != ort::kFloat || bias.dims.size() < 2 || bias.dim(2) != a.rows || bias.count() != a.rows * columns ||
+            columns < least || columns - a.own > a.slots)
+            fail(kName, "a bias " + shown(bias), "float32 [.., " + rows + ", " + std::to_string(least) + " to " + std::to_string(a.slots + a.own) + "]");
+        a.used = columns - a.own;
         if (Writes) {
-            if (past.type != ort::kInt64 || past.count() != 1 || past.as<int64_t>()[0] < 0) fail(kName, "a past length that is no number of slots");
-            a.past = static_cast<size_t>(past.as<int64_t>()[0]);
-            if (a.rows > a.slots || (!a.ring && a.past + a.rows > a.slots)) fail(kName, "more rows than the cache has slots left");
+            if (past.type != ort::kInt64 || past.count() != 1) fail(kName, "a past length " + shown(past), "one int64");
+            const int64_t length = past.as<int64_t>()[0];
+            a.past = static_cast<size_t>(length);
+            if (length < 0 || a.rows > a.slots || (!a.ring && a.past > a.slots - a.rows))
+                fail(kName, rows + " rows after " + std::to_string(length) + " slots", "as many as a cache of " + slots + " slots has left");
         }
-        if (cos.there()) {
-            if (cos.type != ort::kFloat || sin.type != ort::kFloat || cos.dims.size() != 2 || cos.dims != sin.dims || cos.dim(2) != a.rows ||
-                2 * cos.dim(1) > a.width)
-                fail(kName, "rotary tables of another shape than [rows, rotated / 2]");
-            a.rotated = 2 * cos.dim(1);
+        if (cos.there() || sin.there()) {
+            const size_t half = cos.dims.size() == 2 ? cos.dim(1) : 0;
+            if (2 * half > a.width) fail(kName, "cos " + shown(cos), "up to " + std::to_string(a.width / 2) + " numbers a row");
+            expect(kName, "cos", cos, ort::kFloat, {a.rows, half});
+            expect(kName, "sin", sin, ort::kFloat, {a.rows, half});
+            a.rotated = 2 * half;
             a.cos = cos.as<float>();
             a.sin = sin.as<float>();
         }
         for (const Tensor* weight : {&query_norm, &key_norm})
-            if (weight->there() && (weight->type != ort::kFloat || weight->count() != a.width)) fail(kName, "a norm of another width than the heads'");
+            if (weight->there()) expect(kName, weight == &query_norm ? "a norm of queries" : "a norm of keys", *weight, ort::kFloat, {a.width});
         a.query_norm = query_norm.there() ? query_norm.as<float>() : nullptr;
         a.key_norm = key_norm.there() ? key_norm.as<float>() : nullptr;
         a.packed = packed.as<float>();
@@ -550,3 +607,6 @@ STREAMSPEC_EXPORT const char* streamspec_kernels() {
     const streamspec::Kernels* const kernels = streamspec::chosen();
     return kernels ? kernels->name : "";
 }
+
+// Names of those that this processor runs, the best first.
+STREAMSPEC_EXPORT const char* streamspec_runnable_kernels() { return streamspec::runnable_names().c_str(); }

@@ -46,7 +46,9 @@ enum Place : size_t {
     kGetTensorTypeAndShape = 65,
     kKernelInfoGetAttribute_float = 85,
     kKernelInfoGetAttribute_int64 = 86,
+    kKernelInfoGetAttribute_string = 87,
     kKernelContext_GetInputCount = 88,
+    kKernelContext_GetOutputCount = 89,
     kKernelContext_GetInput = 90,
     kKernelContext_GetOutput = 91,
     kReleaseStatus = 93,
@@ -93,12 +95,19 @@ struct Api {
     Status* attribute(const KernelInfo* info, const char* name, int64_t* out) const {
         return at<Status* (*)(const KernelInfo*, const char*, int64_t*)>(kKernelInfoGetAttribute_int64)(info, name, out);
     }
+    Status* attribute(const KernelInfo* info, const char* name, size_t* length) const {  // of a text
+        return at<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(kKernelInfoGetAttribute_string)(
+            info, name, nullptr, length);
+    }
     Status* constant_input(const KernelInfo* info, size_t index, int* is_constant, const Value** out) const {
         return at<Status* (*)(const KernelInfo*, size_t, int*, const Value**)>(kKernelInfoGetConstantInput_tensor)(
             info, index, is_constant, out);
     }
     Status* input_count(const KernelContext* context, size_t* out) const {
         return at<Status* (*)(const KernelContext*, size_t*)>(kKernelContext_GetInputCount)(context, out);
+    }
+    Status* output_count(const KernelContext* context, size_t* out) const {
+        return at<Status* (*)(const KernelContext*, size_t*)>(kKernelContext_GetOutputCount)(context, out);
     }
     Status* input(const KernelContext* context, size_t index, const Value** out) const {
         return at<Status* (*)(const KernelContext*, size_t, const Value**)>(kKernelContext_GetInput)(context, index, out);

@@ -21,7 +21,7 @@ BUILD = (
     'with a C++17 compiler installed, install streamspec again: pip install --force-reinstall --no-deps "streamspec"'
 )
 # Functions of the library, each without arguments and returning text.
-KERNELS, SOURCES = "streamspec_kernels", "streamspec_sources"
+KERNELS, RUNNABLE, SOURCES = "streamspec_kernels", "streamspec_runnable_kernels", "streamspec_sources"
 REGISTER = "RegisterCustomOps"  # which ONNX Runtime calls
 
 
@@ -77,7 +77,13 @@ def _opened(path: Path) -> NativeLibrary:
         now = sources(path.parents[1] / "native")
         if now and not {now, "unknown"} & set(_text(opened, SOURCES).split()):
             return NativeLibrary(path, "built from other sources than native/ has now; pip install -e . again")
-        return NativeLibrary(path, "", _text(opened, KERNELS))
+        if kernels := _text(opened, KERNELS):
+            return NativeLibrary(path, "", kernels)
+        wanted, names = os.environ.get("STREAMSPEC_KERNELS", ""), _text(opened, RUNNABLE)
+        return NativeLibrary(
+            path,
+            f"STREAMSPEC_KERNELS={wanted!r} names no kernels of this machine, which runs {names}; name one or unset it",
+        )
     except (OSError, AttributeError, UnicodeDecodeError) as error:
         line = (str(error) or type(error).__name__).splitlines()[0]
         return NativeLibrary(path, f"cannot be loaded ({line}); {BUILD}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,30 @@ def test_a_library_of_something_else_is_a_line(monkeypatch: pytest.MonkeyPatch, 
 
     shutil.copy(str(_ctypes.__file__), tmp_path / native.NAME)
     assert placed(monkeypatch, tmp_path / native.NAME).startswith("cannot be loaded (")
+
+
+def test_a_name_of_no_kernels_is_a_line_that_lists_those_here(built: Path) -> None:
+    code = """
+import onnxruntime
+from streamspec.cli.doctor import about
+from streamspec.runtime import doctor
+from streamspec.runtime.hardware import native_library
+found = native_library.find()
+print(repr(found.kernels), found.why_not)
+print(dict(about(doctor.machine()))["native operators"])
+try:
+    onnxruntime.SessionOptions().register_custom_ops_library(str(found.path))
+except Exception as error:
+    print(error)
+"""
+    environment = {**os.environ, "STREAMSPEC_KERNELS": "avx9\nx"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
+    said, shown, refused = done.stdout.splitlines()
+    assert said.startswith("'' STREAMSPEC_KERNELS='avx9\\nx' names no kernels of this machine, which runs ")
+    names = said.partition("runs ")[2].partition(";")[0].split(", ")
+    assert names[-1] == "portable" and native.kernels() in names and "unset it" in said
+    assert shown.startswith("no, bundles run the standard ones, slower: ") and shown.endswith(said[3:])
+    assert refused.endswith(f"STREAMSPEC_KERNELS names none of {', '.join(names)}")
 
 
 def test_in_a_checkout_a_library_of_older_sources_is_not_used(

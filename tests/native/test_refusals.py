@@ -1,0 +1,187 @@
+"""Native operators refuse what does not fit, in one line of what was found and expected, and never end the process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamspec.runtime.hardware import native_library
+from tests.support.native_cases import CASES, OperatorCase, spoiled
+
+F, H, U = np.float32, np.float16, np.uint8
+SPOILED = 600
+
+
+@pytest.fixture
+def library() -> Path:
+    found = native_library.library()
+    if found is None:
+        pytest.skip(f"no native operators here: {native_library.why_not()}")
+    return found
+
+
+def fitting(kind: str) -> OperatorCase:
+    """40 inputs and 50 outputs; or 6 heads of 32, 2 key heads, 9 rows after 21 of 40 slots."""
+    zeros, half = np.zeros, H if kind.endswith("16") else F
+    sizes = {"in_features": 40, "out_features": 50}
+    heads = {"heads": 6, "kv_heads": 2, "width": 32}
+    packed, past = zeros((1, 9, 320), F), {"past": np.array(21)}
+    sides = {name: zeros((1, 2, 40, 32), half) for name in ("keys", "values")}
+    turns = {"cos": zeros((9, 8), F), "sin": zeros((9, 8), F), "query_norm": zeros(32, F), "key_norm": zeros(32, F)}
+    int8 = {"codes": zeros((2, 10, 32, 4), np.int8), "scales": zeros(50, F)}
+    blocks = {"scales": zeros((2, 2, 32), H), "zeros": zeros((2, 2, 32), U), "shift": zeros(50, F)}
+    made = {
+        "LinearInt8": ({"x": zeros((3, 40), F)}, int8 | {"shift": zeros(50, F)}, sizes),
+        "LinearInt4": (
+            {"x": zeros((3, 64), F)},
+            {"codes": zeros((2, 8, 32, 4), U), **blocks},
+            sizes | {"in_features": 64},
+        ),
+        "EmbeddingInt8": ({"ids": zeros((1, 3), np.int64)}, int8, sizes),
+        "SkipRmsNorm": ({"x": zeros((3, 48), F), "weight": zeros(48, F), "update": zeros((3, 48), F)}, {}, {}),
+        "Attention": ({"packed": packed, "bias": zeros((9, 30), F)} | past | sides | turns, {}, heads),
+        "DraftAttention": ({"packed": packed, "bias": zeros((9, 30), F)} | sides | turns, {}, heads | {"own": 1}),
+    }
+    feeds, constants, attributes = made[kind.removesuffix("Float16")]
+    return OperatorCase(kind, feeds, constants, dict[str, Any](attributes))
+
+
+def z(*shape: int, dtype: Any = F) -> Any:
+    return np.zeros(shape, dtype)
+
+
+# Operator, what is given instead (a float or an int: an attribute), and words of the message.
+MAPS = ("LinearInt8", "LinearInt4", "EmbeddingInt8")
+CACHED = ("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16")
+WRITES, READS = CACHED[:2], CACHED[2:]
+WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
+    (MAPS, {"in_features": 0}, r"in_features 0 and out_features 50, expected 1 to 131072 and 1 to 4194304"),
+    (MAPS, {"in_features": 2**40}, "in_features 1099511627776"),
+    (MAPS, {"out_features": -5}, "out_features 18446744073709551611, expected"),
+    (MAPS, {"out_features": 51}, r" float32 \[50\], expected float32 \[51\]"),
+    (MAPS, {"out_features": 65}, r"codes u?int8 \[2, \d+, 32, 4\], expected u?int8 \[3, \d+, 32, 4\]"),
+    (MAPS, {"mix": 12}, r"mix 12 of \d\d inputs, expected 0, or a divisor of 8, 16 or 32"),
+    (("LinearInt8", "EmbeddingInt8"), {"mix": 16}, "mix 16 of 40 inputs"),
+    (MAPS, {"mix": 8.0}, "mix of another type, expected an int"),
+    (MAPS, {"in_features": "40"}, "in_features of another type"),
+    (MAPS, {"activation": 5}, "activation 5, expected 0 to 4"),
+    (MAPS, {"activation": 2**32}, "activation 4294967296, expected"),
+    (MAPS, {"gated": 1}, "a gated map of 50 outputs, expected a multiple of 32"),
+    (("LinearInt4",), {"block_size": 16}, "block_size 16 of 64 inputs, expected a divisor of 32, 64 or 128"),
+    (("LinearInt4",), {"block_size": 128}, "block_size 128 of 64 inputs"),
+    (("LinearInt4",), {"block_size": -32}, "block_size 18446744073709551584"),
+    (("LinearInt4",), {"scales": z(2, 1, 32, dtype=H)}, r"scales float16 \[2, 1, 32\], expected float16 \[2, 2, 32\]"),
+    (("LinearInt4",), {"zeros": z(2, 2, 31, dtype=U)}, r"zero points uint8 \[2, 2, 31\], expected uint8 \[2, 2, 32\]"),
+    (("LinearInt4",), {"codes": z(2, 8, 32, dtype=U)}, r"codes uint8 \[2, 8, 32\], expected uint8 \[2, 8, 32, 4\]"),
+    (("LinearInt8", "EmbeddingInt8"), {"codes": z(2, 10, 32, 4, dtype=U)}, r"tensor\(uint8\)"),
+    (("LinearInt8", "EmbeddingInt8"), {"scales": z(49)}, r"scales float32 \[49\], expected float32 \[50\]"),
+    (("LinearInt8", "EmbeddingInt8"), {"scales": z(0)}, r"scales float32 \[0\]"),
+    (("LinearInt8", "LinearInt4"), {"shift": z(50, 1)}, r"a bias float32 \[50, 1\], expected float32 \[50\]"),
+    (("LinearInt8", "LinearInt4"), {"x": z(3, 39)}, r"rows float32 \[3, 39\], expected float32 \[.., \d\d\]"),
+    (("LinearInt8", "LinearInt4"), {"x": np.array(F(1))}, r"rows float32 \[\]"),
+    (("LinearInt8", "LinearInt4"), {"x": z(3, 40, dtype=H)}, r"tensor\(float16\)"),
+    (("EmbeddingInt8",), {"ids": np.array([50])}, "id 50, expected -50 to 49"),
+    (("EmbeddingInt8",), {"ids": np.array([-51])}, "id -51"),
+    (("EmbeddingInt8",), {"ids": np.array([-(2**63)])}, "id -9223372036854775808"),
+    (("EmbeddingInt8",), {"ids": z(3, dtype=np.int32)}, r"tensor\(int32\)"),
+    (
+        ("SkipRmsNorm",),
+        {"x": z(3, 40), "weight": z(40), "update": None},
+        r"rows float32 \[3, 40\], expected .* multiple of 16",
+    ),
+    (("SkipRmsNorm",), {"x": z(3, 0), "weight": z(0), "update": None}, r"rows float32 \[3, 0\]"),
+    (("SkipRmsNorm",), {"x": np.array(F(1))}, r"rows float32 \[\]"),
+    (("SkipRmsNorm",), {"weight": z(32)}, r"a weight float32 \[32\], expected float32 \[48\]"),
+    (("SkipRmsNorm",), {"update": z(2, 48)}, r"an update float32 \[2, 48\], expected float32 \[3, 48\]"),
+    (("SkipRmsNorm", *CACHED), {"eps": -1.0}, "eps"),
+    (("SkipRmsNorm", *CACHED), {"eps": float("nan")}, "eps nan, expected"),
+    (("SkipRmsNorm", *CACHED), {"eps": 1}, "eps of another type, expected a float"),
+    (CACHED, {"heads": 300}, r"packed rows float32 \[1, 9, 320\], expected"),
+    (CACHED, {"heads": 1026}, "1026 heads, 2 key heads, expected up to 1024 heads, up to 256 to a key head"),
+    (CACHED, {"heads": 257, "kv_heads": 1}, "257 heads, 1 key heads"),
+    (CACHED, {"heads": -1}, "18446744073709551615 heads"),
+    (CACHED, {"heads": 7}, "7 heads, 2 key heads"),
+    (CACHED, {"kv_heads": 0}, "6 heads, 0 key heads"),
+    (CACHED, {"width": 24}, "a head width of 24, expected a multiple of 16 up to 1024"),
+    (CACHED, {"width": 2**40}, "a head width of 1099511627776"),
+    (CACHED, {"scale": float("inf")}, "scale inf, expected a finite number"),
+    (CACHED, {"cap": -2.0}, "a negative cap"),
+    (CACHED, {"norm_last": 0.5}, "norm_last of another type"),
+    (CACHED, {"packed": z(1, 9, 16)}, r"packed rows float32 \[1, 9, 16\], expected float32 \[1, 9, 320\]"),
+    (CACHED, {"packed": z(2, 9, 320)}, r"packed rows float32 \[2, 9, 320\]"),
+    (CACHED, {"packed": z(9, 320)}, r"packed rows float32 \[9, 320\]"),
+    (CACHED, {"bias": z(3, 30)}, r"a bias float32 \[3, 30\], expected float32 \[.., 9, \d to 4\d\]"),
+    (CACHED, {"bias": z(9, 50)}, r"a bias float32 \[9, 50\]"),
+    (CACHED, {"bias": z(9, 0)}, r"a bias float32 \[9, 0\]"),
+    (CACHED, {"bias": z(2, 9, 30)}, r"a bias float32 \[2, 9, 30\]"),
+    (CACHED, {"bias": z(270)}, r"a bias float32 \[270\]"),
+    (CACHED, {"keys": "none"}, r"values float\d\d \[1, 2, 40, 32\], expected float\d\d \[1, 2, 0, 32\]"),
+    (CACHED, {"keys": "flat"}, r"keys float\d\d \[1, 80, 32\]"),
+    (CACHED, {"values": "narrow"}, r"values float\d\d \[1, 2, 40, 16\], expected float\d\d \[1, 2, 40, 32\]"),
+    (CACHED, {"keys": z(1, 2, 40, 32, dtype=np.float64)}, r"tensor\(double\)"),
+    (CACHED, {"cos": None}, r"cos nothing, expected float32 \[9, 0\]"),
+    (CACHED, {"sin": None}, r"sin nothing, expected float32 \[9, 8\]"),
+    (CACHED, {"cos": z(9, 17), "sin": z(9, 17)}, r"cos float32 \[9, 17\], expected up to 16 numbers a row"),
+    (CACHED, {"cos": z(8, 8), "sin": z(8, 8)}, r"cos float32 \[8, 8\], expected float32 \[9, 8\]"),
+    (CACHED, {"cos": np.array(F(1)), "sin": np.array(F(1))}, r"cos float32 \[\]"),
+    (CACHED, {"query_norm": z(31)}, r"a norm of queries float32 \[31\], expected float32 \[32\]"),
+    (CACHED, {"key_norm": z(64)}, r"a norm of keys float32 \[64\]"),
+    (WRITES, {"past": np.array([32])}, "9 rows after 32 slots, expected as many as a cache of 40 slots has left"),
+    (WRITES, {"past": np.array([2**63 - 1])}, "9 rows after 9223372036854775807 slots"),
+    (WRITES, {"past": np.array([-1])}, "9 rows after -1 slots"),
+    (WRITES, {"past": np.array([1, 2])}, r"a past length int64 \[2\], expected one int64"),
+    (WRITES, {"past": z(0, dtype=np.int64)}, r"a past length int64 \[0\]"),
+    (WRITES, {"ring": 1, "past": np.array([-1])}, "9 rows after -1 slots"),
+    (WRITES, {"ring": 1, "keys": "few", "values": "few", "bias": z(9, 8)}, "9 rows after 21 slots, .* of 8 slots"),
+    (READS, {"bias": z(9, 8)}, r"a bias float32 \[9, 8\], expected float32 \[.., 9, 9 to 49\]"),
+    (READS, {"own": 0}, r"packed rows float32 \[1, 9, 320\], expected float32 \[1, 9, 192\]"),
+]
+SHAPES = {"none": (1, 2, 0, 32), "flat": (1, 80, 32), "narrow": (1, 2, 40, 16), "few": (1, 2, 8, 32)}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_what_does_not_fit_is_refused_in_one_line(library: Path, kind: str) -> None:
+    assert fitting(kind).run(library)
+    tried = 0
+    for kinds, changes, words in WRONG:
+        if kind in kinds:
+            tried += 1
+            with pytest.raises(Exception, match=words) as caught:
+                with_changes(fitting(kind), changes).run(library)
+            assert "\n" not in str(caught.value).strip(), words
+    assert tried > 5
+
+
+def with_changes(case: OperatorCase, changes: dict[str, Any]) -> OperatorCase:
+    half = H if case.half else F
+    inputs = {n: z(*SHAPES[x], dtype=half) if isinstance(x, str) and x in SHAPES else x for n, x in changes.items()}
+    attributes = {n: x for n, x in inputs.items() if isinstance(x, (int, float, str))}
+    case = case.changed(**{n: x for n, x in inputs.items() if n not in attributes})
+    return replace(case, attributes=case.attributes | attributes)
+
+
+@pytest.mark.parametrize("kind", ["LinearInt8", "LinearInt4", "EmbeddingInt8"])
+def test_weights_that_are_computed_are_refused(library: Path, kind: str) -> None:
+    case = fitting(kind)
+    for name in case.constants:
+        rest = {n: x for n, x in case.constants.items() if n != name}
+        given = replace(case, feeds=case.feeds | {name: case.constants[name]}, constants=rest)
+        with pytest.raises(Exception, match="no constants, expected constants"):
+            given.run(library)
+
+
+def test_what_may_not_fit_is_computed_or_refused_in_one_line(library: Path) -> None:
+    refused = 0
+    for seed in range(SPOILED):
+        rng = np.random.default_rng(seed)
+        case = spoiled(CASES[list(CASES)[seed % len(CASES)]](rng), rng)
+        try:
+            case.run(library, threads=2)
+        except Exception as error:
+            assert str(error).strip() and "\n" not in str(error).strip()
+            refused += 1
+    assert SPOILED / 2 < refused < SPOILED

@@ -1,0 +1,243 @@
+"""Single calls of native operators: random inputs that fit, of odd shapes, and an ONNX Runtime session for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Random = np.random.Generator
+DTYPES: dict[str, Any] = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "float64": TensorProto.DOUBLE,
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+}
+HIDDEN = -10000.0
+# Inputs after packed rows, by name. A cache kind's operator has the same ones.
+WRITES, READS = ("packed", "bias", "past", "keys", "values"), ("packed", "bias", "keys", "values")
+OPTIONAL = ("cos", "sin", "query_norm", "key_norm")
+INPUTS = {
+    "LinearInt8": ("x", "codes", "scales", "shift"),
+    "LinearInt4": ("x", "codes", "scales", "zeros", "shift"),
+    "EmbeddingInt8": ("ids", "codes", "scales"),
+    "SkipRmsNorm": ("x", "weight", "update"),
+    **{f"Attention{half}": (*WRITES, *OPTIONAL) for half in ("", "Float16")},
+    **{f"DraftAttention{half}": (*READS, *OPTIONAL) for half in ("", "Float16")},
+}
+
+
+@dataclass(frozen=True)
+class OperatorCase:
+    """A node and its inputs by name; names of `INPUTS` that neither has are left out. `constants` are in the graph."""
+
+    kind: str
+    feeds: dict[str, Array]
+    constants: dict[str, Array]
+    attributes: dict[str, Any]
+
+    @property
+    def half(self) -> bool:
+        return self.kind.endswith("16")
+
+    @property
+    def outputs(self) -> int:
+        return 3 if self.kind.startswith("Attention") else 2 if "update" in self.feeds else 1
+
+    def changed(self, **inputs: Array | None) -> OperatorCase:
+        """With other inputs, where they are now; None leaves one out."""
+
+        def kept(side: dict[str, Array], new: dict[str, Array | None]) -> dict[str, Array]:
+            return {name: x for name, x in (side | new).items() if x is not None}
+
+        constants = {name: x for name, x in inputs.items() if name in self.constants}
+        feeds = {name: x for name, x in inputs.items() if name not in self.constants}
+        return replace(self, feeds=kept(self.feeds, feeds), constants=kept(self.constants, constants))
+
+    def session(self, library: Path, threads: int = 1) -> onnxruntime.InferenceSession:
+        """Memory is not pooled, for a sanitizer to see where each tensor ends."""
+        there = self.feeds | self.constants
+        order = [name if name in there else "" for name in INPUTS[self.kind]]
+        while not order[-1]:
+            order.pop()
+        names = ("y", "second", "third")[: self.outputs]
+        half = TensorProto.FLOAT16 if self.half else TensorProto.FLOAT
+        graph = helper.make_graph(
+            [helper.make_node(self.kind, order, names, domain="streamspec", **self.attributes)],
+            "g",
+            [helper.make_tensor_value_info(n, DTYPES[str(x.dtype)], [None] * x.ndim) for n, x in self.feeds.items()],
+            [helper.make_tensor_value_info(n, half if i else TensorProto.FLOAT, None) for i, n in enumerate(names)],
+            [numpy_helper.from_array(x, n) for n, x in self.constants.items()],
+        )
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("streamspec", 1)]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 4
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+        options.register_custom_ops_library(str(library))
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    def run(self, library: Path, threads: int = 1) -> list[Array]:
+        """The outputs."""
+        return list(self.session(library, threads).run(None, self.feeds))
+
+
+def outputs_of_tiles(outputs: int, gated: bool) -> Array:
+    """Which output each of the 32 of a tile is [tiles, 32]; `outputs` or more where it is none."""
+    tiles, lane = np.arange(-(-outputs // 32))[:, None], np.arange(32)[None]
+    if not gated:
+        return np.asarray(32 * tiles + lane)
+    return np.asarray(np.where(lane < 16, 16 * tiles + lane, outputs // 2 + 16 * tiles + lane - 16))
+
+
+def maybe(rng: Random, percent: int) -> bool:
+    return bool(rng.integers(100) < percent)
+
+
+def floats(rng: Random, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def rows_of(rng: Random, width: int) -> Array:
+    """Rows [.., width] of some leading shape, sometimes one of zeros, one of no numbers, or all large or small."""
+    n = int(rng.choice([1, 2, 3, 5, 8, 31, 33, 64]))
+    x = floats(rng, n, width) * rng.choice([1.0, 1.0, 1e-3, 100.0]).astype(np.float32)
+    if maybe(rng, 15):
+        x[rng.integers(n)] = 0.0
+    if maybe(rng, 10):
+        x[rng.integers(n), rng.integers(width)] = rng.choice([np.nan, np.inf, -np.inf])
+    leading = [(n,), (1, n), (1, 1, n)] + [(2, n // 2)] * (n % 2 == 0)
+    return x.reshape(*leading[rng.integers(len(leading))], width)
+
+
+def linear(rng: Random, bits: int) -> OperatorCase:
+    block, mix = int(rng.choice([32, 64, 128])), int(rng.choice([0, 0, 8, 16, 32]))
+    inputs = block * int(rng.integers(1, 4)) if bits == 4 else (mix or 1) * int(rng.integers(1, 200 // (mix or 1)))
+    gated = maybe(rng, 40)
+    outputs = 32 * int(rng.integers(1, 4)) if gated else int(rng.integers(1, 100))
+    at = outputs_of_tiles(outputs, gated)
+    tiles, there = len(at), (at < outputs)[:, None, :]
+    size = np.float32(0.01 / np.sqrt(inputs))
+    if bits == 8:
+        codes = rng.integers(-128, 128, (tiles, -(-inputs // 4), 32, 4)).astype(np.int8) * there[..., None]
+        beyond = 4 * np.arange(codes.shape[1])[:, None, None] + np.arange(4) >= inputs
+        constants = {"codes": np.where(beyond, np.int8(0), codes), "scales": size * rng.random(outputs, np.float32)}
+    else:
+        packed = rng.integers(0, 256, (tiles, inputs // 8, 32, 4)).astype(np.uint8)
+        scales = 16 * size * (0.1 + rng.random((tiles, inputs // block, 32)))
+        constants = {
+            "codes": packed * there[..., None].astype(np.uint8),
+            "scales": (scales * there).astype(np.float16),
+        }
+        if maybe(rng, 50):
+            constants["zeros"] = rng.integers(0, 16, scales.shape).astype(np.uint8) * there.astype(np.uint8)
+    if maybe(rng, 50):
+        constants["shift"] = floats(rng, outputs)
+    attributes = {"in_features": inputs, "out_features": outputs, "mix": mix, "gated": int(gated)}
+    attributes |= {"activation": int(rng.integers(5))} | ({"block_size": block} if bits == 4 else {})
+    return OperatorCase(f"LinearInt{bits}", {"x": rows_of(rng, inputs)}, constants, attributes)
+
+
+def embedding(rng: Random) -> OperatorCase:
+    table = linear(rng, 8)
+    while table.attributes["gated"]:
+        table = linear(rng, 8)
+    constants = {name: table.constants[name] for name in ("codes", "scales")}
+    attributes = {name: table.attributes[name] for name in ("in_features", "out_features", "mix")}
+    outputs = attributes["out_features"]
+    shape = [(), (1,), (1, 5), (3, 2), (1, 0)][rng.integers(5)]
+    ids = np.asarray(rng.integers(-outputs, outputs, shape), np.int64)
+    return OperatorCase("EmbeddingInt8", {"ids": ids}, constants, attributes)
+
+
+def norm(rng: Random) -> OperatorCase:
+    x = rows_of(rng, 16 * int(rng.integers(1, 20)))
+    feeds = {"x": x, "weight": floats(rng, x.shape[-1])}
+    if maybe(rng, 60):
+        feeds["update"] = floats(rng, *x.shape)
+    return OperatorCase("SkipRmsNorm", feeds, {}, {"eps": float(rng.choice([1e-6, 1e-2, 0.0]))})
+
+
+def attention(rng: Random, writes: bool, half: bool) -> OperatorCase:
+    kv_heads, width = int(rng.integers(1, 4)), 16 * int(rng.choice([1, 2, 4, 5]))
+    heads = kv_heads * int(rng.choice([1, 2, 3, 7, 25]))
+    n = int(rng.choice([1, 1, 2, 3, 7, 8, 33, 64]))
+    own, ring = writes or maybe(rng, 60), writes and maybe(rng, 40)
+    slots = (n if writes else not own) + int(rng.choice([0, 1, 15, 16, 40]))  # none left, or many
+    past = int(rng.integers(1000)) if ring else int(rng.choice([0, (slots - n) // 2, slots - n]))
+    seen = min(slots, past + n) if writes else int(rng.integers(int(not own), slots + 1))
+    columns = seen + n * (own and not writes)
+    bias = np.where(rng.random((n, columns)) < 0.4, HIDDEN, rng.choice([0.0, -3.0, 2.0], (n, columns)))
+    bias[np.arange(n), rng.integers(columns, size=n)] = 0.0  # every row sees something
+    feeds = {
+        "packed": floats(rng, 1, n, (heads + 2 * kv_heads * own) * width),
+        "bias": bias.astype(np.float32).reshape(*[(), (1,), (1, 1)][rng.integers(3)], n, columns),
+        **({"past": np.array(past).reshape([(), (1,)][rng.integers(2)])} if writes else {}),
+        **{name: floats(rng, 1, kv_heads, slots, width) for name in ("keys", "values")},
+    }
+    if half:
+        if own and maybe(rng, 20):
+            feeds["packed"][0, 0, -1] = 1e6  # more than float16 holds; a value
+        feeds |= {name: feeds[name].astype(np.float16) for name in ("keys", "values")}
+    if maybe(rng, 60):
+        angles = rng.random((n, int(rng.integers(1, width // 2 + 1)))) * 6.3
+        feeds |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    for name in ("query_norm", "key_norm"):
+        if maybe(rng, 50):
+            feeds[name] = floats(rng, width)
+    attributes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "width": width}
+    attributes |= {"scale": float(width**-0.5), "cap": float(rng.choice([0.0, 0.0, 3.0])), "eps": 1e-5}
+    attributes |= {name: int(maybe(rng, 50)) for name in ("interleaved", "norm_last")}
+    attributes |= {"ring": int(ring)} if writes else {"own": int(own)}
+    kind = ("Attention" if writes else "DraftAttention") + "Float16" * half
+    return OperatorCase(kind, feeds, {}, attributes)
+
+
+CASES: dict[str, Callable[[Random], OperatorCase]] = {
+    "LinearInt8": lambda rng: linear(rng, 8),
+    "LinearInt4": lambda rng: linear(rng, 4),
+    "EmbeddingInt8": embedding,
+    "SkipRmsNorm": norm,
+    "Attention": lambda rng: attention(rng, True, False),
+    "AttentionFloat16": lambda rng: attention(rng, True, True),
+    "DraftAttention": lambda rng: attention(rng, False, False),
+    "DraftAttentionFloat16": lambda rng: attention(rng, False, True),
+}
+
+
+def spoiled(case: OperatorCase, rng: Random) -> OperatorCase:
+    """With one input or attribute that may not fit: another size, type, rank, or a number out of range."""
+    names = [*case.feeds, *case.constants, *case.attributes]
+    name = str(rng.choice(names))
+    if name in case.attributes:
+        others = [-1, 0, 1, 7, 8, 33, 2**40, -(2**62), 0.5, float("nan"), float("inf"), "text"]
+        return replace(case, attributes=case.attributes | {name: others[rng.integers(len(others))]})
+    x = (case.feeds | case.constants)[name]
+    kind = rng.integers(6)
+    if kind == 0:
+        return case.changed(**{name: None})
+    if kind == 1:
+        with np.errstate(invalid="ignore"):
+            return case.changed(**{name: x.astype(str(rng.choice(list(DTYPES))))})
+    if kind == 2:
+        return case.changed(**{name: x[None]})
+    if kind == 3:
+        return case.changed(**{name: x.reshape(-1)})
+    if x.dtype == np.int64:
+        return case.changed(**{name: x + rng.choice([-(2**62), -1, 1, 33, 1000, 2**62])})
+    if x.ndim == 0:
+        return case.changed(**{name: np.zeros((0,), x.dtype)})
+    axis = int(rng.integers(x.ndim))
+    sizes = [0, 1, x.shape[axis] - 1, x.shape[axis] + 1, 2 * x.shape[axis]]
+    wanted = [*x.shape]
+    wanted[axis] = max(0, sizes[rng.integers(len(sizes))])
+    return case.changed(**{name: np.resize(x, wanted) if x.size else np.zeros(wanted, x.dtype)})

@@ -1,0 +1,183 @@
+"""What native operators compute, in float64 and one step after the other, from docs/reference/native-operators.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.support.native_cases import Array, OperatorCase, outputs_of_tiles
+
+DOUBT = 1e-3  # of a code: float32 may round what is this near to a tie the other way
+
+
+def hadamard(x: Array, size: int) -> Array:
+    """Blocks of the last axis times Sylvester's matrix."""
+    if not size:
+        return x
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.asarray((x.reshape(*x.shape[:-1], -1, size) @ matrix).reshape(x.shape))
+
+
+def codes_of(case: OperatorCase) -> Array:
+    """Codes [outputs, inputs] of tiles."""
+    given, own = case.constants["codes"], case.attributes
+    outputs, inputs = own["out_features"], own["in_features"]
+    codes = np.zeros((outputs, inputs))
+    for tile, row in enumerate(outputs_of_tiles(outputs, bool(own.get("gated")))):
+        for lane, output in enumerate(row):
+            if output < outputs:
+                four = given[tile, :, lane].reshape(-1)
+                pairs = four if four.dtype == np.int8 else np.stack([four & 15, four >> 4], -1).reshape(-1)
+                codes[output] = pairs[:inputs]
+    return codes
+
+
+def by_output(case: OperatorCase, tiles: Array) -> Array:
+    """[outputs, blocks] of [tiles, blocks, 32]."""
+    outputs = case.attributes["out_features"]
+    values = np.zeros((outputs, tiles.shape[1]))
+    for tile, row in enumerate(outputs_of_tiles(outputs, bool(case.attributes["gated"]))):
+        for lane, output in enumerate(row):
+            if output < outputs:
+                values[output] = tiles[tile, :, lane]
+    return values
+
+
+def activate(kind: int, x: Array) -> Array:
+    if kind == 1:
+        return np.asarray(x / (1 + np.exp(-x)))
+    if kind == 2:
+        return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+    return np.asarray([x, x, x, np.maximum(x, 0), np.maximum(x, 0) ** 2][kind])
+
+
+def linear(case: OperatorCase, found: Sequence[Array]) -> None:
+    own, constants = case.attributes, case.constants
+    x = hadamard(case.feeds["x"].astype(np.float64), own["mix"])
+    codes, scales = codes_of(case), constants["scales"].astype(np.float64)
+    if case.kind == "LinearInt8":
+        weights, blocks = codes * scales[:, None], 1
+    else:
+        blocks = scales.shape[1]
+        zeros = by_output(case, constants["zeros"]) if "zeros" in constants else 8.0
+        split = codes.reshape(len(codes), blocks, -1)
+        weights = (split - np.broadcast_to(zeros, split.shape[:2])[..., None]) * by_output(case, scales)[..., None]
+        weights = weights.reshape(codes.shape)
+    step = np.abs(x).max(-1, keepdims=True) / 127
+    exact = np.divide(x, step, out=np.zeros_like(x), where=step > 0)
+    rounded = np.rint(exact)
+    doubt = np.abs(np.abs(exact - np.trunc(exact)) - 0.5) < DOUBT
+    y = rounded @ weights.T * step + constants.get("shift", 0.0)
+    error = doubt @ np.abs(weights).T * step + 4e-7 * (np.abs(rounded) @ np.abs(weights).T * step + np.abs(y)) * blocks
+    kind = own["activation"]
+    slope = 2 * np.abs(y) + error if kind == 4 else 1.2
+    if own["gated"]:
+        (gate, up), (e_gate, e_up) = np.split(y, 2, -1), np.split(error, 2, -1)
+        slope = np.split(slope, 2, -1)[0] if kind == 4 else slope
+        acted = activate(kind, gate)
+        y, error = acted * up, (slope * e_gate + 1e-5 * np.abs(acted)) * np.abs(up) + np.abs(acted) * e_up
+    else:
+        y = activate(kind, y)
+        error = slope * error + 1e-5 * np.abs(y) * (kind in (1, 2))
+    within(found[0], y, error + 1e-6 * np.abs(y) + 1e-30)
+
+
+def embedding(case: OperatorCase, found: Sequence[Array]) -> None:
+    rows = codes_of(case) * case.constants["scales"][:, None].astype(np.float64)
+    mixed, size = hadamard(rows, case.attributes["mix"]), np.abs(rows).max(-1, keepdims=True)
+    ids = case.feeds["ids"]
+    within(found[0], mixed[ids], np.broadcast_to(3e-6 * size, rows.shape)[ids])
+
+
+def norm(case: OperatorCase, found: Sequence[Array]) -> None:
+    x = case.feeds["x"]
+    if "update" in case.feeds:
+        x = x + case.feeds["update"]
+        assert np.array_equal(found[1], x, equal_nan=True)
+    y = normalised(x.astype(np.float64), case.feeds["weight"], case.attributes["eps"])
+    if not case.attributes["eps"]:  # a row of zeros
+        y = np.where((x == 0).all(-1, keepdims=True), np.nan, y)
+    within(found[0], y, 3e-6 * np.abs(y))
+
+
+def normalised(x: Array, weight: Array, eps: float) -> Array:
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weight.astype(np.float64))
+
+
+def turned(case: OperatorCase, x: Array, weight: Array | None) -> Array:
+    """Heads [n, heads, width], normalised and rotated."""
+    own, feeds, y = case.attributes, case.feeds, x.astype(np.float64)
+    if weight is not None and not own["norm_last"]:
+        y = normalised(y, weight, own["eps"])
+    if "cos" in feeds:
+        cos, sin = (feeds[name].astype(np.float64)[:, None] for name in ("cos", "sin"))
+        half = cos.shape[-1]
+        first = slice(0, 2 * half, 2) if own["interleaved"] else slice(0, half)
+        second = slice(1, 2 * half, 2) if own["interleaved"] else slice(half, 2 * half)
+        a, b = y[..., first].copy(), y[..., second].copy()
+        y[..., first], y[..., second] = a * cos - b * sin, b * cos + a * sin
+    if weight is not None and own["norm_last"]:
+        y = normalised(y, weight, own["eps"])
+    return y
+
+
+def attention(case: OperatorCase, found: Sequence[Array]) -> None:
+    own, feeds = case.attributes, case.feeds
+    packed, heads, kv_heads, width = feeds["packed"][0], own["heads"], own["kv_heads"], own["width"]
+    n, writes = len(packed), "past" in feeds
+    rows = writes or own["own"]
+    split = np.split(packed, [heads * width, (heads + kv_heads) * width], -1) if rows else [packed]
+    queries, *pairs = (side.reshape(n, -1, width) for side in split)
+    queries = turned(case, queries, feeds.get("query_norm"))
+    bias = feeds["bias"].reshape(n, -1).astype(np.float64)
+    keys, values = (feeds[name][0] for name in ("keys", "values"))
+    if writes:
+        written, kept = turned(case, pairs[0], feeds.get("key_norm")), pairs[1]
+        slots = int(feeds["past"].reshape(())) + np.arange(n)
+        slots = slots % keys.shape[1] if own["ring"] else slots
+        if case.half:
+            written, kept = (np.clip(side, -65504, 65504).astype(np.float16) for side in (written, kept))
+        near = np.abs(written.astype(np.float64)) * 1e-3 + 1e-3 if case.half else 2e-5
+        others = np.setdiff1d(np.arange(keys.shape[1]), slots)
+        for side, old in ((found[1], keys), (found[2], values)):
+            assert np.array_equal(side[0][:, others], old[:, others])
+        assert np.array_equal(found[2][0][:, slots], kept.swapaxes(0, 1))
+        within(found[1][0][:, slots].swapaxes(0, 1), written, near)
+        keys, values = found[1][0], found[2][0]
+    used = bias.shape[1] - n * (rows and not writes)
+    keys, values = (side[:, :used].astype(np.float64) for side in (keys, values))
+    if rows and not writes:
+        added = turned(case, pairs[0], feeds.get("key_norm")), pairs[1]
+        keys, values = (np.concatenate([a, b.swapaxes(0, 1)], 1) for a, b in zip((keys, values), added, strict=True))
+    group = heads // kv_heads
+    keys, values = (np.repeat(side, group, 0) for side in (keys, values))  # [heads, columns, width]
+    scores = np.einsum("nhd,hcd->hnc", queries, keys) * own["scale"]
+    size = max(1.0, (np.einsum("nhd,hcd->hnc", np.abs(queries), np.abs(keys)) * own["scale"]).max())
+    if own["cap"]:
+        scores = own["cap"] * np.tanh(scores / own["cap"])
+    scores = np.where(bias < -5000, -np.inf, scores + bias)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = np.einsum("hnc,hcd->nhd", weights / weights.sum(-1, keepdims=True), values)
+    most = np.abs(values).max(1)[None]  # [1, heads, width]
+    within(found[0][0], mixed.reshape(n, -1), np.broadcast_to(2e-6 * size * most, mixed.shape).reshape(n, -1))
+
+
+def within(found: Array, wanted: Array, error: Array | float) -> None:
+    """Numbers that are none are so in both."""
+    assert found.shape == wanted.shape
+    there = np.isfinite(wanted)
+    assert np.array_equal(np.isfinite(found), there)
+    off = np.abs(found - wanted, where=there, out=np.zeros(wanted.shape))
+    assert (off <= error)[there].all(), f"off by {(off / (error + 1e-300))[there].max():.3g} of what is allowed"
+
+
+COMPARE = {
+    "LinearInt8": linear,
+    "LinearInt4": linear,
+    "EmbeddingInt8": embedding,
+    "SkipRmsNorm": norm,
+    **dict.fromkeys(("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16"), attention),
+}
