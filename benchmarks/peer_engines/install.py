@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tarfile
@@ -25,6 +26,7 @@ CMAKE = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
 PROGRAMS = ("llama-server", "llama-quantize")
+MEMORY = 0.8  # of the machine's, which a tool may take: with more, the system would end whatever it likes
 
 
 def say(text: str) -> None:
@@ -32,7 +34,8 @@ def say(text: str) -> None:
 
 
 def call(command: Sequence[Any], log: Path, cwd: Path | None = None, **environment: str) -> None:
-    """Runs a command with its output in `log`. Raises CalledProcessError."""
+    """Runs a command with its output in `log`. Raises CalledProcessError, also where it needs too much memory."""
+    most = int(MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as written:
         subprocess.run(
@@ -42,6 +45,7 @@ def call(command: Sequence[Any], log: Path, cwd: Path | None = None, **environme
             stderr=subprocess.STDOUT,
             cwd=cwd,
             env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (most, most)),
         )
 
 

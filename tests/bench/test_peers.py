@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import tarfile
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CalledProcessError
 from types import SimpleNamespace
 from typing import Any
 
@@ -412,6 +415,15 @@ def test_random_prompts_are_the_same_ones_however_many() -> None:
     some, all_ = (prompts.random_task("llama-3.2-1b", 1000, count) for count in (2, 20))
     assert len(all_.measured) == 4 and some.measured == all_.measured[:2]
     assert {len(prompt) for prompt in all_.measured} == {64} and max(map(max, all_.measured)) < 1000
+
+
+def test_a_tool_that_needs_too_much_memory_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "MEMORY", 256e6 / (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    for size, right in ((1, True), (512, False)):
+        command = [sys.executable, "-c", f"print(len(bytearray({size} << 20)))"]
+        with contextlib.nullcontext() if right else pytest.raises(CalledProcessError):
+            install.call(command, tmp_path / "log")
+    assert "MemoryError" in (tmp_path / "log").read_text()
 
 
 def test_llamas_source_is_unpacked_alone(tmp_path: Path) -> None:
