@@ -35,13 +35,13 @@ ROWS = (1, 8)
 def ours(engine: OrtRunner, prompt: np.ndarray, rows: int, steps: int) -> tuple[float, list[int]]:
     """Returns the median seconds of a step, and the tokens."""
     engine.reset()
-    written = [int(engine.prefill(prompt.tolist(), draft=False).choices[-1])]
+    written = [engine.prefill(prompt.tolist(), draft=False).choices[-1]]
     tree, taken = chain(rows - 1), []
     for _ in range(steps - 1):
         started = time.perf_counter()
-        result = engine.verify(np.array(written[-1:] + [1] * (rows - 1)), tree, draft=False)
+        result = engine.verify(written[-1:] + [1] * (rows - 1), tree, draft=False)
         engine.commit([0])
-        written.append(int(result.choices[0]))
+        written.append(result.choices[0])
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[WARM:]), written
 

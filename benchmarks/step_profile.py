@@ -16,8 +16,6 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
-
 from streamspec.bundle.files import read_manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY
@@ -49,7 +47,7 @@ def prepare(engine: OrtRunner, context: int) -> None:
 def step(engine: OrtRunner, tree: DraftTree, context: int) -> tuple[float, float]:
     """Returns seconds of (whole step, graph call): verify, accept, compact; without building a draft."""
     before, started = engine.graph_seconds, time.perf_counter()
-    tokens = np.arange(len(tree)) % engine.vocab_size
+    tokens = [node % engine.vocab_size for node in range(len(tree))]
     result = engine.verify(tokens, tree, draft=len(tree) > 1)
     engine.commit(accept(tree, tokens, result.choices)[1])
     whole = time.perf_counter() - started

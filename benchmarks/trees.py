@@ -75,7 +75,7 @@ class Counting:
     def verify(self, *arguments: Any, **options: Any) -> StepResult:
         result: StepResult = self._engine.verify(*arguments, **options)
         if len(result.choices) > 1:
-            self.rows, self.steps = self.rows + int(np.sum(result.choices >= 0)), self.steps + 1
+            self.rows, self.steps = self.rows + sum(token >= 0 for token in result.choices), self.steps + 1
         return result
 
 
@@ -100,7 +100,7 @@ class FixedTree(SpeculativeDecoder):
             token, _, number = found[rank] if rank < len(found) else (-1, 0.0, -1)  # no token: never accepted
             tokens.append(token)
             numbers.append(number)
-        return off_borders(Draft(tree, np.array(tokens), np.ones(len(tree)), 1.0), self.runner.length)
+        return off_borders(Draft(tree, tokens, [1.0] * len(tree), 1.0), self.runner.length)
 
 
 def decoder_of(

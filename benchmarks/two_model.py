@@ -28,7 +28,7 @@ import numpy as np
 from streamspec.data import read_examples
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.runtime import load
-from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
+from streamspec.runtime.decoding.draft_proposal import IndependentProposal
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.policy import DecodingPolicy
@@ -84,11 +84,11 @@ class TwoModelEngine:
     ) -> StepResult:
         found = self.target.prefill(ids, False, progress, allowed)
         self.draft.prefill(ids, draft=False)
-        return StepResult(found.choices, 0, self._propose([int(found.choices[0])])) if draft else found
+        return StepResult(found.choices, 0, self._propose([found.choices[0]])) if draft else found
 
     def verify(
         self,
-        tokens: np.ndarray,
+        tokens: Sequence[int],
         tree: DraftTree,
         draft: bool,
         pruning: Pruning | None = None,
@@ -101,9 +101,9 @@ class TwoModelEngine:
             len(path), self.draft.length - self.target.length
         )  # the draft model has seen its own draft but the last token
         self.draft.rewind(self.target.length + known)
-        unseen = [int(tokens[i]) for i in path[known:]]
+        unseen = [tokens[i] for i in path[known:]]
         if draft:
-            return StepResult(found.choices, node, self._propose([*unseen, int(found.choices[node])]))
+            return StepResult(found.choices, node, self._propose([*unseen, found.choices[node]]))
         if unseen:
             self._feed(unseen)
         return found
@@ -117,9 +117,9 @@ class TwoModelEngine:
     def _feed(self, tokens: list[int]) -> int:
         """Commits `tokens` to the draft model and returns its choice after the last."""
         tree = chain(len(tokens) - 1)
-        choices = self.draft.verify(np.array(tokens), tree, draft=False).choices
+        choices = self.draft.verify(tokens, tree, draft=False).choices
         self.draft.commit(range(len(tokens)))
-        return int(choices[-1])
+        return choices[-1]
 
     def _propose(self, committed: list[int]) -> IndependentProposal:
         tokens = [self._feed(committed)]

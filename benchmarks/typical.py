@@ -41,7 +41,7 @@ class TypicalEngine:
 
     def verify(
         self,
-        tokens: np.ndarray,
+        tokens: Sequence[int],
         tree: DraftTree,
         draft: bool,
         pruning: Pruning | None = None,
@@ -49,7 +49,7 @@ class TypicalEngine:
         allowed: np.ndarray | None = None,
     ) -> StepResult:
         """Commits the accepted path at once; does not support grammars."""
-        logits = self._engine.forward(tokens, np.asarray(tree.depths), tree.mask())
+        logits = self._engine.forward(tokens, tree.depths, tree.mask())
         choices = logits.argmax(axis=1)
         scores = logits.astype(np.float64) / self.temperature
         probabilities = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -65,8 +65,8 @@ class TypicalEngine:
         path = tree.path(longest)
         for parent, node in pairwise(path):
             choices[parent] = tokens[node]
-        found = self._engine.prefill(tokens[list(path)].tolist(), draft)
-        return StepResult(choices, longest if draft else None, found.proposal)
+        found = self._engine.prefill([tokens[node] for node in path], draft)
+        return StepResult(choices.tolist(), longest if draft else None, found.proposal)
 
     def commit(self, path: Sequence[int]) -> None:
         """Done."""

@@ -327,7 +327,7 @@ class Session:
             self.runner.reset()
             self.runner.begin(ids, GREEDY, logits=True)
             for token in ids:
-                logits = self.runner.verify(np.array([token], dtype=np.int64), ROOT_ONLY, draft=False).logits
+                logits = self.runner.verify([token], ROOT_ONLY, draft=False).logits
                 assert logits is not None
                 yield logits[0]
                 self.runner.commit((0,))

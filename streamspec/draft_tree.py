@@ -65,9 +65,9 @@ class DraftTree:
         return max(self.depths)
 
     @cached_property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """`parents` and `depths` as int64 [n], read-only."""
-        return frozen(np.array(self.parents, np.int64)), frozen(np.array(self.depths, np.int64))
+    def parents_array(self) -> np.ndarray:
+        """`parents` as int64 [n], read-only."""
+        return frozen(np.array(self.parents, np.int64))
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:

@@ -4,151 +4,65 @@ Every node has the probability that all of its path comes true. The drafter's ca
 probabilities; what followed earlier in the text (n-grams) is a chain with probabilities of its own; where both propose
 the same token, it is one node. The tree takes the likeliest node that can be reached, again and again, which is optimal
 for any number of nodes as no child is likelier than its parent, and ends where another row costs more than it promises.
+
+`PythonSearch` says what is computed; the native library computes the same, where it is built.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import accumulate, count
-from math import exp
-from operator import mul
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.costs.row_costs import Trial
+from streamspec.runtime.decoding.draft_proposal import SHARPNESS, DraftProposal
 from streamspec.runtime.decoding.grammar_state import GrammarState, Path
 from streamspec.runtime.decoding.ngram import NgramAcceptanceRates, NgramMatch
 
 MAX_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
-# Factor of the drafter's logits to begin with: they are a little over-confident (docs/lab/decisions),
-SHARPNESS = 1 / 1.2
-MIN_SHARPNESS, MAX_SHARPNESS = 0.2, 2.0  # its bounds,
+MIN_SHARPNESS, MAX_SHARPNESS = 0.2, 2.0  # of the factor of the drafter's logits,
 LEARNING_RATE = 0.003  # and how far a nat of error moves it
 
-_Key = tuple[int, int | None, float]  # depth, number of the candidate before, sharpness
 
-
-class _Scored(NamedTuple):
-    """Candidates [C] after one token: `tokens`, `logits`, the number of the first of them; a probability is its
-    weight's share. Lists: for so few numbers Python is faster than numpy."""
+class Taken(NamedTuple):
+    """Nodes that a search took, the likeliest first: `tokens`, `parents` (indices of nodes), `ranks` (among the
+    candidates after the parent) and `probabilities`, [n] each. The first `size` of them pay most and bring `expected`
+    tokens."""
 
     tokens: list[int]
-    logits: list[float]
-    weights: list[float]
-    share: float
-    first: int
+    parents: list[int]
+    ranks: list[int]
+    probabilities: list[float]
+    size: int
+    expected: float
 
 
-class DraftProposal(ABC):
-    """Holds the candidates of a drafter for the next `depths` tokens. Candidates of a depth are numbered;
-    `conditional`: they depend on the candidate before them. Every result is cached."""
+class DraftSearch(Protocol):
+    """Chooses drafts and compares them with what came."""
 
-    def __init__(self, tokens: np.ndarray, depths: int, conditional: bool) -> None:
-        """`tokens` int64 [rows, C]: the candidates; copied."""
-        self.depths, self.conditional = depths, conditional
-        self._tokens: list[list[int]] = tokens.tolist()
-        self._computed: dict[_Key, _Scored | None] = {}
-        self._ranked: dict[_Key, list[tuple[int, float, int]]] = {}
+    def take(
+        self,
+        root: int,
+        proposal: DraftProposal | None,
+        match: NgramMatch | None,
+        rows: int,
+        costs: np.ndarray | None,
+        sharpness: float,
+    ) -> Taken:
+        """Takes at most `rows` nodes by falling probability, the root first; with `costs`, as many as make the tokens
+        per time largest, two at least."""
 
-    @abstractmethod
-    def row(self, depth: int, parent: int | None) -> tuple[int, np.ndarray, int] | None:
-        """The candidates for `depth` after candidate `parent` of the depth before (None: another token came there):
-        their row in `tokens`, their logits [C], the number of the first of them. None where there are no candidates."""
-
-    def after(self, depth: int, parent: int | None, sharpness: float = SHARPNESS) -> list[tuple[int, float, int]]:
-        """Returns (token, probability, number) of the candidates for `depth`, likeliest first, as if no other token
-        could come.
-        """
-        key = depth, parent if self.conditional else None, sharpness
-        ranked = self._ranked.get(key)
-        if ranked is None:
-            ranked = self._ranked[key] = []
-            if (scored := self._scored(key)) is not None:
-                tokens, logits, weights, share, first = scored
-                order = sorted(range(len(tokens)), key=logits.__getitem__, reverse=True)
-                ranked += [(tokens[i], weights[i] * share, first + i) for i in order]
-        return ranked
-
-    def gradient(self, came: Sequence[int], sharpness: float) -> float:
-        """Returns the derivative of the log-probability of the tokens that `came`, by the sharpness. A token that was
-        not among the candidates counts as the least of them and ends the sum."""
-        total, parent = 0.0, 0
-        for depth, token in enumerate(came[: self.depths]):
-            scored = self._scored((depth, parent if self.conditional else None, sharpness))
-            if scored is None:
-                break
-            tokens, logits, weights, share, first = scored
-            total -= sum(map(mul, weights, logits)) * share
-            if token not in tokens:
-                total += min(logits)
-                break
-            at = tokens.index(token)
-            total += logits[at]
-            parent = first + at
-        return total
-
-    def _scored(self, key: _Key) -> _Scored | None:
-        if key in self._computed:
-            return self._computed[key]
-        depth, parent, sharpness = key
-        scored, found = None, self.row(depth, parent)
-        if found is not None:
-            row, raw, first = found
-            logits = raw.tolist()
-            largest = max(logits)
-            weights = [exp(sharpness * (logit - largest)) for logit in logits]
-            scored = _Scored(self._tokens[row], logits, weights, 1 / sum(weights), first)
-        self._computed[key] = scored
-        return scored
-
-
-class IndependentProposal(DraftProposal):
-    """Proposes each depth by itself: of streams or heads. `tokens` int64 [gamma, C]: row d holds candidates for the
-    token at depth d + 1, best first; `logits` float32 [gamma, C]; `pairs` float32 [gamma, C, C] or None: what candidate
-    u of the row before, if it comes true, adds to the logit of candidate v (row 0: the root, the same for every u)."""
-
-    def __init__(self, tokens: np.ndarray, logits: np.ndarray, pairs: np.ndarray | None = None) -> None:
-        super().__init__(tokens, len(tokens), pairs is not None)
-        self.logits, self.pairs = logits, pairs
-
-    def row(self, depth: int, parent: int | None) -> tuple[int, np.ndarray, int]:
-        logits = self.logits[depth]
-        if self.pairs is not None and parent is not None:
-            logits = logits + self.pairs[depth, parent]
-        return depth, logits, 0
-
-
-class TreeProposal(DraftProposal):
-    """Proposes depth by depth, of a draft layer, after the likeliest candidates of the depth before.
-
-    `levels`: rows of candidates for each depth. `tokens` int64 [rows, C], `logits` float32 [rows, C]: of all levels,
-    one after the other. `origins` int64 [rows]: the candidate that a row follows, numbered row x C + column within the
-    level before.
-    """
-
-    def __init__(self, tokens: np.ndarray, logits: np.ndarray, origins: np.ndarray, levels: Sequence[int]) -> None:
-        super().__init__(tokens, len(levels), True)
-        self.logits = logits
-        self._rows: list[dict[int, int]] = []
-        start = 0
-        for depth, width in enumerate(levels):
-            parents = origins[start : start + width].tolist() if depth else [0]
-            self._rows.append({origin: row for row, origin in enumerate(parents)})
-            start += width
-        self._starts = [0, *accumulate(levels[:-1])]
-
-    def row(self, depth: int, parent: int | None) -> tuple[int, np.ndarray, int] | None:
-        row = None if parent is None else self._rows[depth].get(parent)
-        if row is None:
-            return None
-        at = self._starts[depth] + row
-        return at, self.logits[at], row * self.logits.shape[1]
+    def compare(
+        self, proposal: DraftProposal | None, match: NgramMatch | None, came: Sequence[int], sharpness: float
+    ) -> tuple[float, list[str]]:
+        """Returns the derivative of the log-probability of the tokens that `came`, by the sharpness; and for each token
+        of `match`, up to the first that did not come, how it stood to the drafter (`ngram.ASSUMED`)."""
 
 
 @dataclass
@@ -160,46 +74,87 @@ class DraftCalibration:
     rates: NgramAcceptanceRates = field(default_factory=NgramAcceptanceRates)
     sharpness: float = SHARPNESS
 
-    def observe(self, proposal: DraftProposal | None, match: NgramMatch | None, came: Sequence[int]) -> None:
+    def observe(
+        self,
+        proposal: DraftProposal | None,
+        match: NgramMatch | None,
+        came: Sequence[int],
+        search: DraftSearch | None = None,
+    ) -> None:
         """Learns from the tokens that `came` where `proposal` and `match` had been drafted from."""
+        if proposal is None and match is None:
+            return
+        gradient, kinds = (search or PYTHON_SEARCH).compare(proposal, match, came, self.sharpness)
         if match is not None:
-            self._rate(proposal, match, came)
+            for kind, drafted, token in zip(kinds, match.tokens, came, strict=False):
+                self.rates.observe(kind, match.length, drafted == token)
         if proposal is not None:
-            moved = self.sharpness + LEARNING_RATE * proposal.gradient(came, self.sharpness)
+            moved = self.sharpness + LEARNING_RATE * gradient
             self.sharpness = min(max(moved, MIN_SHARPNESS), MAX_SHARPNESS)
 
-    def _rate(self, proposal: DraftProposal | None, match: NgramMatch, came: Iterable[int]) -> None:
+
+class PythonSearch:
+    """See `DraftSearch`."""
+
+    def take(
+        self,
+        root: int,
+        proposal: DraftProposal | None,
+        match: NgramMatch | None,
+        rows: int,
+        costs: np.ndarray | None,
+        sharpness: float,
+        grammar_state: GrammarState | None = None,
+    ) -> Taken:
+        """With a `grammar_state` it takes only what the grammar allows, and what that forces is certain to come."""
+        search = _TreeSearch(proposal, match, sharpness, grammar_state)
+        nodes, size, expected = search.take(root, rows, None if costs is None else costs.tolist())
+        columns = [node.token for node in nodes], [node.parent for node in nodes], [node.rank for node in nodes]
+        return Taken(*columns, [node.probability for node in nodes], size, expected)
+
+    def compare(
+        self, proposal: DraftProposal | None, match: NgramMatch | None, came: Sequence[int], sharpness: float
+    ) -> tuple[float, list[str]]:
+        kinds = [] if match is None else self._kinds(proposal, match, came, sharpness)
+        return 0.0 if proposal is None else proposal.gradient(came, sharpness), kinds
+
+    def _kinds(
+        self, proposal: DraftProposal | None, match: NgramMatch, came: Sequence[int], sharpness: float
+    ) -> list[str]:
+        kinds = list[str]()
         parent: int | None = 0
         for depth, (drafted, token) in enumerate(zip(match.tokens, came, strict=False)):
             kind = "alone"
             candidates = (
-                proposal.after(depth, parent, self.sharpness)
-                if proposal is not None and depth < proposal.depths
-                else []
+                proposal.after(depth, parent, sharpness) if proposal is not None and depth < proposal.depths else []
             )
             if candidates:
                 kind = "agrees" if drafted == candidates[0][0] else "differs"
                 parent = next((number for candidate, _, number in candidates if candidate == drafted), None)
-            self.rates.observe(kind, match.length, drafted == token)
+            kinds.append(kind)
             if drafted != token:
-                return
+                break
+        return kinds
+
+
+PYTHON_SEARCH = PythonSearch()
 
 
 class Draft(NamedTuple):
-    """Draft tokens as a tree: `tokens` int64 [n] of the nodes of `tree` and their `probabilities` [n]; `expected`:
+    """Draft tokens as a tree: `tokens` [n] of the nodes of `tree` and their `probabilities` [n]; `expected`:
     tokens that verifying it brings on average.
     """
 
     tree: DraftTree
-    tokens: np.ndarray
-    probabilities: np.ndarray
+    tokens: list[int]
+    probabilities: list[float]
     expected: float
 
     def pays(self, costs: np.ndarray) -> bool:
         """Whether it brings no fewer tokens per time than one row does. `costs` [rows]: time of a step with 1..
         rows.
         """
-        return bool(self.expected * costs[0] >= costs[len(self.tree) - 1])
+        return self.expected * costs.item(0) >= costs.item(len(self.tree) - 1)
 
 
 def build_draft_tree(
@@ -211,6 +166,7 @@ def build_draft_tree(
     sharpness: float = SHARPNESS,
     grammar_state: GrammarState | None = None,
     trial: Trial | None = None,
+    search: DraftSearch | None = None,
 ) -> Draft:
     """Builds the best draft of at most `rows` nodes, `root` (the text's last token) included.
 
@@ -219,17 +175,20 @@ def build_draft_tree(
     `MAX_ROWS`. With a `grammar_state` it holds only what the grammar allows, and what that forces is certain to come. A
     `trial` may make it larger or smaller, to learn what that costs.
     """
-    search, most = _TreeSearch(proposal, match, sharpness, grammar_state), min(rows, MAX_ROWS)
-    if costs is None or trial is None:
-        nodes, expected = search.take(root, most, None if costs is None else costs.tolist())
+    most, priced = min(rows, MAX_ROWS), costs if costs is None or trial is None else trial.low
+    if search is None or grammar_state is not None:
+        taken = PYTHON_SEARCH.take(root, proposal, match, most, priced, sharpness, grammar_state)
     else:
-        nodes, expected = search.attempt(root, most, costs, trial)
-    tree, order = _laid_out(tuple([node.parent for node in nodes]), tuple([node.rank for node in nodes]))
-    tokens, probabilities = (
-        np.array([nodes[i].token for i in order], dtype=np.int64),
-        np.array([nodes[i].probability for i in order]),
-    )
-    return Draft(tree, tokens, probabilities, expected)
+        taken = search.take(root, proposal, match, most, priced, sharpness)
+    size, expected = taken.size, taken.expected
+    if trial is not None and costs is not None:  # as many nodes as it wants of those that could pay if it is right
+        sums = np.cumsum(taken.probabilities)
+        size = len(sums)
+        if size > 2:
+            size = trial.size(sums, costs, 2 + int(np.argmax(sums[1:] / costs[1:size])))
+        expected = float(sums[size - 1])
+    tree, order = _laid_out(tuple(taken.parents[:size]), tuple(taken.ranks[:size]))
+    return Draft(tree, [taken.tokens[i] for i in order], [taken.probabilities[i] for i in order], expected)
 
 
 @lru_cache(maxsize=512)
@@ -273,9 +232,8 @@ class _TreeSearch:
         self._taken: list[_Node] = []
         self._children: list[_Children] = []
 
-    def take(self, root: int, rows: int, costs: list[float] | None = None) -> tuple[list[_Node], float]:
-        """Takes at most `rows` nodes by falling probability, the root first; with `costs`, as many as make the tokens
-        per time largest, two at least. Also returns the tokens that they bring."""
+    def take(self, root: int, rows: int, costs: list[float] | None = None) -> tuple[list[_Node], int, float]:
+        """See `DraftSearch`: the nodes taken, how many of them pay most, and the tokens that these bring."""
         taken, heap = self._taken, self._heap
         self._take(_Node(1.0, 0, 0, root, 0, 0, True))
         expected, best, size, brings = 1.0, 0.0, 1, 1.0
@@ -295,16 +253,7 @@ class _TreeSearch:
             self._take(node)
             if not node.follows:
                 self._offer(node.parent, node.rank + 1)
-        return taken[:size], brings
-
-    def attempt(self, root: int, rows: int, costs: np.ndarray, trial: Trial) -> tuple[list[_Node], float]:
-        """As `take`, but for as many nodes as the trial wants of those that could pay if it is right."""
-        self.take(root, rows, trial.low.tolist())
-        expected = np.cumsum([node.probability for node in self._taken])
-        size = len(expected)
-        if size > 2:
-            size = trial.size(expected, costs, 2 + int(np.argmax(expected[1:] / costs[1:size])))
-        return self._taken[:size], float(expected[size - 1])
+        return taken, size, brings
 
     def _take(self, node: _Node) -> None:
         """Adds a node and offers its children: the match's token, and the first candidate."""

@@ -43,11 +43,11 @@ class DrafterGate:
     def step(self, tokens: int, rows: int, drafter: bool) -> None:
         """Reports a step."""
         self._tokens = FADE * self._tokens + tokens
-        self._spent = FADE * self._spent + float(self.costs(drafter)[rows - 1])
+        self._spent = FADE * self._spent + self.costs(drafter).item(rows - 1)
         self._since = 0 if drafter else self._since + 1
 
     def compare(self, tokens: int, rows: int, ngram_tokens: int, ngram_rows: int) -> None:
         """Reports how many tokens a step drafted with the drafter brought, and n-grams alone would have."""
         rate, without = self._tokens / self._spent, self._costs.without_drafter
-        saved = float(without[rows - 1] - without[ngram_rows - 1] + self._costs.price)
+        saved = without.item(rows - 1) - without.item(ngram_rows - 1) + self._costs.price
         self._advantage += (tokens - ngram_tokens - rate * saved - self._advantage) / MEMORY

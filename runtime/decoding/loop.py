@@ -15,7 +15,8 @@ import numpy as np
 
 from streamspec.errors import BundleError
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.decoding.draft_tree_search import Draft, DraftProposal, build_draft_tree
+from streamspec.runtime.decoding.draft_proposal import DraftProposal
+from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
@@ -126,7 +127,7 @@ class SpeculativeDecoder:
         )
         self.stats.prefill_seconds = time.perf_counter() - started
         self._proposal = first.proposal
-        done = self._finish_step(cut([int(first.choices[0])], [False], self.policy.eos, limit), first, (0,))
+        done = self._finish_step(cut([first.choices[0]], [False], self.policy.eos, limit), first, (0,))
         self._count(done, 0)
         return done
 
@@ -150,9 +151,8 @@ class SpeculativeDecoder:
         costs, learned = self._costs(), self.policy.costs
         proposal = None if paused else self._proposal
         trial = None if learned is None or forced or paused else learned.trial(self._runs_drafter())
-        draft = build_draft_tree(
-            self._root, proposal, self._match, rows, costs, self.adaptive.calibration.sharpness, grammar, trial
-        )
+        sharpness, search = self.adaptive.calibration.sharpness, self.policy.search
+        draft = build_draft_tree(self._root, proposal, self._match, rows, costs, sharpness, grammar, trial, search)
         if learned is not None and trial is not None:
             learned.tried(trial.loss)
         if len(draft.tree) == 1 or draft.tree.depth > room:
@@ -185,16 +185,16 @@ class SpeculativeDecoder:
             )
         self.runner.commit(path)
         proposal, self._proposal = self._proposal, result.proposal
-        done = commit(tree, tokens, result.choices, path, self.policy.eos, remaining)
+        done = commit(tokens, result.choices, path, self.policy.eos, remaining)
         if not paused:
-            cost = None if costs is None else float(costs[len(tree) - 1])
+            cost = None if costs is None else costs.item(len(tree) - 1)
             self._controller.step(len(path), cost, self._clock() - self._step_began)
         if self._gate is not None:
             if proposal is not None:
                 self._gate.compare(len(done.tokens), len(tree), *self._ngram_only(self._gate, done.tokens))
             self._gate.step(len(done.tokens), len(tree), drafter)
         if grammar is None:  # what a grammar lets through says nothing about other texts
-            self.adaptive.calibration.observe(proposal, self._match, done.tokens)
+            self.adaptive.calibration.observe(proposal, self._match, done.tokens, self.policy.search)
         done = self._finish_step(done, result, path)
         self._count(done, len(tree))
         return done
@@ -204,15 +204,13 @@ class SpeculativeDecoder:
         speculates_next = (controller.on and not self._probe_due) or controller.about_to_resume
         draft_next = speculates_next and remaining > 1 and self._runs_drafter() and self._may_draft(self.runner.length)
         self._ran_drafter = draft_next
-        result = self.runner.verify(
-            np.array([self._root], dtype=np.int64), ROOT_ONLY, draft_next, allowed=self._allowed()
-        )
+        result = self.runner.verify([self._root], ROOT_ONLY, draft_next, allowed=self._allowed())
         self.runner.commit((0,))
         self._proposal = result.proposal
         controller.plain_step(None if draft_next else self._clock() - self._step_began)
         if self._gate is not None:
             self._gate.step(1, 1, draft_next)
-        done = self._finish_step(cut([int(result.choices[0])], [False], self.policy.eos, remaining), result, (0,))
+        done = self._finish_step(cut([result.choices[0]], [False], self.policy.eos, remaining), result, (0,))
         self._count(done, 1)
         return done
 
@@ -256,10 +254,11 @@ class SpeculativeDecoder:
         if self._match is None and self.grammar is None:
             return 1, 1
         costs = gate.costs(False)
-        draft = build_draft_tree(self._root, None, self._match, self.rows, costs, grammar_state=self.grammar)
+        search, grammar = self.policy.search, self.grammar
+        draft = build_draft_tree(self._root, None, self._match, self.rows, costs, grammar_state=grammar, search=search)
         if not draft.pays(costs):
             return 1, 1
-        right = (drafted == token for drafted, token in zip(draft.tokens[1:].tolist(), came, strict=False))
+        right = (drafted == token for drafted, token in zip(draft.tokens[1:], came, strict=False))
         return min(1 + sum(takewhile(bool, right)), len(came)), len(draft.tree)
 
     def _may_draft(self, position: int) -> bool:

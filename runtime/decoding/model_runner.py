@@ -12,7 +12,7 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import ConfigError
-from streamspec.runtime.decoding.draft_tree_search import DraftProposal
+from streamspec.runtime.decoding.draft_proposal import DraftProposal
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class Cancelled(Exception):
 
 
 class StepResult(NamedTuple):
-    """One call's results. `choices` int64 [n]: the target's token after each row, -1 where it was pruned. `accepted`:
+    """One call's results. `choices` [n]: the target's token after each row, -1 where it was pruned. `accepted`:
     the node the graph found, and the drafter's `proposal` after it; both None where the drafter did not run. `logits`
     float32 [n, vocabulary]: the model's own, where they were asked for; good until the next call."""
 
-    choices: np.ndarray
+    choices: Sequence[int]
     accepted: int | None = None
     proposal: DraftProposal | None = None
     logits: np.ndarray | None = None
@@ -151,16 +151,16 @@ class ModelRunner(Protocol):
 
     def verify(
         self,
-        tokens: np.ndarray,
+        tokens: Sequence[int],
         tree: DraftTree,
         draft: bool,
         pruning: Pruning | None = None,
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> StepResult:
-        """Runs the tree's rows; commits nothing. `priors` float32 [n], for pruning: the drafter's log probability of
-        every node. `allowed` bool [n, vocabulary]: tokens that may be chosen after each row, at least one; None for
-        all."""
+        """Runs the tree's rows, `tokens` [n]; commits nothing. `priors` float32 [n], for pruning: the drafter's log
+        probability of every node. `allowed` bool [n, vocabulary]: tokens that may be chosen after each row, at least
+        one; None for all."""
 
     def commit(self, path: Sequence[int]) -> None:
         """Commits the rows of `path`, root first, out of the last `verify`."""

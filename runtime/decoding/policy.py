@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.decoding.draft_tree_search import DraftCalibration
+from streamspec.runtime.decoding.draft_tree_search import PYTHON_SEARCH, DraftCalibration, DraftSearch
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
@@ -25,6 +25,7 @@ class DecodingPolicy:
     what followed an earlier occurrence of the newest tokens. `pruning`: which rows go on above the early exit, None for
     all. `call_rows`: rows that every call of a static graph computes, however few are asked for; None for a dynamic
     one. `expected` [rows]: tokens per step that trees of 1.. rows brought on validation data, if there was any.
+    `search`: chooses the drafts.
     """
 
     eos: Collection[int] = ()
@@ -35,6 +36,7 @@ class DecodingPolicy:
     call_rows: int | None = None
     reason: str = PLAIN_REQUESTED
     expected: np.ndarray | None = None
+    search: DraftSearch = PYTHON_SEARCH
 
     def describe(self) -> str:
         """Says for the user whether speculation is on, and why not."""

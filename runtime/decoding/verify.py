@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from streamspec.draft_tree import DraftTree, chain
 from streamspec.layer_cache import SUM_BLOCK
 from streamspec.runtime.decoding.draft_tree_search import Draft
@@ -33,20 +31,16 @@ def off_borders(draft: Draft, length: int) -> Draft:
     return Draft(chain(path - 1), draft.tokens[:path], draft.probabilities[:path], draft.expected)
 
 
-def accept(
-    tree: DraftTree, tokens: Sequence[int] | np.ndarray, choices: Sequence[int] | np.ndarray
-) -> tuple[int, tuple[int, ...]]:
+def accept(tree: DraftTree, tokens: Sequence[int], choices: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """Finds the deepest node all of whose ancestors (itself included, the root excluded) equal their parent's choice.
 
     `tokens` and `choices` [n]; a pruned node's choice is negative and it cannot be accepted. Returns the node and the
     path to it, root included. The first of several equals wins; only equal candidates for one depth can make several.
     """
-    token, choice = np.asarray(tokens).tolist(), np.asarray(choices).tolist()
     matched = [True] + [False] * (len(tree) - 1)
     best = 0
-    for node in range(1, len(tree)):
-        parent = tree.parents[node]
-        if matched[parent] and token[node] == choice[parent] and choice[node] >= 0:
+    for node, parent in enumerate(tree.parents):
+        if node and matched[parent] and tokens[node] == choices[parent] and choices[node] >= 0:
             matched[node] = True
             if tree.depths[node] > tree.depths[best]:
                 best = node
@@ -65,15 +59,15 @@ class Committed:
 
 
 def commit(
-    tree: DraftTree, tokens: np.ndarray, choices: np.ndarray, path: Sequence[int], eos: Collection[int], limit: int
+    tokens: Sequence[int], choices: Sequence[int], path: Sequence[int], eos: Collection[int], limit: int
 ) -> Committed:
     """Returns the tokens that a verification step adds: the accepted drafts, then the target's choice after the last of
     them.
 
     Nothing follows an end-of-text token, and at most `limit` (>= 1) tokens are taken.
     """
-    accepted = [int(tokens[node]) for node in path[1:]]
-    return cut([*accepted, int(choices[path[-1]])], [True] * len(accepted) + [False], eos, limit)
+    accepted = [tokens[node] for node in path[1:]]
+    return cut([*accepted, choices[path[-1]]], [True] * len(accepted) + [False], eos, limit)
 
 
 def cut(tokens: list[int], drafted: list[bool], eos: Collection[int], limit: int) -> Committed:

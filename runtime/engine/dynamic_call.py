@@ -12,7 +12,7 @@ import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.draft_tree import frozen
-from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, TreeProposal
+from streamspec.runtime.decoding.draft_proposal import IndependentProposal, TreeProposal
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.engine.executor import GraphExecutor
 from streamspec.runtime.engine.graph_call import (
@@ -47,7 +47,7 @@ class DynamicCall:
         self._executor, self._cache, self._adapter = executor, cache, adapter
         self._choice, self._drafter = choice, drafter
         self._vocab = executor.model.manifest.model.vocab_size
-        self._survivors: np.ndarray | None = None  # rows of the last call that passed the early exit; None for all
+        self._survivors: list[int] | None = None  # rows of the last call that passed the early exit; None for all
         self._logits_bound = False
         self._binding = self._bind()
         self._scoring: IoBinding | None = None
@@ -87,17 +87,17 @@ class DynamicCall:
         self._executor.run(binding.io, shrink)
         chosen = checked_tokens(choices, self._vocab)
         if pruning is not None:
-            self._survivors = np.flatnonzero(chosen >= 0)
+            self._survivors = [row for row, token in enumerate(chosen) if token >= 0]
         logits = None if scaled is None else scaled[0] * scaled[1]
         if not draft or drafted is None:
             return StepResult(chosen, logits=logits)
         accepted, candidates, scores, pairs, origins = drafted
         proposal = (
-            TreeProposal(candidates, scores.copy(), origins, self._drafter.levels)
+            TreeProposal(candidates, scores, origins, self._drafter.levels)
             if origins is not None
-            else IndependentProposal(candidates, scores.copy(), None if pairs is None else pairs.copy())
+            else IndependentProposal(candidates, scores, pairs)
         )
-        return StepResult(chosen, int(accepted[0]), proposal, logits)
+        return StepResult(chosen, accepted.item(0), proposal, logits)
 
     def logits(self, rows: CallRows) -> np.ndarray:
         n = len(rows.tokens)
@@ -134,11 +134,11 @@ class DynamicCall:
         self, binding: IoBinding, rows: CallRows, draft: bool, forced_node: int, pruning: Pruning | None = None
     ) -> None:
         n, gamma = len(rows.tokens), self._drafter.gamma
-        binding.input(sg.INPUT_IDS, rows.tokens[None])
-        binding.input(sg.POSITION_IDS, rows.positions[None])
+        binding.numbers(sg.INPUT_IDS, (1, n), rows.tokens)
+        binding.numbers(sg.POSITION_IDS, (1, n), rows.positions)
         binding.input(sg.TREE_MASK, rows.mask)
         binding.input(sg.PARENTS, rows.parents)
-        binding.input(sg.PAST_LENGTH, np.array([self._cache.length]))
+        binding.numbers(sg.PAST_LENGTH, (1,), (self._cache.length,))
         binding.input(sg.LOGIT_ROWS, rows.logit_rows)
         settings = n, draft, forced_node, pruning
         if settings == binding.settings and rows.next_ids is None:
@@ -163,7 +163,7 @@ class DynamicCall:
             binding.input(sg.ALLOWED, allowed)
         sampling = self._choice.sampling
         if sampling.random:
-            binding.input(sg.UNIFORMS, self._choice.uniforms(rows.positions[rows.logit_rows]))
+            binding.input(sg.UNIFORMS, self._choice.uniforms(rows))
         if sampling.repetition_penalty != 1:
             binding.input(sg.SEEN, self._choice.seen)
 

@@ -22,13 +22,13 @@ from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 class CallRows(NamedTuple):
     """The rows of one call: a chunk of a prompt, or a draft tree.
 
-    `tokens`, `positions` int64 [n]; `mask` float32 [n, n]: 0 where row i sees row j; `parents` int64: of each node;
+    `tokens`, `positions` [n]; `mask` float32 [n, n]: 0 where row i sees row j; `parents` int64: of each node;
     `logit_rows` int64 [r]: rows after which a token is chosen. `next_ids` int64 [n], of a prompt: the token after each
     row, -1 the one chosen. `tree`: the draft tree, None for a prompt.
     """
 
-    tokens: np.ndarray
-    positions: np.ndarray
+    tokens: Sequence[int]
+    positions: Sequence[int] | np.ndarray
     mask: np.ndarray
     parents: np.ndarray
     logit_rows: np.ndarray
@@ -122,18 +122,19 @@ class SamplingState:
         if self.sampling.repetition_penalty != 1:
             self.seen[tokens] = True
 
-    def uniforms(self, positions: np.ndarray) -> np.ndarray:
-        """float32 [r]: what the token after each of `positions` int64 [r] is drawn with."""
-        drawn = {p: self.sampling.uniform(p + 1) for p in set(positions.tolist())}
-        return np.array([drawn[p] for p in positions.tolist()], np.float32)
+    def uniforms(self, rows: CallRows) -> np.ndarray:
+        """float32 [r]: what the tokens after the `logit_rows` of `rows` are drawn with."""
+        positions = [int(rows.positions[row]) for row in rows.logit_rows.tolist()]
+        drawn = {p: self.sampling.uniform(p + 1) for p in set(positions)}
+        return np.array([drawn[p] for p in positions], np.float32)
 
 
-def checked_tokens(choices: np.ndarray, vocab_size: int) -> np.ndarray:
-    """A copy of choices that are tokens; those of rows other than the first, the root, may be -1: they were pruned.
+def checked_tokens(choices: np.ndarray, vocab_size: int) -> list[int]:
+    """The choices where they are tokens; those of rows other than the first, the root, may be -1: they were pruned.
 
     Raises BundleError for anything else.
     """
-    tokens = choices.tolist()
+    tokens: list[int] = choices.tolist()
     if tokens[0] < 0 or min(tokens) < -1 or max(tokens) >= vocab_size:
         raise BundleError(f"a graph that chose {tokens}", f"tokens 0..{vocab_size - 1}", "export the bundle again")
-    return choices.copy()
+    return tokens

@@ -3,7 +3,7 @@ shape changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,11 +65,15 @@ class IoBinding:
         """
         if self._constant.get(name) is value or name not in self._names:
             return
-        buffer, bound = self._buffer(name, value.shape, self.io.bind_ortvalue_input)
-        buffer[...] = value
+        self.numbers(name, value.shape, value)
+        self._constant[name] = None if value.flags.writeable else value
+
+    def numbers(self, name: str, shape: tuple[int, ...], values: Sequence[int] | np.ndarray) -> None:
+        """Sets an input that every graph has to a copy of `values`; to make arrays of few numbers takes longer."""
+        buffer, bound = self._buffer(name, shape, self.io.bind_ortvalue_input)
+        buffer[...] = values
         if not self._in_place:
             self.io.bind_ortvalue_input(name, bound)
-        self._constant[name] = None if value.flags.writeable else value
 
     def output(self, name: str, target: tuple[int, ...] | np.ndarray) -> np.ndarray:
         """Binds an output to a reused buffer of this shape, or to the given array; returns the array."""

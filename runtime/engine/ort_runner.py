@@ -50,7 +50,7 @@ class OrtRunner:
             )
         self.vocab_size = manifest.model.vocab_size
         self.tokens: list[int] = []  # in the cache
-        self._verified = np.empty(0, np.int64)  # tokens of the last call
+        self._verified: Sequence[int] = ()  # tokens of the last call
         self._kind = graph_kind(model)
         self._executor = GraphExecutor(model)
         self._choice = SamplingState(self.vocab_size)
@@ -170,12 +170,11 @@ class OrtRunner:
         progress: Callable[[int], None] | None = None,
         allowed: np.ndarray | None = None,
     ) -> StepResult:
-        tokens = np.asarray(ids, dtype=np.int64)
-        result, end = StepResult(np.empty(0, np.int64)), 0
-        while end < len(tokens):
-            start, end = end, min(end + self._prompt_rows(), len(tokens))
-            chunk, n, last = tokens[start:end], end - start, end == len(tokens)
-            positions, next_ids = self.length + np.arange(n), np.array([*tokens[start + 1 : end + 1], -1][:n])
+        result, end = StepResult(()), 0
+        while end < len(ids):
+            start, end = end, min(end + self._prompt_rows(), len(ids))
+            chunk, n, last = ids[start:end], end - start, end == len(ids)
+            positions, next_ids = self.length + np.arange(n), np.array([*ids[start + 1 : end + 1], -1][:n])
             rows = CallRows(chunk, positions, causal_mask(n), np.zeros(1, np.int64), np.array([n - 1]), next_ids)
             self._verified = chunk
             shrink = last and end > SHARED_CHUNK  # rows x context x heads: no later call needs as much
@@ -187,22 +186,22 @@ class OrtRunner:
 
     def verify(
         self,
-        tokens: np.ndarray,
+        tokens: Sequence[int],
         tree: DraftTree,
         draft: bool,
         pruning: Pruning | None = None,
         priors: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> StepResult:
-        parents, depths = tree.arrays
-        rows = CallRows(tokens, self.cache.length + depths, tree.mask(), parents, counted(len(tree)), None, tree)
+        length = self.cache.length
+        positions = [length + depth for depth in tree.depths]
+        rows = CallRows(tokens, positions, tree.mask(), tree.parents_array, counted(len(tree)), None, tree)
         self._verified = tokens
         return self._call.run(rows, draft, -1, allowed, pruning, priors)
 
     def commit(self, path: Sequence[int]) -> None:
         self._call.commit(path)
-        tokens = self._verified.tolist()
-        kept = [tokens[node] for node in path]
+        kept = [self._verified[node] for node in path]
         self.tokens += kept
         self._choice.saw(kept)
 
@@ -211,9 +210,9 @@ class OrtRunner:
         nothing.
         """
         n = len(tokens)
-        self._verified = np.asarray(tokens)
-        positions = self.length + np.asarray(offsets)
-        return self._call.logits(CallRows(self._verified, positions, mask, np.zeros(n, np.int64), np.arange(n)))
+        self._verified = tokens
+        positions = [self.length + offset for offset in offsets]
+        return self._call.logits(CallRows(tokens, positions, mask, np.zeros(n, np.int64), np.arange(n)))
 
     def score(self, ids: Sequence[int], start: int = 0) -> np.ndarray:
         self.reset()

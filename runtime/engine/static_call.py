@@ -16,7 +16,7 @@ from streamspec import step_graph as sg
 from streamspec.bundle.manifest import CHOICE
 from streamspec.draft_tree import MASKED
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
+from streamspec.runtime.decoding.draft_proposal import IndependentProposal
 from streamspec.runtime.decoding.model_runner import Pruning, StepResult
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.executor import GraphExecutor
@@ -87,7 +87,7 @@ class StaticCall:
             not graph_chose and rows.tree is not None and accept(rows.tree, rows.tokens, choices)[0] != node
         ):
             return StepResult(choices, logits=logits)
-        proposal = IndependentProposal(candidates, scores.copy(), pairs[0].copy() if pairs else None)
+        proposal = IndependentProposal(candidates, scores, pairs[0] if pairs else None)
         return StepResult(choices, node, proposal, logits)
 
     def logits(self, rows: CallRows) -> np.ndarray:
@@ -101,11 +101,11 @@ class StaticCall:
         """Runs the graph; padding rows see no row of the call, themselves included, so that none can be accepted."""
         binding, length, n = self._binding, self._cache.length, len(rows.tokens)
         for name, value, rest in ((sg.INPUT_IDS, rows.tokens, 0), (sg.POSITION_IDS, rows.positions, length)):
-            binding.input(name, np.pad(value[None], ((0, 0), (0, self.max_rows - n)), constant_values=rest))
+            binding.numbers(name, (1, self.max_rows), [*value, *[rest] * (self.max_rows - n)])
         mask = np.full((self.max_rows, self.max_rows), MASKED, np.float32)
         mask[:n, :n] = rows.mask
         binding.input(sg.TREE_MASK, mask)
-        binding.input(sg.PAST_LENGTH, np.array([length]))
+        binding.numbers(sg.PAST_LENGTH, (1,), (length,))
         parents = np.zeros(self.max_rows, np.int64)
         parents[: len(rows.parents)] = rows.parents
         binding.input(sg.PARENTS, parents)
@@ -121,9 +121,9 @@ class StaticCall:
             choice.sampling.scalars()
             | {
                 sg.RAW_LOGITS: self._raw[logit_rows],
-                sg.INPUT_IDS: rows.tokens[None],
+                sg.INPUT_IDS: np.array([rows.tokens], np.int64),
                 sg.TREE_MASK: np.ascontiguousarray(rows.mask[logit_rows, : len(rows.tokens)]),
-                sg.UNIFORMS: choice.uniforms(rows.positions[logit_rows]),
+                sg.UNIFORMS: choice.uniforms(rows),
                 sg.SEEN: choice.seen,
                 sg.FREE: np.array([allowed is None]),
             }

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from streamspec.runtime.text.stop_strings import StopStrings
 
-WINDOW = 16  # tokens that the window grows to before it starts anew
+WINDOW = 6  # tokens that the window grows to before it starts anew: each is looked up again, mostly in cold caches
 _BROKEN = "\ufffd"
 
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from streamspec.bundle.manifest import Manifest
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS
+from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.ngram import CONTINUATION
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, DecodingPolicy
+from streamspec.runtime.hardware import native_search
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -46,6 +47,5 @@ def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -
             if known is not None and known.min_probability and pruning is None and manifest.streams is not None:
                 pruning = Pruning(min_probability=known.min_probability)
     call_rows = manifest.static.rows if manifest.static else None
-    return DecodingPolicy(
-        manifest.model.eos_token_ids, rows, costs, options.ngram, pruning, call_rows, reason, expected
-    )
+    eos, search = manifest.model.eos_token_ids, native_search.find() or PYTHON_SEARCH
+    return DecodingPolicy(eos, rows, costs, options.ngram, pruning, call_rows, reason, expected, search)

@@ -94,7 +94,7 @@ def two_branches(depth: int) -> DraftTree:
 def _check_step(runner: OrtRunner, tokens: list[int], tree: DraftTree, expected: np.ndarray, tolerance: float) -> None:
     """Checks what the step makes of these logits: the choice after every row, and the accepted node."""
     room = runner.length + tree.depth + 1 + runner.gamma < runner.context_length
-    step = runner.verify(np.asarray(tokens), tree, draft=runner.gamma > 0 and room)
+    step = runner.verify(tokens, tree, draft=runner.gamma > 0 and room)
     below = expected.max(axis=1) - expected[np.arange(len(tree)), step.choices]
     worst, limit = float(below.max()), tolerance * np.abs(expected).max()
     if not worst <= limit:

@@ -11,7 +11,8 @@ import numpy as np
 
 from streamspec.runtime.costs.learned_costs import CostRecord, LearnedRowCosts
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, build_draft_tree
+from streamspec.runtime.decoding.draft_proposal import IndependentProposal
+from streamspec.runtime.decoding.draft_tree_search import build_draft_tree
 
 ROWS = 64
 PLAIN = 0.012  # seconds

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree
 from streamspec.runtime.costs.row_costs import RowCosts
-from streamspec.runtime.decoding.draft_tree_search import IndependentProposal
+from streamspec.runtime.decoding.draft_proposal import IndependentProposal
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
@@ -144,7 +144,7 @@ class ToyRunner:
             progress(len(ids))
         root = self._choose(self.tokens, allowed, 0)
         return StepResult(
-            np.array([root]),
+            [root],
             0 if draft else None,
             self._draft(self.tokens, root) if draft else None,
             self._logits([self.tokens]),
@@ -152,7 +152,7 @@ class ToyRunner:
 
     def verify(
         self,
-        tokens: np.ndarray,
+        tokens: Sequence[int],
         tree: DraftTree,
         draft: bool,
         pruning: Pruning | None = None,
@@ -164,9 +164,9 @@ class ToyRunner:
         """
         self._begin(len(tree), draft)
         assert self.length + tree.depth + 1 + (self.gamma if draft else 0) <= self.context_length
-        ids = [int(t) for t in tokens]
+        ids = list(tokens)
         contexts = [[*self.tokens, *(ids[i] for i in tree.path(node))] for node in range(len(tree))]
-        choices = np.array([self._choose(c, allowed, row) for row, c in enumerate(contexts)])
+        choices = [self._choose(c, allowed, row) for row, c in enumerate(contexts)]
         if pruning is not None:
             assert priors is not None and len(priors) == len(tree) and priors[0] == 0 and (priors <= 0).all()
             for node in range(1, len(tree)):
@@ -183,7 +183,7 @@ class ToyRunner:
             ),
             key=lambda n: (tree.depths[n], -n),
         )
-        return StepResult(choices, node, self._draft(contexts[node], int(choices[node])), self._logits(contexts))
+        return StepResult(choices, node, self._draft(contexts[node], choices[node]), self._logits(contexts))
 
     def commit(self, path: Sequence[int]) -> None:
         self.tokens += [self._rows[0][i] for i in path]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ class TimedRunner(ToyRunner):
 
     def verify(
         self,
-        tokens: np.ndarray,
+        tokens: Sequence[int],
         tree: DraftTree,
         draft: bool,
         pruning: Pruning | None = None,

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamspec.runtime.decoding.draft_proposal import SHARPNESS, DraftProposal, IndependentProposal, TreeProposal
 from streamspec.runtime.decoding.draft_tree_search import (
     MAX_ROWS,
     MIN_SHARPNESS,
-    SHARPNESS,
+    PYTHON_SEARCH,
     Draft,
     DraftCalibration,
-    IndependentProposal,
-    TreeProposal,
     build_draft_tree,
 )
 from streamspec.runtime.decoding.ngram import CONTINUATION, LONGEST, MEASURED, NgramIndex, NgramMatch
+from streamspec.runtime.hardware import native_library, native_search
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import Setup, ToyRunner, adaptive, scripted, varied
 
@@ -170,14 +170,14 @@ def test_streams_and_text_compete_and_agreeing_nodes_are_one() -> None:
     made = build_draft_tree(5, PROPOSAL, sure((10, 50, 51), 0.5), 6)
     # 10: 0.75 by both; 10 50: 0.375, the text's, which leaves 0.28 to 10 20; 11: 0.25; 10 50 51: 0.19; 10 20 30: 0.17
     assert paths(made) == {(5,), (5, 10), (5, 10, 50), (5, 10, 20), (5, 11), (5, 10, 50, 51)}
-    assert made.tokens[:4].tolist() == [5, 10, 50, 51]  # the likeliest path first
+    assert made.tokens[:4] == [5, 10, 50, 51]  # the likeliest path first
 
 
 def test_a_certain_continuation_takes_the_rows_and_goes_deeper_than_the_streams() -> None:
     made = build_draft_tree(5, PROPOSAL, sure(tuple(range(70, 80)), 0.95), 6)
-    assert made.tree.depth == 5 and made.tokens.tolist() == [5, 70, 71, 72, 73, 74]
+    assert made.tree.depth == 5 and made.tokens == [5, 70, 71, 72, 73, 74]
     alone = build_draft_tree(5, None, sure((7, 8), 0.5), 6)
-    assert alone.tokens.tolist() == [5, 7, 8] and build_draft_tree(5, None, None, 6).tokens.tolist() == [5]
+    assert alone.tokens == [5, 7, 8] and build_draft_tree(5, None, None, 6).tokens == [5]
 
 
 def test_probabilities_are_a_candidate_s_share_of_its_row_given_the_candidate_before() -> None:
@@ -246,7 +246,71 @@ def test_a_continuation_that_a_layer_did_not_foresee_stands_alone() -> None:
     found = NgramMatch((7, 8), 4, {"differs": 0.25, "agrees": 0.95, "alone": 0.65})
     made = build_draft_tree(5, grown, found, 8)
     probability = {
-        tuple(made.tokens[list(made.tree.path(node))].tolist()): made.probabilities[node]
-        for node in range(len(made.tree))
+        tuple(made.tokens[i] for i in made.tree.path(node)): made.probabilities[node] for node in range(len(made.tree))
     }
     assert probability[5, 7] == pytest.approx(0.25) and probability[5, 7, 8] == pytest.approx(0.25 * 0.65)
+
+
+def random_case(seed: int) -> tuple[DraftProposal | None, NgramMatch | None, np.random.Generator]:
+    """A proposal of any kind, with ties and candidates that come twice, and an n-gram match; either may be none."""
+    random = np.random.default_rng(seed)
+    depths, width, kind = (int(n) for n in random.integers([1, 1, 0], [6, 9, 4]))
+    levels = tuple(int(n) for n in (1, *random.integers(1, 4, depths - 1)))
+    rows = sum(levels) if kind == 2 else depths
+    tokens = random.integers(0, 8, (rows, width))
+    logits = np.round(random.normal(0, 2, (rows, width)), int(random.integers(0, 4))).astype(np.float32)
+    proposal: DraftProposal | None = None
+    if kind == 2:
+        proposal = TreeProposal(tokens, logits, random.integers(-1, 2 * width, rows), levels)
+    elif kind < 2:
+        pairs = np.round(random.normal(0, 1, (depths, width, width)), 1).astype(np.float32)
+        proposal = IndependentProposal(tokens, logits, pairs if kind else None)
+    match = None
+    if random.random() < 0.7 or proposal is None:
+        drafted = tuple(random.integers(0, 9, int(random.integers(0, 8))).tolist())
+        match = NgramMatch(drafted, 3, {kind: float(random.uniform(0, 1)) for kind in ("alone", "agrees", "differs")})
+    return proposal, match, random
+
+
+NATIVE = native_search.find()
+
+
+@pytest.mark.skipif(NATIVE is None, reason=native_library.why_not())
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_native_library_takes_the_same_nodes_and_compares_alike(seed: int) -> None:
+    assert NATIVE is not None
+    proposal, match, random = random_case(seed)
+    rows, sharpness = int(random.integers(1, 65)), float(random.uniform(0.2, 2))
+    costs = None if random.random() < 0.3 else 1 + np.cumsum(random.exponential(0.1, 64))
+    assert NATIVE.take(7, proposal, match, rows, costs, sharpness) == PYTHON_SEARCH.take(
+        7, proposal, match, rows, costs, sharpness
+    )
+    came = random.integers(0, 9, int(random.integers(1, 9))).tolist()
+    if match is not None and random.random() < 0.5:
+        came = [*match.tokens, *came]
+    assert NATIVE.compare(proposal, match, came, sharpness) == PYTHON_SEARCH.compare(proposal, match, came, sharpness)
+
+
+@pytest.mark.skipif(NATIVE is None, reason=native_library.why_not())
+def test_numbers_that_are_none_do_the_native_library_no_harm() -> None:
+    assert NATIVE is not None
+    for value in (np.nan, np.inf, -np.inf):
+        logits = np.full((3, 32), value, np.float32)
+        proposal = IndependentProposal(np.arange(96).reshape(3, 32), logits, np.zeros((3, 32, 32), np.float32))
+        found = NATIVE.take(5, proposal, None, 64, np.ones(64), 1.0)
+        assert all(parent < max(i, 1) for i, parent in enumerate(found.parents)) and 1 <= found.size <= 64
+        NATIVE.compare(proposal, None, [1, 2, 3], 1.0)
+    with pytest.raises(ValueError, match="2 costs of 3 rows"):
+        NATIVE.take(5, None, None, 3, np.ones(2), 1.0)
+
+
+def test_candidates_whose_arrays_do_not_fit_are_refused() -> None:
+    tokens, logits = np.zeros((3, 4), np.int64), np.zeros((3, 4), np.float32)
+    with pytest.raises(ValueError, match="tokens"):
+        IndependentProposal(tokens, logits[:2])
+    with pytest.raises(ValueError, match="tokens"):
+        IndependentProposal(tokens, logits, np.zeros((3, 4, 3), np.float32))
+    for origins, levels in ((np.zeros(2, np.int64), (1, 2)), (np.zeros(4, np.int64), (1, 3))):
+        with pytest.raises(ValueError, match="tokens"):
+            TreeProposal(tokens, logits, origins, levels)

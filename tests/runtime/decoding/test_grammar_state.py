@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError, ConfigError
-from streamspec.runtime.decoding.draft_tree_search import IndependentProposal, build_draft_tree
+from streamspec.runtime.decoding.draft_proposal import IndependentProposal
+from streamspec.runtime.decoding.draft_tree_search import build_draft_tree
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import StepResult

@@ -4,6 +4,7 @@ limits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_plain_decoding_never_asks_for_streams() -> None:
 
 def test_a_graph_that_accepts_another_node_is_refused() -> None:
     class Wrong(ToyRunner):
-        def verify(self, tokens: np.ndarray, tree: DraftTree, draft: bool, *options: Any) -> StepResult:
+        def verify(self, tokens: Sequence[int], tree: DraftTree, draft: bool, *options: Any) -> StepResult:
             right = super().verify(tokens, tree, draft)
             return StepResult(right.choices, 99, right.proposal)
 

@@ -44,22 +44,21 @@ def test_accepting_repeated_candidates_takes_the_first() -> None:
 
 
 def test_commit_stops_at_end_of_text_and_at_the_limit() -> None:
-    tree = chain(3)
-    tokens, choices = np.array([9, 1, 2, 3]), np.array([1, 2, 3, 4])
-    full = commit(tree, tokens, choices, (0, 1, 2, 3), eos=(), limit=9)
+    tokens, choices = [9, 1, 2, 3], [1, 2, 3, 4]
+    full = commit(tokens, choices, (0, 1, 2, 3), eos=(), limit=9)
     assert (full.tokens, full.drafted, full.finish_reason) == ([1, 2, 3, 4], [True, True, True, False], None)
-    assert commit(tree, tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).tokens == [1, 2]
-    assert commit(tree, tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).finish_reason == "eos"
-    short = commit(tree, tokens, choices, (0, 1), eos=(), limit=1)
+    assert commit(tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).tokens == [1, 2]
+    assert commit(tokens, choices, (0, 1, 2, 3), eos=(2,), limit=9).finish_reason == "eos"
+    short = commit(tokens, choices, (0, 1), eos=(), limit=1)
     assert (short.tokens, short.finish_reason) == ([1], "length")
     assert cut([7, 2], [True, False], eos=(2,), limit=2).finish_reason == "eos"
     assert cut([7, 2], [True, False], eos=(2,), limit=1).finish_reason == "length"
 
 
 def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:
-    draft = Draft(cartesian(2, 2), np.arange(7), np.ones(7), 2.0)
+    draft = Draft(cartesian(2, 2), list(range(7)), [1.0] * 7, 2.0)
     for length in range(3 * SUM_BLOCK):
         kept = off_borders(draft, length)
         first, last = length // SUM_BLOCK, (length + 6) // SUM_BLOCK
         assert kept.tree == (draft.tree if first == last else chain(2))
-        assert kept.tokens.tolist() == list(range(7 if first == last else 3))
+        assert kept.tokens == list(range(7 if first == last else 3))

@@ -91,7 +91,7 @@ def test_only_the_accepted_path_enters_the_cache(bundles: Bundles) -> None:
     engine = engine_of(open_session(bundles("static fp32")))
     engine.reset()
     engine.prefill([5, 6, 7], draft=False)
-    engine.verify(np.array([9, 10, 11, 12]), DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
+    engine.verify([9, 10, 11, 12], DraftTree((0, 0, 0, 2), (0, 0, 1, 0)), draft=False)
     engine.commit((0, 2, 3))
     appended = engine.cache.data[0][..., :6, :].copy()
     engine.score([5, 6, 7, 9, 11, 12])
@@ -114,10 +114,10 @@ def test_padding_is_never_accepted_and_changes_nothing(bundles: Bundles) -> None
     for rows in (2, 8):  # the first two rows are the same
         engine.reset()
         engine.prefill([5, 6, 7], draft=False)
-        tokens = np.array([9, 10, 0, 0, 0, 0, 0, 0])[:rows]
+        tokens = [9, 10, 0, 0, 0, 0, 0, 0][:rows]
         result = engine.verify(tokens, chain(rows - 1), draft=True)
         assert result.accepted is not None and result.accepted < rows
-        results.append((result.choices[:2].tolist(), engine.forward(tokens, range(rows), chain(rows - 1).mask())[:2]))
+        results.append((result.choices[:2], engine.forward(tokens, range(rows), chain(rows - 1).mask())[:2]))
     assert results[0][0] == results[1][0]
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
@@ -126,7 +126,7 @@ def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: p
     engine = engine_of(open_session(bundles("static fp32")))
     call: Any = engine._call
     engine.reset(HOT)
-    greedy = int(engine.prefill([5, 6, 7], draft=False).choices[0])
+    greedy = engine.prefill([5, 6, 7], draft=False).choices[0]
     for drawn in (None, 40):  # as the graph chose, and otherwise
         engine.reset(HOT)
         monkeypatch.setattr(
@@ -135,7 +135,7 @@ def test_drafts_after_another_token_are_dropped(bundles: Bundles, monkeypatch: p
             lambda rows, allowed, drawn=drawn: np.where(drawn is None, call._greedy[rows.logit_rows], drawn),
         )
         engine.prefill([5, 6, 7], draft=False)
-        result = engine.verify(np.array([greedy]), ROOT_ONLY, draft=True)
+        result = engine.verify([greedy], ROOT_ONLY, draft=True)
         assert (result.proposal is None) == (drawn is not None)
 
 

@@ -1,0 +1,78 @@
+"""Searches draft trees with the native library (native/draft_tree.cpp): the trees of `PythonSearch`, in a tenth of the
+time where the model has driven the host out of the caches. tests/runtime/decoding/test_draft_tree_search.py compares
+the two."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from streamspec.runtime.decoding.draft_proposal import DraftProposal, held
+from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, Taken
+from streamspec.runtime.decoding.ngram import NgramMatch
+from streamspec.runtime.hardware import native_library
+
+KINDS = ("alone", "agrees", "differs")  # of `ngram.ASSUMED`, by their numbers in the library
+NO_PROPOSAL = (None, None, None, None)
+_PLACES, _NUMBERS = ctypes.c_int64 * (1 + 3 * MAX_ROWS), ctypes.c_double * (1 + MAX_ROWS)
+_WHOLE, _REAL, _IN = ctypes.c_int64, ctypes.c_double, ctypes.c_char_p  # `_IN`: takes bytes as they are
+_PROPOSAL = [_IN, _IN, _IN, _IN]
+
+
+def find() -> NativeSearch | None:
+    """The search of the native library, None where there is none to use."""
+    path = native_library.library()
+    return None if path is None else _opened(path)
+
+
+@cache
+def _opened(path: Path) -> NativeSearch:
+    return NativeSearch(path)
+
+
+class NativeSearch:
+    """See `streamspec.runtime.decoding.draft_tree_search.DraftSearch`. For any number of threads."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.PyDLL(str(path))  # the calls are too short to let other threads run
+        self._take, self._compare = library.streamspec_draft_tree, library.streamspec_draft_compare
+        self._take.argtypes = [*_PROPOSAL, _IN, _WHOLE, _IN, _WHOLE, _REAL, _WHOLE, _IN, _PLACES, _NUMBERS]
+        self._compare.argtypes = [*_PROPOSAL, _IN, _WHOLE, _IN, _WHOLE, _REAL, _PLACES]
+        self._compare.restype = _REAL
+
+    def take(
+        self,
+        root: int,
+        proposal: DraftProposal | None,
+        match: NgramMatch | None,
+        rows: int,
+        costs: np.ndarray | None,
+        sharpness: float,
+    ) -> Taken:
+        if costs is not None and len(costs) < rows:
+            raise ValueError(f"{len(costs)} costs of {rows} rows")  # the caller's arithmetic is wrong
+        given = NO_PROPOSAL if proposal is None else (proposal.tokens, proposal.logits, proposal.more, proposal.shape)
+        drafted = () if match is None else match.tokens
+        rates = None if match is None else array("d", [match.probability[kind] for kind in KINDS]).tobytes()
+        times = None if costs is None else held(costs, np.float64)
+        places, numbers = _PLACES(), _NUMBERS()
+        count = self._take(
+            *given, array("q", drafted).tobytes(), len(drafted), rates, root, sharpness, rows, times, places, numbers
+        )
+        found = places[: 1 + 3 * count]
+        return Taken(found[1::3], found[2::3], found[3::3], numbers[1 : 1 + count], found[0], numbers[0])
+
+    def compare(
+        self, proposal: DraftProposal | None, match: NgramMatch | None, came: Sequence[int], sharpness: float
+    ) -> tuple[float, list[str]]:
+        given = NO_PROPOSAL if proposal is None else (proposal.tokens, proposal.logits, proposal.more, proposal.shape)
+        drafted = () if match is None else match.tokens
+        kinds, count = _PLACES(*[-1] * len(drafted)), min(len(drafted), len(came))
+        tokens, text = array("q", came).tobytes(), array("q", drafted).tobytes()
+        gradient = self._compare(*given, text, len(drafted), tokens, len(came), sharpness, kinds)
+        return gradient, [KINDS[kind] for kind in kinds[:count] if kind >= 0]
