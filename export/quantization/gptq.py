@@ -1,8 +1,11 @@
 """Rounds weights to 4 bits so that what one weight loses the others make up for, on the inputs of a text.
 
 GPTQ (arXiv 2210.17323): weights are rounded input by input, the input that is largest on average first, and each error
-is spread over the inputs that are still to come as the inverse of the second moments H = mean(x x^T) says. A block's
-scale is chosen before, where the squared errors that its inputs weigh are least.
+is spread over the inputs that are still to come as the second moments H = mean(x x^T) say. A block's scale is chosen
+before, where the squared errors that its inputs weigh are least.
+
+Which share of an error goes where takes one factorisation, H = U D U^T, without H's inverse (QuIP, arXiv 2307.13304,
+theorem 6: the same roundings as GPTQ's).
 
 A text of a few thousand tokens says more about single inputs than about pairs: what it says of pairs is shrunk.
 """
@@ -53,15 +56,16 @@ def pairs(codes: Array) -> Array:
 
 
 def _spread(second: Tensor) -> tuple[Tensor, Tensor]:
-    """The order of inputs, and U [in, in] in that order: an error of input i, over U[i, i], reaches input j > i times
-    U[i, j]. U^T U is the inverse of the moments.
+    """The order of inputs, and U [in, in] in that order, with ones on its diagonal: an error of input i adds U[i, j] of
+    itself to what input j > i is rounded from. U D U^T are the moments, shrunk.
     """
     mean = second.diagonal().mean().clamp(min=TINY)
     shrunk = second * (SHRINK / mean)
     shrunk.diagonal().copy_(second.diagonal() / mean + DAMPING)
     order = torch.argsort(shrunk.diagonal(), descending=True, stable=True)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(shrunk[order][:, order]))
-    return order, torch.linalg.cholesky(inverse, upper=True)
+    last_first = order.flip(0)
+    upper = torch.linalg.cholesky(shrunk[last_first][:, last_first]).flip(0, 1)
+    return order, upper / upper.diagonal()
 
 
 def _round_rows(
@@ -73,21 +77,21 @@ def _round_rows(
     steps, low = scales.T.contiguous(), -zeros.T.contiguous()
     high = low + LARGEST
     inverse = torch.where(steps == 0, 0.0, 1 / steps)
-    left, levels = weight.T[order].contiguous(), torch.empty(width, rows)
+    exact, levels = weight.T[order].contiguous(), torch.empty(width, rows)
+    wanted = exact.clone()
     where = (order // block).tolist()
     for start in range(0, width, COLUMNS):
         stop = min(start + COLUMNS, width)
         errors = torch.empty(stop - start, rows)
         for i in range(start, stop):
             at, level, error = where[i], levels[i], errors[i - start]
-            torch.mul(left[i], inverse[at], out=level)
+            torch.mul(wanted[i], inverse[at], out=level)
             torch.clamp(level.round_(), low[at], high[at], out=level)
-            torch.addcmul(left[i], level, steps[at], value=-1, out=error)
-            error /= spread[i, i]
+            torch.addcmul(exact[i], level, steps[at], value=-1, out=error)
             if i + 1 < stop:
-                left[i + 1 : stop].addr_(spread[i, i + 1 : stop], error, alpha=-1)
+                wanted[i + 1 : stop].addr_(spread[i, i + 1 : stop], error)
         if stop < width:
-            left[stop:].addmm_(spread[start:stop, stop:].T, errors, alpha=-1)
+            wanted[stop:].addmm_(spread[start:stop, stop:].T, errors)
     codes = torch.empty_like(levels)
     codes[order] = levels
     codes = codes.reshape(-1, block, rows) - low[:, None]
