@@ -33,6 +33,7 @@ class Simulation:
     """Simulates the rounding of a weight and of rows, as float arrays; `powers` of a to try; `peaks`:
     SmoothQuant's form of s. `mixes`: inputs with outliers in single rows are mixed in blocks (`hadamard`), or, in
     `everything`, all inputs of linear maps. `block`: weights are rounded to 4 bits in such blocks on a text (`gptq`).
+    `outputs`: about so many rows of a weight are compared in the choice of a power, 0: all.
     """
 
     weight: Callable[[Array], Array]
@@ -42,6 +43,7 @@ class Simulation:
     mixes: bool = False
     everything: bool = False
     block: int = 0
+    outputs: int = 0
 
     def mixed(self, block: int) -> Simulation:
         """The same for inputs mixed in blocks of `block`."""

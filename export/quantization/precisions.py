@@ -51,6 +51,7 @@ from streamspec.export.quantization.arithmetic import (
 from streamspec.export.weights.lazy_weights import LazyMatrix
 
 BLOCKS = 32, 128  # weights that share a scale in int4: the first is the default, and that of tables
+OUTPUTS = 256  # of a map, where int4's scales are compared
 SMOOTH_INT8, SMOOTH_INT4 = (0.5, 0.6, 0.7, 0.8), (0.3,)  # powers tried (`smooth`)
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 ACCURACY_INT8 = 4  # MatMulNBits quantizes activations to int8, per row and block
@@ -250,6 +251,7 @@ class Int4:
             mixes=True,
             everything=True,
             block=block,
+            outputs=OUTPUTS,
         )
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:

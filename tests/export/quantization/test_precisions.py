@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,16 @@ from streamspec.export.quantization.arithmetic import (
     quantize_rows,
     unmixed,
 )
-from streamspec.export.quantization.precisions import PRECISIONS, Int4, Int8, Rows, Weight, mixed_rows, precision
+from streamspec.export.quantization.precisions import (
+    OUTPUTS,
+    PRECISIONS,
+    Int4,
+    Int8,
+    Rows,
+    Weight,
+    mixed_rows,
+    precision,
+)
 from streamspec.export.quantization.smoothing import RARE, _best_scale, smooth
 from streamspec.export.validate.graph_runner import open_session
 from streamspec.export.weights.load_weights import ModelSource
@@ -177,6 +187,7 @@ def test_smoothing_measures_which_inputs_count_and_int4_keeps_queries_keys_and_v
     spec, tokens = describe(model), np.arange(40)[None]
     assert kind.simulation is not None
     source = smooth(model, spec, ModelSource(model, spec), tokens, kind.simulation)
+    assert torch.get_float32_matmul_precision() == "highest"  # as it was: what comes next is PyTorch in float32
     decoder = Decoder(spec, source, kind)
     for modules in (spec.family.qkv, spec.family.up, spec.family.down):
         importance = decoder.fused(1, modules).importance()
@@ -186,6 +197,24 @@ def test_smoothing_measures_which_inputs_count_and_int4_keeps_queries_keys_and_v
     assert {modules: source.rounded(spec.weight_name(0, modules[0])) is None for modules in spec.fused(0)} == {
         modules: modules in finer for modules in spec.fused(0)
     }  # nothing is rounded for nobody
+
+
+def test_a_sample_of_outputs_chooses_int4s_scale() -> None:
+    rng, int4 = np.random.default_rng(0), Int4().simulation
+    assert int4 is not None
+    x, weight = rng.standard_normal((40, 64)).astype(np.float32), rng.standard_normal((1024, 64)).astype(np.float32)
+    x[:, 3] *= 40
+    weight[:, 3] /= 20
+    compared: list[int] = []
+
+    def counted(part: np.ndarray) -> np.ndarray:
+        compared.append(len(part))
+        return int4.weight(part)
+
+    counting = replace(int4, weight=counted)
+    sampled, whole = (_best_scale(x, weight, one, None) for one in (counting, replace(int4, outputs=0)))
+    assert compared == [OUTPUTS, OUTPUTS] and sampled is not None
+    np.testing.assert_array_equal(sampled, whole)
 
 
 def test_four_bit_grid_with_whole_zero_point_is_kept() -> None:
