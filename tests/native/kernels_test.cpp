@@ -1,6 +1,7 @@
 // Compares the kernels of every instruction set that this processor runs, bit for bit: with the portable ones, and a row
 // alone with the same row among others. Shapes are random; memory ends where the operators' does, for sanitizers to see.
-// `kernels_test [cases] [seed]` prints one line, and returns 0 where all are equal.
+// `kernels_test [cases] [seed]` prints one line, and returns 0 where all are equal; its hash of all results is that of
+// other machines.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -48,6 +49,21 @@ struct Random {
 
 std::string where;  // the case that is being computed
 bool equal = true;
+
+uint64_t hash = 14695981039346656037u;  // FNV-1a of what the portable kernels gave
+
+void note(uint64_t number) { hash = (hash ^ number) * 1099511628211u; }
+void note(const std::vector<float>& numbers) {
+    for (float x : numbers) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, 4);
+        note(std::isnan(x) ? 0x7fc00000u : bits);
+    }
+}
+template <typename T>
+void note(const std::vector<T>& bytes) {
+    for (T x : bytes) note(static_cast<uint64_t>(static_cast<uint8_t>(x)));
+}
 
 void expect(bool holds, const char* kernels, const char* what) {
     if (!holds && equal) std::printf("kernels_test: %s: %s differs (%s)\n", kernels, what, where.c_str());
@@ -118,6 +134,8 @@ void linear(const Choices& choices, Random random) {
     if (random.chance(10)) std::fill(x.begin(), x.begin() + static_cast<long>(map.inputs), 1e-41f);
     if (random.chance(10)) x[random.below(x.size())] = random.one_of({NAN, INFINITY, -INFINITY, 3e38f});
     const Products truth = multiply(*choices.of[choices.count - 1], map, x, random);
+    note(truth.codes);
+    note(truth.y);
     for (size_t i = 0; i < choices.count; i++) {
         const Kernels& kernels = *choices.of[i];
         const Products found = multiply(kernels, map, x, random);
@@ -151,7 +169,7 @@ void norm(const Choices& choices, Random random) {
         std::vector<float> both(2 * rows * width);
         choices.of[i]->norm(x.data(), updated ? update.data() : nullptr, weight.data(), 1e-6f, width, 0, rows,
                             updated ? both.data() : nullptr, both.data() + rows * width);
-        if (truth.empty()) truth = both;
+        if (truth.empty()) note(truth = both);
         expect(same(both, truth), choices.of[i]->name, "a norm");
     }
 }
@@ -224,13 +242,17 @@ void attention(const Choices& choices, Random random) {
         side->resize(count * (a.half ? 2 : 4));
         const auto numbers = random.floats(count, 2.0f);
         for (size_t i = 0; i < count; i++) {
-            const auto half = static_cast<uint16_t>(random.below(0x4200) | random.below(2) << 15);
+            const size_t magnitude = random.below(0x4200);
+            const auto half = static_cast<uint16_t>(magnitude | random.below(2) << 15);
             if (a.half) std::memcpy(side->data() + 2 * i, &half, 2);
             else std::memcpy(side->data() + 4 * i, &numbers[i], 4);
         }
     }
     cache.mixed.assign(a.rows * queries_width, 7.0f);
     const Cache truth = attend(*choices.of[choices.count - 1], a, cache, a.rows);
+    note(truth.keys);
+    note(truth.values);
+    note(truth.mixed);
     for (size_t i = 0; i < choices.count; i++) {
         const Cache found = attend(*choices.of[i], a, cache, random.between(1, a.rows));
         expect(same(found.keys, truth.keys) && same(found.values, truth.values), choices.of[i]->name, "a cache");
@@ -252,6 +274,6 @@ int main(int count, char** arguments) {
     if (!equal) return 1;
     std::string names;
     for (size_t i = 0; i < choices.count; i++) names += (i ? ", " : "") + std::string(choices.of[i]->name);
-    std::printf("kernels_test: %s: equal in %d cases\n", names.c_str(), cases);
+    std::printf("kernels_test: %s: equal in %d cases, hash %016llx\n", names.c_str(), cases, static_cast<unsigned long long>(hash));
     return 0;
 }

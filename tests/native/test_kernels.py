@@ -1,11 +1,15 @@
-"""The kernels of all instruction sets that this processor runs, against each other and under sanitizers."""
+"""The kernels of all instruction sets that this processor runs, against each other and, as the operators, under
+sanitizers; those of ARM in an emulator.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,38 +19,118 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 MACHINES = {"amd64": "x86_64", "aarch64": "arm64"}
-FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-ffp-contract=off", "-w", f"-I{NATIVE}")
+# Checks by calls and without scopes of locals, of which the kernels' are many: a sixth of the time to compile.
+ADDRESS = ("-fsanitize=address", "-fno-sanitize-recover=all", "-fno-sanitize-address-use-after-scope")
+CALLS = {
+    "gcc": ("--param", "asan-instrumentation-with-call-threshold=0"),
+    "clang": ("-mllvm", "-asan-instrumentation-with-call-threshold=0"),
+}
+UNDEFINED = ("-fsanitize=undefined",)
+FEW = ("-fno-sanitize=null,alignment,object-size,vptr",)  # pointers are the other sanitizer's part
 
 
-@pytest.mark.slow
-def test_all_kernels_give_the_same_bits_within_their_memory(tmp_path: Path) -> None:
+class Toolchain:
+    """A compiler with GCC's flags, and objects of the sources of a machine in `folder`."""
+
+    def __init__(self, compiler: str, machine: str, folder: Path) -> None:
+        self.compiler, self.machine, self.folder = compiler, machine, folder
+        self.clang = "clang" in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+
+    def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([self.compiler, *map(str, arguments)], capture_output=True, text=True)
+
+    def compile(self, path: Path, *flags: str) -> str:
+        """The object, or "" where the compiler does not take it."""
+        made = self.folder / f"{path.stem}.o"
+        return str(made) if self.run(*FLAGS, *flags, "-c", path, "-o", made).returncode == 0 else ""
+
+    def kernels(self, *flags: str, portable: tuple[str, ...] = ()) -> list[str]:
+        """Kernels of the machine and what chooses among them. `portable`: flags of those alone that all machines have;
+        the others are the same source over other lanes."""
+        rows = tomllib.loads((NATIVE / "kernels.toml").read_text(encoding="utf-8"))
+        names = [path.stem.removeprefix("kernels_") for path in sorted(NATIVE.glob("kernels_*.cpp"))]
+        own = [name for name in names if rows.get(name, {}).get("machine", self.machine) == self.machine]
+
+        def one(name: str) -> str:
+            more = rows[name]["gcc"] if name in rows else portable
+            return self.compile(NATIVE / f"kernels_{name}.cpp", *flags, *more)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            made = dict(zip(own, pool.map(one, own), strict=True))
+        assert made["portable"] and sum(map(bool, made.values())) > 1
+        left_out = [f"-DSTREAMSPEC_WITHOUT_{name.upper()}" for name, file in made.items() if not file]
+        return [*filter(None, made.values()), self.compile(NATIVE / "choose.cpp", *flags, *left_out)]
+
+    def link(self, name: str, *arguments: str) -> Path:
+        done = self.run(*arguments, "-o", self.folder / name)
+        assert done.returncode == 0, done.stderr
+        return self.folder / name
+
+
+@pytest.fixture(scope="module")
+def sanitizing(tmp_path_factory: pytest.TempPathFactory) -> Toolchain:
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     if os.name == "nt" or compiler is None:
         pytest.skip("no compiler that takes GCC's flags")
     machine = platform.machine().lower()
-    machine = MACHINES.get(machine, machine)
-    rows = tomllib.loads((NATIVE / "kernels.toml").read_text(encoding="utf-8"))
-    flags: dict[Path, list[str]] = {NATIVE / "choose.cpp": [], Path(__file__).with_name("kernels_test.cpp"): []}
-    for path in sorted(NATIVE.glob("kernels_*.cpp")):
-        row = rows.get(path.stem.removeprefix("kernels_"), {"machine": machine})
-        if row["machine"] == machine:
-            flags[path] = row.get("gcc", [])
+    made = Toolchain(compiler, MACHINES.get(machine, machine), tmp_path_factory.mktemp("sanitized"))
+    empty = made.folder / "empty.cpp"
+    empty.write_text("int main() {}\n")
+    if made.run(*ADDRESS, *UNDEFINED, empty, "-o", made.folder / "empty").returncode:
+        pytest.skip(f"{compiler} has no sanitizers")
+    return made
 
-    def compiled(path: Path) -> str:
-        made = tmp_path / f"{path.stem}.o"
-        command = [compiler, *FLAGS, *flags[path], f"-I{NATIVE}", "-c", str(path), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode and path.stem.startswith("kernels_") and flags[path]:
-            pytest.skip(f"this compiler has no {path.stem}")
-        assert done.returncode == 0, done.stderr
-        return str(made)
 
-    with ThreadPoolExecutor() as pool:
-        objects = list(pool.map(compiled, flags))
-    program = tmp_path / "kernels_test"
-    linked = subprocess.run([compiler, *FLAGS, *objects, "-o", str(program)], capture_output=True, text=True)
-    if linked.returncode:
-        pytest.skip("this compiler has no sanitizers")
-    done = subprocess.run([str(program), "150"], capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def objects(sanitizing: Toolchain) -> list[str]:
+    calls = CALLS["clang" if sanitizing.clang else "gcc"]
+    return sanitizing.kernels(*ADDRESS, *calls, portable=(*UNDEFINED, *FEW))
+
+
+def agree(command: list[str], cases: int) -> tuple[str, str]:
+    """Names of the kernels that agree, and a hash of what they gave."""
+    done = subprocess.run([*command, str(cases)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "equal in 150 cases" in done.stdout
+    said = re.fullmatch(rf"kernels_test: (.*): equal in {cases} cases, hash (\w+)\n", done.stdout)
+    assert said, done.stdout
+    return said[1], said[2]
+
+
+@pytest.fixture(scope="module")
+def program(sanitizing: Toolchain, objects: list[str]) -> str:
+    test = sanitizing.compile(Path(__file__).with_name("kernels_test.cpp"), *ADDRESS)
+    return str(sanitizing.link("kernels_test", *ADDRESS, *UNDEFINED, test, *objects))
+
+
+@pytest.mark.slow
+def test_all_kernels_give_the_same_bits_within_their_memory(program: str) -> None:
+    agree([program], 150)
+
+
+@pytest.mark.slow
+def test_operators_stay_within_their_memory(sanitizing: Toolchain, objects: list[str]) -> None:
+    if sys.platform != "linux" or sanitizing.clang:
+        pytest.skip("only GCC's sanitizers on Linux are loaded ahead of Python")
+    flags = (*ADDRESS, *UNDEFINED, "-DSTREAMSPEC_EXACT_SCRATCH")
+    sources = [sanitizing.compile(NATIVE / name, *flags) for name in ("ops.cpp", "sources.cpp")]
+    library = sanitizing.link("streamspec_native.so", "-shared", *flags, *sources, *objects)
+    needs = subprocess.run(["ldd", str(library)], capture_output=True, text=True).stdout
+    ahead = re.findall(r"lib[au]b?san\S* => (\S+)", needs)
+    assert len(ahead) == 2, needs
+    environment = {**os.environ, "LD_PRELOAD": " ".join(ahead), "ASAN_OPTIONS": "detect_leaks=0"}
+    command = [sys.executable, "-m", "tests.support.native_sanitized", str(library), "20"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "160 cases within their memory" in done.stdout
+
+
+@pytest.mark.slow
+def test_kernels_of_arm_give_the_same_bits_as_those_of_this_machine(program: str, tmp_path: Path) -> None:
+    compiler, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
+    if compiler is None or emulator is None:
+        pytest.skip("no g++-aarch64-linux-gnu and qemu-user-static (Debian) here")
+    arm = Toolchain(compiler, "arm64", tmp_path)
+    test = arm.compile(Path(__file__).with_name("kernels_test.cpp"))
+    names, given = agree([emulator, str(arm.link("kernels_test", "-static", test, *arm.kernels()))], 30)
+    assert names == "dotprod, neon, portable" and given == agree([program], 30)[1]
