@@ -137,6 +137,7 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     (WRITES, {"past": z(0, dtype=np.int64)}, r"a past length int64 \[0\]"),
     (WRITES, {"ring": 1, "past": np.array([-1])}, "9 rows after -1 slots"),
     (WRITES, {"ring": 1, "keys": "few", "values": "few", "bias": z(9, 8)}, "9 rows after 21 slots, .* of 8 slots"),
+    (WRITES, {"past": np.array(0), "keys": "few", "values": "few", "bias": z(9, 8)}, "9 rows after 0 slots"),
     (READS, {"bias": z(9, 8)}, r"a bias float32 \[9, 8\], expected float32 \[.., 9, 9 to 49\]"),
     (READS, {"own": 0}, r"packed rows float32 \[1, 9, 320\], expected float32 \[1, 9, 192\]"),
 ]
