@@ -157,15 +157,13 @@ void quantize(const Linear& map, const float* x, size_t from, size_t to, const R
         std::fill(scratch + inputs, scratch + padded, 0.0f);
         if (map.mix) mix_row(scratch, inputs, map.mix);
         int8_t* codes = out.codes + row * out.stride;
-        if (map.bits == 8) {
-            const Step step(largest(scratch, padded));
-            out.scales[row] = step.scale;
-            out.sums8[row] = -kWeightOffset * encode(scratch, padded, step.inverse, codes);
-            continue;
-        }
         const Step step(largest(scratch, padded));
         out.scales[row] = step.scale;
-        encode(scratch, padded, step.inverse, codes);
+        const int32_t total = encode(scratch, padded, step.inverse, codes);
+        if (map.bits == 8) {
+            out.sums8[row] = -kWeightOffset * total;
+            continue;
+        }
         for (size_t b = 0; b < out.blocks; b++) {
             int32_t sum = 0;
             for (size_t i = b * map.block; i < (b + 1) * map.block; i++) sum += codes[i];
@@ -289,7 +287,7 @@ inline void sum4(const Linear& map, const Rows& x, size_t tile, size_t row, Floa
         Floats scale[Count], zero[Count];
         each<Count>([&](auto c) {
             scale[c] = load_half(scales + b * kTile + kLanes * c);
-            zero[c] = sub(zeros ? load_zeros(zeros + b * kTile + kLanes * c) : all(8.0f), all(static_cast<float>(kNibbleOffset)));
+            zero[c] = zeros ? load_zeros(zeros + b * kTile + kLanes * c) : all(8.0f);
         });
         each<R>([&](auto r) {
             const Floats sum = all(x.sums4[(row + r) * blocks + b]);

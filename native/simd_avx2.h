@@ -94,7 +94,6 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     low = nibbles(a, b);
     high = nibbles(_mm256_srli_epi16(a, 4), _mm256_srli_epi16(b, 4));
 }
-constexpr int kNibbleOffset = 0;
 
 #if STREAMSPEC_AVXVNNI
 // A weight for `dot`: unsigned, so 128 is added to signed ones.

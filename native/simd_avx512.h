@@ -62,7 +62,6 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     low = _mm512_and_si512(both, mask);
     high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
 }
-constexpr int kNibbleOffset = 0;
 // Adds to each lane the products of its four weights and the four signed bytes at x.
 inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {
     int32_t four;

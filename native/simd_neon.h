@@ -98,7 +98,6 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     low = quarters<Nibbles>([=](int i) { return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p + 16 * i), vdupq_n_u8(15))); });
     high = quarters<Nibbles>([=](int i) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p + 16 * i), 4)); });
 }
-constexpr int kNibbleOffset = 0;
 inline int32x4_t dot(int32x4_t sum, int8x16_t weights, int8x16_t codes) {
 #if STREAMSPEC_DOTPROD
     return vdotq_s32(sum, weights, codes);

@@ -124,7 +124,6 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
         high.of[i] = static_cast<int8_t>(p[i] >> 4);
     }
 }
-constexpr int kNibbleOffset = 0;
 // Adds to each lane the products of its four weights and the four signed bytes at x.
 inline Ints dot(Ints sum, const Bytes& weights, const int8_t* x) {
     for (int i = 0; i < 16; i++)
