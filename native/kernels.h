@@ -19,9 +19,11 @@ constexpr float kMasked = -5000.0f;      // biases below this hide a slot
 
 enum class Activation : int64_t { kNone = 0, kSilu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4 };
 
-// A linear map [outputs, inputs]. 8 bits: codes int8 [tiles, inputs / 4, 32, 4]. 4 bits: bytes [tiles, inputs / 8, 32, 4],
-// byte j of an output holds inputs 2 j (low) and 2 j + 1 of the eight. Gated: outputs are the gate's and the up map's, 16
-// of each in turn, and the result is activation(gate) * up.
+// A linear map [outputs, inputs]. 8 bits: codes int8 [tiles, inputs / 4, 32, 4]. 6 bits: bytes
+// [tiles, inputs / 16, 2, 3, 16, 4] of 16 outputs in turn; of the four groups of four inputs, the first array holds the low
+// four bits of groups 0 (low) and 1, the second those of 2 and 3, the third the two high bits of all; 32 means 0. 4 bits:
+// bytes [tiles, inputs / 8, 32, 4], byte j of an output holds inputs 2 j (low) and 2 j + 1 of the eight. Gated: outputs are
+// the gate's and the up map's, 16 of each in turn, and the result is activation(gate) * up.
 struct Linear {
     int bits;
     size_t inputs, outputs, tiles;
@@ -30,14 +32,14 @@ struct Linear {
     bool gated;
     Activation activation;
     const void* codes;
-    const float* scales;        // 8 bits: float32 [32 * tiles], in the order of codes
+    const float* scales;        // 8 and 6 bits: float32 [32 * tiles], in the order of codes
     const uint16_t* block_scales;  // 4 bits: float16 [tiles, inputs / block, 32]
     const uint8_t* zeros;       // 4 bits: [tiles, inputs / block, 32], null: 8
     const float* bias;          // float32 [32 * tiles] in the order of codes, or null
     size_t width() const { return gated ? outputs / 2 : outputs; }
 };
 
-// Quantized rows, one scale each. 8 bits: `sums8` is -(offset of weights) * sum of codes. 4 bits: `sums4` is the sum of
+// Quantized rows, one scale each. 8 and 6 bits: `sums8` is -(offset of weights) * sum of codes. 4 bits: `sums4` is the sum of
 // codes of each block; codes of eight inputs lie as 0 2 4 6 1 3 5 7.
 struct Rows {
     size_t rows, stride, blocks;
@@ -73,7 +75,7 @@ struct Kernels {
     void (*quantize)(const Linear&, const float* x, size_t from, size_t to, const Rows&, float* scratch);
     // Products of all rows with the tiles [from, to): y [rows, width()].
     void (*linear)(const Linear&, const Rows&, size_t from, size_t to, float* y);
-    // Row `id` of an 8-bit map as a table [outputs, inputs]: y [inputs], unmixed.
+    // Row `id` of a map of 8 or 6 bits as a table [outputs, inputs]: y [inputs], unmixed.
     void (*look_up)(const Linear&, size_t id, float* y);
     // Keys and values of rows [from, to): normalised, rotated, written to the cache or to `own_keys`.
     void (*store_keys)(const Attention&, size_t from, size_t to);
@@ -83,6 +85,9 @@ struct Kernels {
     // but x, weight and y.
     void (*norm)(const float* x, const float* update, const float* weight, float eps, size_t width, size_t from,
                  size_t to, float* sum, float* y);
+    // The place of the first of the largest of x [width]; what is no number is none of them. 0 where
+    // none is above -infinity.
+    size_t (*argmax)(const float* x, size_t width);
 };
 
 static inline size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }

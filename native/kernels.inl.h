@@ -124,30 +124,26 @@ struct Step {
     }
 };
 
-// Codes of `width` numbers, a multiple of 16; returns their sum.
-inline int32_t encode(const float* x, size_t width, float inverse, int8_t* codes) {
+constexpr int kSixOffset = 32;  // of codes in 6 bits
+
+// Codes of `width` numbers, a multiple of 16. `Apart`: those of eight numbers as 0 2 4 6 1 3 5 7.
+template <bool Apart>
+inline void encode(const float* x, size_t width, float inverse, int8_t* codes) {
     if (inverse == 0.0f) {
         std::memset(codes, 0, width);
-        return 0;
+        return;
     }
     const Floats factor = all(inverse);
-    for (size_t i = 0; i < width; i += kLanes) store_bytes(codes + i, nearest(mul(load(x + i), factor)));
-    int32_t sum = 0;
-    for (size_t i = 0; i < width; i++) sum += codes[i];
-    return sum;
+    for (size_t i = 0; i < width; i += kLanes) {
+        const Ints values = nearest(mul(load(x + i), factor));
+        store_bytes(codes + i, Apart ? apart(values) : values);
+    }
 }
 
-// Eight bytes as 0 2 4 6 1 3 5 7. (Little endian, as all machines here.)
-inline void apart(int8_t* bytes) {
-    const auto evens = [](uint64_t x) {
-        x &= 0x00ff00ff00ff00ffu;
-        x = (x | x >> 8) & 0x0000ffff0000ffffu;
-        return (x | x >> 16) & 0xffffffffu;
-    };
-    uint64_t eight;
-    std::memcpy(&eight, bytes, 8);
-    eight = evens(eight) | evens(eight >> 8) << 32;
-    std::memcpy(bytes, &eight, 8);
+inline int32_t sum_of(const int8_t* codes, size_t count) {
+    int32_t sum = 0;
+    for (size_t i = 0; i < count; i++) sum += codes[i];
+    return sum;
 }
 
 void quantize(const Linear& map, const float* x, size_t from, size_t to, const Rows& out, float* scratch) {
@@ -159,17 +155,14 @@ void quantize(const Linear& map, const float* x, size_t from, size_t to, const R
         int8_t* codes = out.codes + row * out.stride;
         const Step step(largest(scratch, padded));
         out.scales[row] = step.scale;
-        const int32_t total = encode(scratch, padded, step.inverse, codes);
-        if (map.bits == 8) {
-            out.sums8[row] = -kWeightOffset * total;
+        if (map.bits != 4) {
+            encode<false>(scratch, padded, step.inverse, codes);
+            out.sums8[row] = -(map.bits == 8 ? kWeightOffset : kSixOffset) * sum_of(codes, padded);
             continue;
         }
-        for (size_t b = 0; b < out.blocks; b++) {
-            int32_t sum = 0;
-            for (size_t i = b * map.block; i < (b + 1) * map.block; i++) sum += codes[i];
-            out.sums4[row * out.blocks + b] = static_cast<float>(sum);
-        }
-        for (size_t i = 0; i < inputs; i += 8) apart(codes + i);
+        encode<true>(scratch, padded, step.inverse, codes);
+        for (size_t b = 0; b < out.blocks; b++)
+            out.sums4[row * out.blocks + b] = static_cast<float>(sum_of(codes + b * map.block, map.block));
     }
 }
 
@@ -189,6 +182,22 @@ void norm(const float* x, const float* update, const float* weight, float eps, s
         const Floats factor = all(1.0f / std::sqrt(across<add>(squares) / static_cast<float>(width) + eps));
         for (size_t i = 0; i < width; i += kLanes) store(out + i, mul(mul(load(out + i), factor), load(weight + i)));
     }
+}
+
+size_t argmax(const float* x, size_t width) {
+    constexpr size_t kBlock = 64 * kLanes;  // looked through once more where the largest is
+    float best = -INFINITY;
+    size_t first = 0, last = 0;
+    for (size_t from = 0; from < width; from += kBlock) {
+        const size_t to = std::min(from + kBlock, width);
+        Floats most[4] = {all(best), all(best), all(best), all(best)};
+        size_t i = from;
+        for (; i + 4 * kLanes <= to; i += 4 * kLanes) each<4>([&](auto j) { most[j] = max(load(x + i + j * kLanes), most[j]); });
+        float largest = across<max>(max(max(most[0], most[1]), max(most[2], most[3])));
+        for (; i < to; i++) largest = x[i] > largest ? x[i] : largest;
+        if (largest > best) best = largest, first = from, last = to;
+    }
+    return best == -INFINITY ? 0 : static_cast<size_t>(std::find(x + first, x + last, best) - x);
 }
 
 // ---- linear maps
@@ -218,35 +227,48 @@ inline void finish(const Linear& map, size_t tile, const Floats (&product)[2], f
     std::memcpy(y + at, part, (map.outputs - at) * sizeof(float));
 }
 
-// Products of R rows with halves First .. First + Count of a tile.
-template <int R, int First, int Count>
-inline void sum8(const Linear& map, const Rows& x, size_t tile, size_t row, Ints (*out)[2]) {
-    const size_t steps = round_up(map.inputs, 4) / 4, stride = x.stride;
-    const int8_t* weights = static_cast<const int8_t*>(map.codes) + tile * steps * 128 + 64 * First;
+constexpr size_t kSixes = 192;  // bytes of 16 outputs and inputs in 6 bits
+
+// Products of R rows with halves First .. First + Count of a tile, in 8 or 6 bits.
+template <int Bits, int R, int First, int Count>
+inline void whole_sums(const Linear& map, const Rows& x, size_t tile, size_t row, Ints (*out)[2]) {
+    constexpr size_t kInputs = Bits == 8 ? 4 : 16, kBytes = Bits == 8 ? 64 : kSixes;  // of a half at a time
+    const size_t steps = round_up(map.inputs, kInputs) / kInputs, stride = x.stride;
+    const char* weights = static_cast<const char*>(map.codes) + 2 * tile * steps * kBytes + kBytes * First;
     const int8_t* codes = x.codes + row * stride;
     Ints sums[R][Count];
     each<R>([&](auto r) { each<Count>([&](auto c) { sums[r][c] = all_ints(x.sums8[row + r]); }); });
     for (size_t k = 0; k < steps; k++) {
-        Bytes bytes[Count];
-        each<Count>([&](auto c) {
-            bytes[c] = load_weights(weights + 128 * k + 64 * c);
-            prefetch(weights + 128 * k + 64 * c + kAhead);
-        });
-        each<R>([&](auto r) {
-            each<Count>([&](auto c) { sums[r][c] = dot(sums[r][c], bytes[c], codes + r * stride + 4 * k); });
-        });
+        const char* here = weights + 2 * kBytes * k;
+        const int8_t* inputs = codes + kInputs * k;
+        for (size_t i = 0; i < Count * kBytes; i += 64) prefetch(here + i + kAhead);
+        if constexpr (Bits == 8) {
+            Bytes bytes[Count];
+            each<Count>([&](auto c) { bytes[c] = load_weights(reinterpret_cast<const int8_t*>(here + kBytes * c)); });
+            each<R>([&](auto r) {
+                each<Count>([&](auto c) { sums[r][c] = dot(sums[r][c], bytes[c], inputs + r * stride); });
+            });
+        } else {
+            each<Count>([&](auto c) {
+                Nibbles groups[4];
+                load_sixes(reinterpret_cast<const uint8_t*>(here + kBytes * c), groups);
+                each<R>([&](auto r) {
+                    each<4>([&](auto g) { sums[r][c] = dot(sums[r][c], groups[g], inputs + r * stride + 4 * g); });
+                });
+            });
+        }
     }
     each<R>([&](auto r) { each<Count>([&](auto c) { out[r][First + c] = sums[r][c]; }); });
 }
 
-template <int R>
-void tile8(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) {
+template <int Bits, int R>
+void whole_tile(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) {
     Ints sums[R][2];
     if constexpr (R <= kBoth8) {
-        sum8<R, 0, 2>(map, x, tile, row, sums);
+        whole_sums<Bits, R, 0, 2>(map, x, tile, row, sums);
     } else {
-        sum8<R, 0, 1>(map, x, tile, row, sums);
-        sum8<R, 1, 1>(map, x, tile, row, sums);
+        whole_sums<Bits, R, 0, 1>(map, x, tile, row, sums);
+        whole_sums<Bits, R, 1, 1>(map, x, tile, row, sums);
     }
     const Floats low = load(map.scales + tile * kTile), high = load(map.scales + tile * kTile + kLanes);
     each<R>([&](auto r) {
@@ -312,32 +334,46 @@ void tile4(const Linear& map, const Rows& x, size_t tile, size_t row, float* y) 
 }
 
 using Tile = void (*)(const Linear&, const Rows&, size_t, size_t, float*);
-template <int... R>
-constexpr auto tiles8(std::integer_sequence<int, R...>) {
-    struct { Tile of[sizeof...(R)]; } table{{tile8<R + 1>...}};
+template <int Bits, int R>
+constexpr Tile tile_of() {
+    if constexpr (Bits == 4) return tile4<R>;
+    else return whole_tile<Bits, R>;
+}
+template <int Bits, int... R>
+constexpr auto tiles(std::integer_sequence<int, R...>) {
+    struct { Tile of[sizeof...(R)]; } table{{tile_of<Bits, R + 1>()...}};
     return table;
 }
-template <int... R>
-constexpr auto tiles4(std::integer_sequence<int, R...>) {
-    struct { Tile of[sizeof...(R)]; } table{{tile4<R + 1>...}};
-    return table;
-}
-constexpr auto kTiles8 = tiles8(std::make_integer_sequence<int, kRows8>());
-constexpr auto kTiles4 = tiles4(std::make_integer_sequence<int, kRows4>());
+constexpr auto kTiles8 = tiles<8>(std::make_integer_sequence<int, kRows8>());
+constexpr auto kTiles6 = tiles<6>(std::make_integer_sequence<int, kRows8>());
+constexpr auto kTiles4 = tiles<4>(std::make_integer_sequence<int, kRows4>());
 
 void linear(const Linear& map, const Rows& x, size_t from, size_t to, float* y) {
-    const Tile* table = map.bits == 8 ? kTiles8.of : kTiles4.of;
-    const size_t most = map.bits == 8 ? kRows8 : kRows4, passes = (x.rows + most - 1) / most;
+    const Tile* table = map.bits == 8 ? kTiles8.of : map.bits == 6 ? kTiles6.of : kTiles4.of;
+    const size_t most = map.bits == 4 ? kRows4 : kRows8, passes = (x.rows + most - 1) / most;
     const size_t height = (x.rows + passes - 1) / passes;
     for (size_t tile = from; tile < to; tile++)
         for (size_t row = 0; row < x.rows; row += height) table[std::min(height, x.rows - row) - 1](map, x, tile, row, y);
 }
 
+// Code of input i of an output, in 6 bits; `codes` of its tile's half, `lane`: of the output in it.
+inline int six(const uint8_t* codes, size_t lane, size_t i) {
+    const uint8_t* at = codes + i / 16 * 2 * kSixes + 4 * lane + i % 4;
+    const size_t group = i % 16 / 4;
+    return ((at[group / 2 * 64] >> group % 2 * 4 & 15) | (at[128] >> group * 2 & 3) << 4) - kSixOffset;
+}
+
 void look_up(const Linear& map, size_t id, float* y) {
-    const size_t steps = round_up(map.inputs, 4) / 4;
-    const int8_t* codes = static_cast<const int8_t*>(map.codes) + id / kTile * steps * 128 + id % kTile * 4;
+    const size_t tile = id / kTile, output = id % kTile;
     const float scale = map.scales[id];
-    for (size_t i = 0; i < map.inputs; i++) y[i] = static_cast<float>(codes[i / 4 * 128 + i % 4]) * scale;
+    if (map.bits == 8) {
+        const int8_t* codes = static_cast<const int8_t*>(map.codes) + tile * round_up(map.inputs, 4) * kTile + output * 4;
+        for (size_t i = 0; i < map.inputs; i++) y[i] = static_cast<float>(codes[i / 4 * 128 + i % 4]) * scale;
+    } else {
+        const uint8_t* codes = static_cast<const uint8_t*>(map.codes) + tile * round_up(map.inputs, 16) / 16 * 2 * kSixes;
+        codes += output / kLanes * kSixes;
+        for (size_t i = 0; i < map.inputs; i++) y[i] = static_cast<float>(six(codes, output % kLanes, i)) * scale;
+    }
     if (map.mix) mix_row(y, map.inputs, map.mix);
 }
 
@@ -466,6 +502,8 @@ inline void gather(const Values& values, size_t count, size_t i, const float* we
     }
 }
 
+constexpr size_t kSoon = 256;  // slots whose values are fetched ahead
+
 template <typename Number>
 void attend_over(const Attention& a, size_t kv_head, size_t from, size_t to, float* scratch) {
     const size_t group = a.heads / a.kv_heads, width = a.width, queries = (to - from) * group;
@@ -491,6 +529,8 @@ void attend_over(const Attention& a, size_t kv_head, size_t from, size_t to, flo
     const Cached<Number> values{static_cast<const Number*>(a.values) + cached, width};
     const Cached<float> own_keys{a.own_keys + kv_head * a.own * width, width};
     const Packed own_values{a.packed + a.value_at + kv_head * width, a.packed_stride};
+    for (size_t i = 0; i < std::min(used, kSoon) * width * sizeof(Number); i += 64)  // while scores are computed
+        prefetch(reinterpret_cast<const char*>(values.base) + i);
     score(a, keys, used, vectors, queries, group, bias, bias_stride, scores, columns, turned, most);
     if (a.own)
         score(a, own_keys, a.own, vectors, queries, group, bias + a.used, bias_stride, scores + seen_columns, columns, turned,
@@ -537,6 +577,6 @@ void attend(const Attention& a, size_t kv_head, size_t from, size_t to, float* s
 #define STREAMSPEC_TEXT(name) #name
 #define STREAMSPEC_NAME(name) STREAMSPEC_TEXT(name)
 extern const Kernels kKernels;
-const Kernels kKernels = {STREAMSPEC_NAME(STREAMSPEC_ISA), quantize, linear, look_up, store_keys, attend, norm};
+const Kernels kKernels = {STREAMSPEC_NAME(STREAMSPEC_ISA), quantize, linear, look_up, store_keys, attend, norm, argmax};
 
 }  // namespace streamspec

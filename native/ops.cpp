@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <new>
 #include <string>
@@ -35,24 +36,49 @@ void check(ort::Status* status) {
     throw Failure{"ONNX Runtime refused a call of its interface"};
 }
 
+constexpr size_t kMostDims = 8;
+
+// A shape, in memory of its own: operators take microseconds, and some have nine inputs.
+class Dims {
+  public:
+    Dims() = default;
+    Dims(std::initializer_list<size_t> given) {
+        for (size_t dim : given) push_back(dim);
+    }
+    Dims(const int64_t* given, size_t count) : size_(count) { std::copy(given, given + count, of_); }
+    size_t size() const { return size_; }
+    bool empty() const { return size_ == 0; }
+    const int64_t* data() const { return of_; }
+    size_t operator[](size_t place) const { return static_cast<size_t>(of_[place]); }
+    void back(size_t dim) { of_[size_ - 1] = static_cast<int64_t>(dim); }
+    void push_back(size_t dim) { of_[size_++] = static_cast<int64_t>(dim); }
+    void pop_back() { size_--; }
+    bool operator==(const Dims& other) const { return std::equal(of_, of_ + size_, other.of_, other.of_ + other.size_); }
+    bool operator!=(const Dims& other) const { return !(*this == other); }
+
+  private:
+    int64_t of_[kMostDims];
+    size_t size_ = 0;
+};
+
 struct Tensor {
     const void* data = nullptr;
     int type = 0;
-    std::vector<int64_t> dims;
+    Dims dims;
     bool there() const { return data != nullptr; }
     template <typename T>
     const T* as() const { return static_cast<const T*>(data); }
-    size_t dim(int from_end) const { return static_cast<size_t>(dims[dims.size() - from_end]); }
+    size_t dim(size_t from_end) const { return dims[dims.size() - from_end]; }
     size_t count() const {
         size_t out = 1;
-        for (int64_t dim : dims) out *= static_cast<size_t>(dim);
+        for (size_t i = 0; i < dims.size(); i++) out *= dims[i];
         return out;
     }
 };
 
-std::string listed(const std::vector<size_t>& numbers) {
+std::string listed(const Dims& dims) {
     std::string out;
-    for (size_t number : numbers) out += (out.empty() ? "" : ", ") + std::to_string(number);
+    for (size_t i = 0; i < dims.size(); i++) out += (i ? ", " : "") + std::to_string(dims[i]);
     return "[" + out + "]";
 }
 
@@ -68,31 +94,22 @@ std::string named(int type) {
     }
 }
 
-std::string shown(const Tensor& tensor) {
-    return tensor.there() ? named(tensor.type) + " " + listed({tensor.dims.begin(), tensor.dims.end()}) : "nothing";
-}
+std::string shown(const Tensor& tensor) { return tensor.there() ? named(tensor.type) + " " + listed(tensor.dims) : "nothing"; }
 
-bool fits(const Tensor& tensor, int type, const std::vector<size_t>& dims) {
-    return tensor.type == type && std::equal(dims.begin(), dims.end(), tensor.dims.begin(), tensor.dims.end(),
-                                             [](size_t a, int64_t b) { return static_cast<int64_t>(a) == b; });
-}
+bool fits(const Tensor& tensor, int type, const Dims& dims) { return tensor.type == type && tensor.dims == dims; }
 
-void expect(const char* op, const char* what, const Tensor& tensor, int type, const std::vector<size_t>& dims) {
+void expect(const char* op, const char* what, const Tensor& tensor, int type, const Dims& dims) {
     if (!fits(tensor, type, dims)) fail(op, std::string(what) + " " + shown(tensor), named(type) + " " + listed(dims));
 }
 
 Tensor describe(const ort::Value* value) {
     Tensor out;
     if (value == nullptr) return out;
-    ort::TensorInfo* info = nullptr;
-    check(api.tensor_info(value, &info));
-    const auto release = [](ort::TensorInfo* given) { api.release_info(given); };
-    const std::unique_ptr<ort::TensorInfo, decltype(release)> owner(info, release);
+    const int64_t* dims = nullptr;
     size_t rank = 0;
-    check(api.element_type(info, &out.type));
-    check(api.rank(info, &rank));
-    out.dims.resize(rank);
-    if (rank) check(api.dimensions(info, out.dims.data(), rank));
+    check(api.tensor_type(value, &out.type, &dims, &rank));
+    if (rank > kMostDims) throw Failure{"a tensor of more than 8 dimensions"};
+    out.dims = Dims(dims, rank);
     void* data = nullptr;
     check(api.tensor_data(value, &data));
     static const char nothing = 0;  // a tensor without elements may have no memory
@@ -114,7 +131,7 @@ struct Call {
         return out;
     }
     template <typename T>
-    T* output(size_t index, const std::vector<int64_t>& dims) const {
+    T* output(size_t index, const Dims& dims) const {
         ort::Value* value = nullptr;
         check(api.output(context, index, dims.data(), dims.size(), &value));
         void* data = nullptr;
@@ -268,8 +285,9 @@ struct LinearMap {
             fail(op, "activation " + std::to_string(activation), "0 to 4");
         if (map.gated && map.outputs % kTile != 0) fail(op, "a gated map of " + outputs + " outputs", "a multiple of 32");
         if (!codes.there() || !scale.there()) fail(op, "codes or scales that are no constants", "constants");
-        if (bits == 8) {
-            expect(op, "codes", codes, ort::kInt8, {map.tiles, (map.inputs + 3) / 4, kTile, 4});
+        if (bits != 4) {
+            if (bits == 8) expect(op, "codes", codes, ort::kInt8, {map.tiles, (map.inputs + 3) / 4, kTile, 4});
+            else expect(op, "codes", codes, ort::kUint8, {map.tiles, (map.inputs + 15) / 16, 2, 3, kLanes, 4});
             expect(op, "scales", scale, ort::kFloat, {map.outputs});
             scales = ordered(scale, map);
             map.scales = scales.data();
@@ -297,7 +315,7 @@ constexpr size_t kSmallWork = 1 << 15;  // bytes of weights that one thread mult
 
 template <int Bits>
 struct LinearKernel : LinearMap {
-    static constexpr const char* kName = Bits == 8 ? "LinearInt8" : "LinearInt4";
+    static constexpr const char* kName = Bits == 8 ? "LinearInt8" : Bits == 6 ? "LinearInt6" : "LinearInt4";
     explicit LinearKernel(const ort::KernelInfo* info) : LinearMap(kName, info, Bits, 1) {}
 
     void compute(const Call& call) {
@@ -306,8 +324,8 @@ struct LinearKernel : LinearMap {
         const Tensor x = call.input(0);
         if (x.type != ort::kFloat || x.dims.empty() || x.dim(1) != map.inputs)
             fail(kName, "rows " + shown(x), "float32 [.., " + std::to_string(map.inputs) + "]");
-        std::vector<int64_t> dims = x.dims;
-        dims.back() = static_cast<int64_t>(map.width());
+        Dims dims = x.dims;
+        dims.back(map.width());
         float* y = call.output<float>(0, dims);
         multiply(call, x.as<float>(), x.count() / map.inputs, y);
     }
@@ -334,16 +352,17 @@ struct LinearKernel : LinearMap {
     static constexpr size_t kPieces = 16;
 };
 
+template <int Bits>
 struct LookUpKernel : LinearMap {
-    static constexpr const char* kName = "EmbeddingInt8";
-    explicit LookUpKernel(const ort::KernelInfo* info) : LinearMap(kName, info, 8, 1) {
+    static constexpr const char* kName = Bits == 8 ? "EmbeddingInt8" : "EmbeddingInt6";
+    explicit LookUpKernel(const ort::KernelInfo* info) : LinearMap(kName, info, Bits, 1) {
         if (map.gated) fail(kName, "a gated table", "gated 0");
     }
     void compute(const Call& call) {
         const Tensor ids = call.input(0);
-        if (ids.type != ort::kInt64) fail(kName, "ids " + shown(ids), "int64");
-        std::vector<int64_t> dims = ids.dims;
-        dims.push_back(static_cast<int64_t>(map.inputs));
+        if (ids.type != ort::kInt64 || ids.dims.size() == kMostDims) fail(kName, "ids " + shown(ids), "int64, of 7 dimensions at most");
+        Dims dims = ids.dims;
+        dims.push_back(map.inputs);
         float* y = call.output<float>(0, dims);
         for (size_t i = 0; i < ids.count(); i++) {
             const int64_t given = ids.as<int64_t>()[i], rows = static_cast<int64_t>(map.outputs);
@@ -370,13 +389,31 @@ struct NormKernel {
             fail(kName, "rows " + shown(x), "float32 rows of a multiple of 16 numbers, up to " + std::to_string(kMostInputs));
         const size_t width = x.dim(1), rows = x.count() / width;
         expect(kName, "a weight", weight, ort::kFloat, {width});
-        if (update.there()) expect(kName, "an update", update, ort::kFloat, {x.dims.begin(), x.dims.end()});
+        if (update.there()) expect(kName, "an update", update, ort::kFloat, x.dims);
         float* y = call.output<float>(0, x.dims);
         float* sum = call.outputs > 1 ? call.output<float>(1, x.dims) : nullptr;
         const size_t parts = rows <= kFewRows ? 1 : 8;
         call.parallel(parts, [&](size_t part) {
             kernels().norm(x.as<float>(), update.there() ? update.as<float>() : nullptr, weight.as<float>(), eps, width,
                            rows * part / parts, rows * (part + 1) / parts, sum, y);
+        });
+    }
+};
+
+// Input: x [.., width]. Output: the place of the first of the largest of each row, int64 [..].
+struct ArgMaxKernel {
+    static constexpr const char* kName = "ArgMax";
+    explicit ArgMaxKernel(const ort::KernelInfo*) {}
+
+    void compute(const Call& call) {
+        const Tensor x = call.input(0);
+        if (x.type != ort::kFloat || x.dims.empty() || x.dim(1) == 0) fail(kName, "rows " + shown(x), "float32 [.., 1 or more]");
+        const size_t width = x.dim(1), rows = x.count() / width;
+        Dims dims = x.dims;
+        dims.pop_back();
+        int64_t* y = call.output<int64_t>(0, dims);
+        call.parallel(rows, [&](size_t row) {
+            y[row] = static_cast<int64_t>(kernels().argmax(x.as<float>() + row * width, width));
         });
     }
 };
@@ -435,18 +472,17 @@ struct AttentionKernel {
         for (const Tensor* side : {&keys, &values})
             expect(kName, side == &keys ? "keys" : "values", *side, Half ? ort::kFloat16 : ort::kFloat, {1, a.kv_heads, a.slots, a.width});
         a.own = !Writes && own ? a.rows : 0;
-        const std::string rows = std::to_string(a.rows), slots = std::to_string(a.slots);
         const size_t columns = bias.dims.size() < 2 ? 0 : bias.dim(1), least = a.rows ? std::max<size_t>(1, a.own) : 0;
         if (bias.type != ort::kFloat || bias.dims.size() < 2 || bias.dim(2) != a.rows || bias.count() != a.rows * columns ||
             columns < least || columns - a.own > a.slots)
-            fail(kName, "a bias " + shown(bias), "float32 [.., " + rows + ", " + std::to_string(least) + " to " + std::to_string(a.slots + a.own) + "]");
+            fail(kName, "a bias " + shown(bias), "float32 [.., " + std::to_string(a.rows) + ", " + std::to_string(least) + " to " + std::to_string(a.slots + a.own) + "]");
         a.used = columns - a.own;
         if (Writes) {
             if (past.type != ort::kInt64 || past.count() != 1) fail(kName, "a past length " + shown(past), "one int64");
             const int64_t length = past.as<int64_t>()[0];
             a.past = static_cast<size_t>(length);
             if (length < 0 || a.rows > a.slots || (!a.ring && a.past > a.slots - a.rows))
-                fail(kName, rows + " rows after " + std::to_string(length) + " slots", "as many as a cache of " + slots + " slots has left");
+                fail(kName, std::to_string(a.rows) + " rows after " + std::to_string(length) + " slots", "as many as a cache of " + std::to_string(a.slots) + " slots has left");
         }
         if (cos.there() || sin.there()) {
             const size_t half = cos.dims.size() == 2 ? cos.dim(1) : 0;
@@ -467,7 +503,7 @@ struct AttentionKernel {
         a.bias = bias.as<float>();
         a.keys = const_cast<void*>(keys.data);
         a.values = const_cast<void*>(values.data);
-        a.mixed = call.output<float>(0, {1, packed.dims[1], static_cast<int64_t>(queries_width)});
+        a.mixed = call.output<float>(0, {1, packed.dims[1], queries_width});
         if (Writes) {
             a.keys = present(call, 1, keys);
             a.values = present(call, 2, values);
@@ -575,10 +611,13 @@ const ort::CustomOp* attention() {
 std::vector<const ort::CustomOp*> operators() {
     const int f = ort::kFloat;
     static const Op<LinearKernel<8>> linear8({{f, ort::kInt8, f, f}, {f}, 3});
+    static const Op<LinearKernel<6>> linear6({{f, ort::kUint8, f, f}, {f}, 3});
     static const Op<LinearKernel<4>> linear4({{f, ort::kUint8, ort::kFloat16, ort::kUint8, f}, {f}, 3});
-    static const Op<LookUpKernel> look_up({{ort::kInt64, ort::kInt8, f}, {f}, 3});
+    static const Op<LookUpKernel<8>> table8({{ort::kInt64, ort::kInt8, f}, {f}, 3});
+    static const Op<LookUpKernel<6>> table6({{ort::kInt64, ort::kUint8, f}, {f}, 3});
     static const Op<NormKernel> norm({{f, f, f}, {f, f}, 2, 1});
-    return {&linear8, &linear4, &look_up, &norm, attention<true, false>(), attention<true, true>(), attention<false, false>(), attention<false, true>()};
+    static const Op<ArgMaxKernel> argmax({{f}, {ort::kInt64}, 1});
+    return {&linear8, &linear6, &linear4, &table8, &table6, &norm, &argmax, attention<true, false>(), attention<true, true>(), attention<false, false>(), attention<false, true>()};
 }
 
 }  // namespace

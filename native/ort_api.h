@@ -1,6 +1,6 @@
 // The part of ONNX Runtime's stable C interface that custom operators use. The interface only grows at its end, so
 // functions are found by their place in the table (counted from 0; `onnxruntime_c_api.h` of any release has them in this
-// order). Version 17 is asked for: the first with the thread pool.
+// order). Version 24 is asked for, of ONNX Runtime 1.24: the first that tells shapes without memory of its own.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,10 @@ struct Status;
 struct Value;
 struct KernelInfo;
 struct KernelContext;
-struct TensorInfo;
 struct SessionOptions;
 struct CustomOpDomain;
 
-constexpr uint32_t kApiVersion = 17;
+constexpr uint32_t kApiVersion = 24;
 constexpr uint32_t kCustomOpVersion = 16;  // the first whose kernels report errors
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2, kInvalidGraph = 10 };
 enum ElementType : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt64 = 7, kFloat16 = 10 };
@@ -40,10 +39,6 @@ enum Place : size_t {
     kCustomOpDomain_Add = 27,
     kAddCustomOpDomain = 28,
     kGetTensorMutableData = 51,
-    kGetTensorElementType = 60,
-    kGetDimensionsCount = 61,
-    kGetDimensions = 62,
-    kGetTensorTypeAndShape = 65,
     kKernelInfoGetAttribute_float = 85,
     kKernelInfoGetAttribute_int64 = 86,
     kKernelInfoGetAttribute_string = 87,
@@ -52,9 +47,9 @@ enum Place : size_t {
     kKernelContext_GetInput = 90,
     kKernelContext_GetOutput = 91,
     kReleaseStatus = 93,
-    kReleaseTensorTypeAndShapeInfo = 99,
     kKernelInfoGetConstantInput_tensor = 249,
     kKernelContext_ParallelFor = 274,
+    kGetTensorElementTypeAndShapeDataReference = 414,
 };
 
 struct Api {
@@ -76,19 +71,11 @@ struct Api {
     Status* tensor_data(const Value* value, void** out) const {
         return at<Status* (*)(const Value*, void**)>(kGetTensorMutableData)(value, out);
     }
-    Status* tensor_info(const Value* value, TensorInfo** out) const {
-        return at<Status* (*)(const Value*, TensorInfo**)>(kGetTensorTypeAndShape)(value, out);
+    // Type, dimensions, which are the value's own, and how many.
+    Status* tensor_type(const Value* value, int* type, const int64_t** dims, size_t* rank) const {
+        return at<Status* (*)(const Value*, int*, const int64_t**, size_t*)>(kGetTensorElementTypeAndShapeDataReference)(
+            value, type, dims, rank);
     }
-    Status* element_type(const TensorInfo* info, int* out) const {
-        return at<Status* (*)(const TensorInfo*, int*)>(kGetTensorElementType)(info, out);
-    }
-    Status* rank(const TensorInfo* info, size_t* out) const {
-        return at<Status* (*)(const TensorInfo*, size_t*)>(kGetDimensionsCount)(info, out);
-    }
-    Status* dimensions(const TensorInfo* info, int64_t* out, size_t count) const {
-        return at<Status* (*)(const TensorInfo*, int64_t*, size_t)>(kGetDimensions)(info, out, count);
-    }
-    void release_info(TensorInfo* info) const { at<void (*)(TensorInfo*)>(kReleaseTensorTypeAndShapeInfo)(info); }
     Status* attribute(const KernelInfo* info, const char* name, float* out) const {
         return at<Status* (*)(const KernelInfo*, const char*, float*)>(kKernelInfoGetAttribute_float)(info, name, out);
     }

@@ -74,6 +74,10 @@ inline void store_bytes(int8_t* p, Ints a) {                                    
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+inline Ints apart(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
+    const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+    return {_mm256_permutevar8x32_epi32(a.low, order), _mm256_permutevar8x32_epi32(a.high, order)};
+}
 inline Floats load_bytes(const int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
@@ -93,6 +97,21 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     const __m256i a = load_bits(p), b = load_bits(p + 32);
     low = nibbles(a, b);
     high = nibbles(_mm256_srli_epi16(a, 4), _mm256_srli_epi16(b, 4));
+}
+inline __m256i joined(__m256i low, __m256i top) {
+    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(15)), _mm256_and_si256(top, _mm256_set1_epi8(0x30)));
+}
+// Codes of four groups of four inputs, 0..63.
+inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
+    __m256i of[4][2];
+    for (int i = 0; i < 2; i++) {
+        const __m256i first = load_bits(p + 32 * i), second = load_bits(p + 64 + 32 * i), high = load_bits(p + 128 + 32 * i);
+        of[0][i] = joined(first, _mm256_slli_epi16(high, 4));
+        of[1][i] = joined(_mm256_srli_epi16(first, 4), _mm256_slli_epi16(high, 2));
+        of[2][i] = joined(second, high);
+        of[3][i] = joined(_mm256_srli_epi16(second, 4), _mm256_srli_epi16(high, 2));
+    }
+    for (int g = 0; g < 4; g++) out[g] = {of[g][0], of[g][1]};
 }
 
 #if STREAMSPEC_AVXVNNI

@@ -48,6 +48,9 @@ inline Floats power_of_two(Ints n) {                             // 2^n, -126 <=
 inline void store_bytes(int8_t* p, Ints a) {  // of -128..127
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
 }
+inline Ints apart(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15), a);
+}
 inline Floats load_bytes(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
@@ -61,6 +64,18 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     const Bytes both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
     low = _mm512_and_si512(both, mask);
     high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+}
+// Codes of four groups of four inputs, 0..63.
+inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
+    const Bytes first = _mm512_loadu_si512(p), second = _mm512_loadu_si512(p + 64), high = _mm512_loadu_si512(p + 128);
+    const Bytes four = _mm512_set1_epi8(15), two = _mm512_set1_epi8(0x30);
+    const auto joined = [&](Bytes low, Bytes top) {  // low & 15 | top & 0x30
+        return _mm512_ternarylogic_epi32(_mm512_and_si512(top, two), low, four, 0xf8);
+    };
+    out[0] = joined(first, _mm512_slli_epi16(high, 4));
+    out[1] = joined(_mm512_srli_epi16(first, 4), _mm512_slli_epi16(high, 2));
+    out[2] = joined(second, high);
+    out[3] = joined(_mm512_srli_epi16(second, 4), _mm512_srli_epi16(high, 2));
 }
 // Adds to each lane the products of its four weights and the four signed bytes at x.
 inline Ints dot(Ints sum, Bytes weights, const int8_t* x) {

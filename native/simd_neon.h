@@ -85,6 +85,10 @@ inline void store_bytes(int8_t* p, Ints a) {  // of -128..127
     const int16x8_t high = vcombine_s16(vqmovn_s32(a.of[2]), vqmovn_s32(a.of[3]));
     vst1q_s8(p, vcombine_s8(vqmovn_s16(low), vqmovn_s16(high)));
 }
+inline Ints apart(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
+    return {{vuzp1q_s32(a.of[0], a.of[1]), vuzp2q_s32(a.of[0], a.of[1]), vuzp1q_s32(a.of[2], a.of[3]),
+             vuzp2q_s32(a.of[2], a.of[3])}};
+}
 inline Floats load_bytes(const int8_t* p) {
     const int8x16_t bytes = vld1q_s8(p);
     const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
@@ -97,6 +101,20 @@ constexpr int kWeightOffset = 0;
 inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
     low = quarters<Nibbles>([=](int i) { return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p + 16 * i), vdupq_n_u8(15))); });
     high = quarters<Nibbles>([=](int i) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p + 16 * i), 4)); });
+}
+// Codes of four groups of four inputs, 0..63.
+inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
+    const uint8x16_t two = vdupq_n_u8(0x30);
+    for (int i = 0; i < 4; i++) {
+        const uint8x16_t first = vld1q_u8(p + 16 * i), second = vld1q_u8(p + 64 + 16 * i), high = vld1q_u8(p + 128 + 16 * i);
+        const auto joined = [&](uint8x16_t low, uint8x16_t top) {
+            return vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(top, two)));
+        };
+        out[0].of[i] = joined(vandq_u8(first, vdupq_n_u8(15)), vshlq_n_u8(high, 4));
+        out[1].of[i] = joined(vshrq_n_u8(first, 4), vshlq_n_u8(high, 2));
+        out[2].of[i] = joined(vandq_u8(second, vdupq_n_u8(15)), high);
+        out[3].of[i] = joined(vshrq_n_u8(second, 4), vshrq_n_u8(high, 2));
+    }
 }
 inline int32x4_t dot(int32x4_t sum, int8x16_t weights, int8x16_t codes) {
 #if STREAMSPEC_DOTPROD

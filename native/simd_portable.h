@@ -110,6 +110,9 @@ inline Floats power_of_two(Ints n) {  // 2^n, -126 <= n <= 127
 inline void store_bytes(int8_t* p, Ints a) {  // of -128..127
     for (int i = 0; i < 16; i++) p[i] = static_cast<int8_t>(a.of[i] < -128 ? -128 : a.of[i] > 127 ? 127 : a.of[i]);
 }
+inline Ints apart(Ints a) {  // of eight neighbours 0 2 4 6 1 3 5 7
+    return lanes<Ints>([&](int i) { return a.of[i / 8 * 8 + 2 * (i % 4) + i / 4 % 2]; });
+}
 inline Floats load_bytes(const int8_t* p) { return lanes<Floats>([=](int i) { return static_cast<float>(p[i]); }); }
 
 inline Bytes load_weights(const int8_t* p) {
@@ -123,6 +126,12 @@ inline void load_nibbles(const uint8_t* p, Nibbles& low, Nibbles& high) {
         low.of[i] = static_cast<int8_t>(p[i] & 15);
         high.of[i] = static_cast<int8_t>(p[i] >> 4);
     }
+}
+// Codes of four groups of four inputs, 0..63.
+inline void load_sixes(const uint8_t* p, Nibbles (&out)[4]) {
+    for (int g = 0; g < 4; g++)
+        for (int i = 0; i < 64; i++)
+            out[g].of[i] = static_cast<int8_t>((p[g / 2 * 64 + i] >> g % 2 * 4 & 15) | (p[128 + i] >> 2 * g & 3) << 4);
 }
 // Adds to each lane the products of its four weights and the four signed bytes at x.
 inline Ints dot(Ints sum, const Bytes& weights, const int8_t* x) {

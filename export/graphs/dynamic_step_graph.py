@@ -255,7 +255,7 @@ class _Builder:
     def __init__(self, parts: StepGraph, store: WeightStore, native: NativeOps | None) -> None:
         self.native = native
         self.parts, self.spec, self.store = parts, parts.spec, store
-        self.sampler = TokenSampler(parts.spec.vocab)
+        self.sampler = TokenSampler(parts.spec.vocab, native)
         self.g = Scope(store)
         self.features = graph_features(parts.spec, parts.streams, parts.candidates)
         self.drafter: DraftPass | None = None

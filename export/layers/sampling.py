@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from streamspec.export.native.operators import NativeOps
 from streamspec.export.ops.builder import Scope, WeightStore, declared, finish
 from streamspec.step_graph import (
     ALLOWED,
@@ -40,11 +41,11 @@ BLOCK = 256  # tokens per block of the two-level cumulative sum
 
 class TokenSampler:
     """Adds sampling to a graph over logits, `raw` [r, vocab] times `scale` [r, 1] above 0, '' for 1. `tokens` int64
-    [n] and `mask` [r, n] (0: precedes or is the row).
+    [n] and `mask` [r, n] (0: precedes or is the row). `native`: writes native operators where there are such.
     """
 
-    def __init__(self, vocab: int) -> None:
-        self.vocab = vocab
+    def __init__(self, vocab: int, native: NativeOps | None = None) -> None:
+        self.vocab, self.native = vocab, native
         self.features = GraphFeatures(0, 0, 0, vocab)
         self.inputs = [row for row in inputs(SAMPLING, self.features) if row.default is not None]
 
@@ -60,7 +61,7 @@ class TokenSampler:
         mild = g.op("Equal", REPETITION_PENALTY, _f32(g, 1))
         untouched = g.op("And", g.op("And", g.op("LessOrEqual", TEMPERATURE, _f32(g, 0)), mild), FREE)
         greedy, inner = Scope(g.store, "greedy"), Scope(g.store, "processed")
-        best = greedy.op("ArgMax", raw, axis=-1, keepdims=0)
+        best = self._argmax(greedy, raw)
         logits = inner.op("Mul", raw, scale) if scale else raw
         as_they_are, harder = Scope(g.store, "unpenalised"), Scope(g.store, "penalised")
         branches = (
@@ -70,7 +71,7 @@ class TokenSampler:
         penalised = self._mask(inner, _if(inner, mild, *branches, FLOAT), slots)
         hot = inner.op("Greater", TEMPERATURE, _f32(inner, 0))
         calm, drawing = Scope(g.store, "processed/greedy"), Scope(g.store, "draw")
-        calmest = calm.op("ArgMax", penalised, axis=-1, keepdims=0)
+        calmest = self._argmax(calm, penalised)
         uniforms = drawing.op("Gather", UNIFORMS, slots, axis=0) if slots else UNIFORMS
         drawn = self._draw(drawing, penalised, uniforms)
         chosen = _if(inner, hot, (drawing, drawn), (calm, calmest), INT64)
@@ -82,6 +83,9 @@ class TokenSampler:
         allowed = limited.op("Gather", ALLOWED, slots, axis=0) if slots else ALLOWED
         masked = limited.op("Where", allowed, logits, _f32(limited, -np.inf))
         return _if(g, FREE, (free, free.op("Identity", logits)), (limited, masked), FLOAT)
+
+    def _argmax(self, g: Scope, x: str) -> str:
+        return g.op("ArgMax", x, axis=-1, keepdims=0) if self.native is None else self.native.argmax(g, x)
 
     def _penalise(self, g: Scope, logits: str, tokens: str, mask: str) -> str:
         """Scores of tokens that occur before or in the row, divided by the penalty if positive, multiplied if

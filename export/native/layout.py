@@ -4,6 +4,8 @@ They map the file and copy nothing. The graph of standard operators turns the ti
 ONNX Runtime computes once, when it opens the graph.
 
     int8  [tiles, inputs / 4, 32, 4]   four neighbouring inputs of each output of a tile
+    int6  [tiles, inputs / 16, 2, 3, 16, 4]   16 outputs in turn; of four groups of four inputs the low four bits of two
+                                              groups, of the other two, and the two high bits of all four
     int4  [tiles, inputs / 8, 32, 4]   the same of eight, as MatMulNBits packs them: inputs 2 j and 2 j + 1 in byte j
 
 A gated map, whose outputs are those of a gate and of the map that it multiplies, has 16 of each in a tile in turn.
@@ -20,7 +22,7 @@ from onnx import TensorProto
 from streamspec.export.ops.builder import Array, Scope, WeightStore
 
 TILE, HALF = 32, 16  # outputs
-INT8_INPUTS, INT4_INPUTS = 4, 8  # in four bytes
+INT8_INPUTS, INT6_INPUTS = 4, 16  # in a group
 
 
 def tiled(rows: Array, gated: bool) -> Array:
@@ -38,6 +40,16 @@ def pack_int8(codes: Array, gated: bool = False) -> Array:
     return np.ascontiguousarray(tiled(padded.reshape(len(codes), -1, INT8_INPUTS), gated).swapaxes(1, 2))
 
 
+def pack_int6(codes: Array, gated: bool = False) -> Array:
+    """Codes -32..31 [outputs, inputs] in tiles, 32 added."""
+    padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % INT6_INPUTS)))
+    tiles = tiled(padded.reshape(len(codes), -1, 4, 4), gated)  # [tiles, 32, groups of 16, 4, 4]
+    halves = (tiles.reshape(len(tiles), 2, HALF, -1, 4, 4).transpose(4, 0, 3, 1, 2, 5) + 32).astype(np.uint8)
+    low, high = halves & 15, halves >> 4
+    packed = low[0] | low[1] << 4, low[2] | low[3] << 4, high[0] | high[1] << 2 | high[2] << 4 | high[3] << 6
+    return np.ascontiguousarray(np.stack(packed, axis=3))
+
+
 def pack_int4(codes: Array, gated: bool = False) -> Array:
     """MatMulNBits' bytes [outputs, blocks, bytes] in tiles."""
     return np.ascontiguousarray(tiled(codes.reshape(len(codes), -1, 4), gated).swapaxes(1, 2))
@@ -49,17 +61,18 @@ def pack_blocks(values: Array, gated: bool = False) -> Array:
 
 
 class Unpacked:
-    """Nodes at the head of the main graph that turn tiles back; one value of each, whatever reads it."""
+    """Nodes at the head of the main graph that turn tiles back; one value of each, whatever reads it. Codes of 6 bits
+    become four times as large, for want of nodes that subtract, and their scales a fourth (`fourth`)."""
 
     def __init__(self, store: WeightStore) -> None:
         self.store, self.g = store, Scope(store)
 
     def columns(self, name: str, outputs: int, inputs: int, gated: bool) -> str:
-        """int8 [inputs, outputs] of `name`, tiles of int8."""
+        """int8 [inputs, outputs] of `name`, tiles of int8 or int6."""
         return self._made(f"{name}.columns", lambda out: self._int8(name, outputs, inputs, gated, False, out))
 
     def table(self, name: str, outputs: int, inputs: int) -> str:
-        """int8 [outputs, inputs] of `name`, tiles of int8."""
+        """int8 [outputs, inputs] of `name`, tiles of int8 or int6."""
         return self._made(f"{name}.table", lambda out: self._int8(name, outputs, inputs, False, True, out))
 
     def nibbles(self, name: str, outputs: int, block: int, inputs: int, gated: bool) -> str:
@@ -90,6 +103,12 @@ class Unpacked:
 
         return self._made(f"{name}.pairs", make)
 
+    def fourth(self, scales: str) -> str:
+        """A fourth of float32 `scales`."""
+        return self._made(
+            f"{scales}.fourth", lambda out: self.g.op("Mul", scales, self.store.constant(0.25, np.float32), out=out)
+        )
+
     def _made(self, value: str, make: Callable[[str], object]) -> str:
         if value not in self.store.made:
             self.store.made.add(value)
@@ -100,7 +119,9 @@ class Unpacked:
 
     def _int8(self, name: str, outputs: int, inputs: int, gated: bool, by_output: bool, out: str) -> None:
         """`by_output`: [outputs, inputs], else [inputs, outputs]."""
-        g, width = self.g, inputs + -inputs % INT8_INPUTS
+        g, sixes = self.g, len(self.store.protos[name].dims) == 6
+        name = self._four_times(name) if sixes else name
+        width = inputs + -inputs % (INT6_INPUTS if sixes else INT8_INPUTS)
         if gated:  # [tiles, groups, 2, 16, 4]
             split = g.op("Reshape", name, g.ints(0, 0, 2, HALF, INT8_INPUTS))
             turned = g.op("Transpose", split, perm=[1, 4, 2, 0, 3])
@@ -110,6 +131,24 @@ class Unpacked:
         sides = (padded, width) if by_output else (width, padded)
         wanted = (outputs, inputs) if by_output else (inputs, outputs)
         self._cut(g.op("Reshape", turned, g.ints(*sides), out=out if sides == wanted else None), sides, wanted, out)
+
+    def _four_times(self, name: str) -> str:
+        """Tiles of int8, four times the codes, of `name`, tiles of int6."""
+        g = self.g
+
+        def byte(number: int) -> str:
+            return g.store.constant(number, np.uint8)
+
+        def shifted(value: str, places: int) -> str:
+            return g.op("BitShift", value, byte(abs(places)), direction="LEFT" if places > 0 else "RIGHT")
+
+        first, second, top = g.ops("Split", name, g.ints(1, 1, 1), out=(None, None, None), axis=3)
+        low = g.op("Concat", *(shifted(side, places) for side in (first, second) for places in (2, -2)), axis=3)
+        high = g.op("Concat", *(shifted(top, places) for places in (6, 4, 2)), top, axis=3)
+        codes = g.op("BitwiseOr", g.op("BitwiseAnd", low, byte(0x3C)), g.op("BitwiseAnd", high, byte(0xC0)))
+        signed = g.op("Cast", g.op("BitwiseXor", codes, byte(0x80)), to=TensorProto.INT8)
+        groups = g.op("Transpose", signed, perm=[0, 1, 3, 2, 4, 5])  # [tiles, inputs / 16, 4, 2, 16, 4]
+        return g.op("Reshape", groups, g.ints(self.store.protos[name].dims[0], -1, TILE, INT8_INPUTS))
 
     def _by_output(self, name: str, shape: tuple[int, ...], gated: bool, out: str | None) -> str:
         """[tiles, groups, 32, ..] as `shape`, outputs first."""

@@ -23,7 +23,9 @@ LANES, WIDEST = 16, 1024  # a head's width is a multiple of the one, up to the o
 
 @runtime_checkable
 class TiledPrecision(Protocol):
-    """A precision whose weights lie in tiles."""
+    """A precision whose weights lie in tiles. `bits`: of tables, 8 or 6."""
+
+    bits: int
 
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
         """The operator that applies `weight` [out, in], its inputs after the rows but for a bias, and attributes of its
@@ -69,13 +71,13 @@ class NativeOps:
     def head(self, g: Scope, x: str, rows: object, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """The LM head over x [r, H]: logits [r, V], and '' for their factor."""
         codes, scales, mix = self.precision.table(g.store, weight)
-        return self._map(g, "LinearInt8", x, (codes, scales), "", weight, mix, "", out), ""
+        return self._map(g, f"LinearInt{self.precision.bits}", x, (codes, scales), "", weight, mix, "", out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Rows [1, n, H] of the table for ids [1, n]."""
         codes, scales, mix = self.precision.table(g.store, weight)
         return g.op(
-            "EmbeddingInt8",
+            f"EmbeddingInt{self.precision.bits}",
             ids,
             codes,
             scales,
@@ -95,6 +97,10 @@ class NativeOps:
             return g.op("SkipRmsNorm", x, weight, domain=NATIVE, eps=float(eps)), x
         normed, total = g.ops("SkipRmsNorm", x, weight, update, out=(None, None), domain=NATIVE, eps=float(eps))
         return normed, total
+
+    def argmax(self, g: Scope, x: str) -> str:
+        """The place of the largest of each row of x [.., n]: int64 [..]."""
+        return g.op("ArgMax", x, domain=NATIVE)
 
     def attends(self, spec: DecoderSpec) -> bool:
         """Whether attention over heads of this width is one operator."""

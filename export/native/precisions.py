@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamspec.export.layers.lora_inputs import LowRank
-from streamspec.export.native.layout import Unpacked, pack_blocks, pack_int4, pack_int8
+from streamspec.export.native.layout import Unpacked, pack_blocks, pack_int4, pack_int6, pack_int8
 from streamspec.export.ops.builder import Scope, WeightStore
 from streamspec.export.quantization.arithmetic import Array, unpack
 from streamspec.export.quantization.precisions import (
@@ -28,7 +28,7 @@ class TiledInt8(Int8):
 
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
         """See `streamspec.export.native.operators.TiledPrecision`."""
-        return "LinearInt8", self._stored(store, weight, by_input=True), {}
+        return f"LinearInt{self.bits}", self._stored(store, weight, by_input=True), {}
 
     def table(self, store: WeightStore, weight: Weight) -> tuple[str, str, int]:
         """See `streamspec.export.native.operators.TiledPrecision`."""
@@ -47,8 +47,25 @@ class TiledInt8(Int8):
         return pack_int8(codes, weight.gated)
 
 
-class TiledInt4(TiledInt8):
-    """4 bits in blocks; the LM head, the embedding and sensitive weights W8A8 as in int8."""
+class TiledInt6(TiledInt8):
+    """Weights of 6 bits times activations of 8, over tiles."""
+
+    bits = 6
+
+    def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
+        codes, scales = super()._table(store, weight)
+        return codes, Unpacked(store).fourth(scales)
+
+    def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
+        codes, scales = super()._columns(store, weight)
+        return codes, Unpacked(store).fourth(scales)
+
+    def _laid_out(self, codes: Array, weight: Weight, by_input: bool) -> Array:
+        return pack_int6(codes, weight.gated)
+
+
+class TiledInt4(TiledInt6):
+    """4 bits in blocks; 6 bits for the LM head, the embedding and sensitive weights."""
 
     name = "int4"
     coded = False
@@ -59,13 +76,13 @@ class TiledInt4(TiledInt8):
 
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
         """See `streamspec.export.native.operators.TiledPrecision`."""
-        if self._in_8_bits(weight):
+        if self._in_6_bits(weight):
             return super().operator(store, weight)
         return "LinearInt4", self._blocks(store, weight), {"block_size": self.block}
 
     def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
         """Multiplies by blocks of 4 bits, turned back to what MatMulNBits reads."""
-        if self._in_8_bits(weight):
+        if self._in_6_bits(weight):
             return super().linear(g, x, rows, weight, updates)
         x, (codes, scales, zeros) = mixed_inputs_of(g, x, weight), self._blocks(g.store, weight)
         unpacked, count = Unpacked(g.store), weight.columns // self.block
@@ -76,7 +93,7 @@ class TiledInt4(TiledInt8):
         ]
         return updated(g, mat_mul_n_bits(g, x, inputs, weight, 4, self.block), x, updates)
 
-    def _in_8_bits(self, weight: Weight) -> bool:
+    def _in_6_bits(self, weight: Weight) -> bool:
         return weight.sensitive or weight.columns % self.block != 0
 
     def _blocks(self, store: WeightStore, weight: Weight) -> tuple[str, str, str]:

@@ -158,6 +158,7 @@ class Int8:
 
     name = "int8"
     multiple = 1
+    bits = 8
     simulation: Simulation | None = Simulation(
         weight=lambda weight: dequantize_rows(*quantize_rows(weight)),
         rows=lambda x: dequantize_rows(*quantize_rows(x)),
@@ -210,9 +211,9 @@ class Int8:
 
     def _stored(self, store: WeightStore, weight: Weight, by_input: bool, block: int = 0) -> tuple[str, str]:
         """Names of the codes and of their scales [out]."""
-        quantized, scales = f"{weight.name}.int8", f"{weight.name}.scale"
+        quantized, scales = f"{weight.name}.int{self.bits}", f"{weight.name}.scale"
         if quantized not in store:
-            codes, scale = quantize_rows(weight.load(), block=block)
+            codes, scale = quantize_rows(weight.load(), 2 ** (self.bits - 1) - 1, block)
             store.add(quantized, self._laid_out(codes, weight, by_input))
             store.add(scales, scale)
         return quantized, scales

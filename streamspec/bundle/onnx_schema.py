@@ -15,7 +15,9 @@ OPERATORS = {
             "And",
             "ArgMax",
             "BitShift",
+            "BitwiseAnd",
             "BitwiseOr",
+            "BitwiseXor",
             "Cast",
             "Compress",
             "Concat",
@@ -98,12 +100,15 @@ OPERATORS = {
     ),
     "streamspec": frozenset(
         [
+            "ArgMax",
             "Attention",
             "AttentionFloat16",
             "DraftAttention",
             "DraftAttentionFloat16",
+            "EmbeddingInt6",
             "EmbeddingInt8",
             "LinearInt4",
+            "LinearInt6",
             "LinearInt8",
             "SkipRmsNorm",
         ]

@@ -105,7 +105,7 @@ Products multiply(const Kernels& kernels, const Linear& map, const std::vector<f
 
 void linear(const Choices& choices, Random random) {
     Linear map{};
-    map.bits = random.one_of({8, 8, 4});
+    map.bits = random.one_of({8, 6, 4});
     map.block = map.bits == 4 ? random.one_of<size_t>({32, 64, 128}) : 0;
     map.mix = random.one_of<size_t>({0, 0, 8, 16, 32});
     map.inputs = map.bits == 4 ? map.block * random.between(1, 4) : map.mix ? map.mix * random.between(1, 20) : random.between(1, 300);
@@ -118,13 +118,14 @@ void linear(const Choices& choices, Random random) {
             std::to_string(map.inputs) + " inputs, " + std::to_string(map.outputs) + " outputs, " + std::to_string(rows) + " rows, activation " +
             std::to_string(static_cast<int>(map.activation)) + (map.gated ? ", gated" : "");
     const auto codes8 = random.bytes<int8_t>(padded * round_up(map.inputs, 4), random.chance(20) ? 127 : -128, 127);
+    const auto codes6 = random.bytes<uint8_t>(padded * round_up(map.inputs, 16) / 4 * 3, 0, 255);
     const auto codes4 = random.bytes<uint8_t>(padded * map.inputs / 2, 0, 255);
     const auto scales = random.floats(padded, 0.01f), bias = random.floats(padded);
     const size_t blocks = map.block ? map.inputs / map.block : 0;
     std::vector<uint16_t> halves(padded * blocks);
     for (uint16_t& half : halves) half = static_cast<uint16_t>(random.chance(5) ? random.below(0x400) : random.between(0x400, 0x3400));
     const auto zeros = random.bytes<uint8_t>(padded * blocks, 0, 15);
-    map.codes = map.bits == 8 ? static_cast<const void*>(codes8.data()) : codes4.data();
+    map.codes = map.bits == 8 ? static_cast<const void*>(codes8.data()) : map.bits == 6 ? codes6.data() : codes4.data();
     map.scales = scales.data();
     map.block_scales = halves.data();
     map.zeros = random.chance(50) ? zeros.data() : nullptr;
@@ -147,7 +148,7 @@ void linear(const Choices& choices, Random random) {
         const std::vector<float> among(truth.y.begin() + static_cast<long>(row * map.width()),
                                        truth.y.begin() + static_cast<long>((row + 1) * map.width()));
         expect(same_numbers(multiply(kernels, map, alone, random).y, among), kernels.name, "the product of a row alone");
-        if (map.bits == 8 && !map.gated) {
+        if (map.bits != 4 && !map.gated) {
             std::vector<float> row_of_table(round_up(map.inputs, kRowAlign)), other = row_of_table;
             const size_t id = random.below(map.outputs);
             kernels.look_up(map, id, row_of_table.data());
@@ -172,6 +173,20 @@ void norm(const Choices& choices, Random random) {
         if (truth.empty()) note(truth = both);
         expect(same(both, truth), choices.of[i]->name, "a norm");
     }
+}
+
+void argmax(const Choices& choices, Random random) {
+    const size_t width = random.between(1, 3000);
+    where = "argmax of " + std::to_string(width);
+    auto x = random.floats(width);
+    for (int i = 0; i < 40; i++) x[random.below(width)] = random.one_of({NAN, INFINITY, -INFINITY, 0.999f});
+    if (random.chance(20)) std::fill(x.begin(), x.end(), random.one_of({NAN, -INFINITY}));
+    size_t truth = 0;
+    for (size_t i = 1; i < width; i++)
+        if (x[i] > (std::isnan(x[truth]) ? -INFINITY : x[truth])) truth = i;
+    if (std::isnan(x[truth])) truth = 0;
+    for (size_t i = 0; i < choices.count; i++)
+        expect(choices.of[i]->argmax(x.data(), width) == truth, choices.of[i]->name, "the place of the largest");
 }
 
 // ---- attention
@@ -269,6 +284,7 @@ int main(int count, char** arguments) {
     for (int i = 0; i < cases && equal; i++) {
         linear(choices, Random{random.next()});
         norm(choices, Random{random.next()});
+        argmax(choices, Random{random.next()});
         attention(choices, Random{random.next()});
     }
     if (!equal) return 1;

@@ -27,10 +27,11 @@ HIDDEN = -10000.0
 WRITES, READS = ("packed", "bias", "past", "keys", "values"), ("packed", "bias", "keys", "values")
 OPTIONAL = ("cos", "sin", "query_norm", "key_norm")
 INPUTS = {
-    "LinearInt8": ("x", "codes", "scales", "shift"),
+    **{f"LinearInt{bits}": ("x", "codes", "scales", "shift") for bits in (8, 6)},
     "LinearInt4": ("x", "codes", "scales", "zeros", "shift"),
-    "EmbeddingInt8": ("ids", "codes", "scales"),
+    **{f"EmbeddingInt{bits}": ("ids", "codes", "scales") for bits in (8, 6)},
     "SkipRmsNorm": ("x", "weight", "update"),
+    "ArgMax": ("x",),
     **{f"Attention{half}": (*WRITES, *OPTIONAL) for half in ("", "Float16")},
     **{f"DraftAttention{half}": (*READS, *OPTIONAL) for half in ("", "Float16")},
 }
@@ -70,12 +71,13 @@ class OperatorCase:
         while not order[-1]:
             order.pop()
         names = ("y", "second", "third")[: self.outputs]
+        first = TensorProto.INT64 if self.kind == "ArgMax" else TensorProto.FLOAT
         half = TensorProto.FLOAT16 if self.half else TensorProto.FLOAT
         graph = helper.make_graph(
             [helper.make_node(self.kind, order, names, domain="streamspec", **self.attributes)],
             "g",
             [helper.make_tensor_value_info(n, DTYPES[str(x.dtype)], [None] * x.ndim) for n, x in self.feeds.items()],
-            [helper.make_tensor_value_info(n, half if i else TensorProto.FLOAT, None) for i, n in enumerate(names)],
+            [helper.make_tensor_value_info(n, half if i else first, None) for i, n in enumerate(names)],
             [numpy_helper.from_array(x, n) for n, x in self.constants.items()],
         )
         opsets = [helper.make_opsetid("", 21), helper.make_opsetid("streamspec", 1)]
@@ -131,6 +133,9 @@ def linear(rng: Random, bits: int) -> OperatorCase:
         codes = rng.integers(-128, 128, (tiles, -(-inputs // 4), 32, 4)).astype(np.int8) * there[..., None]
         beyond = 4 * np.arange(codes.shape[1])[:, None, None] + np.arange(4) >= inputs
         constants = {"codes": np.where(beyond, np.int8(0), codes), "scales": size * rng.random(outputs, np.float32)}
+    elif bits == 6:
+        codes = rng.integers(0, 256, (tiles, -(-inputs // 16), 2, 3, 16, 4)).astype(np.uint8)
+        constants = {"codes": codes, "scales": 4 * size * rng.random(outputs, np.float32)}
     else:
         packed = rng.integers(0, 256, (tiles, inputs // 8, 32, 4)).astype(np.uint8)
         scales = 16 * size * (0.1 + rng.random((tiles, inputs // block, 32)))
@@ -147,16 +152,16 @@ def linear(rng: Random, bits: int) -> OperatorCase:
     return OperatorCase(f"LinearInt{bits}", {"x": rows_of(rng, inputs)}, constants, attributes)
 
 
-def embedding(rng: Random) -> OperatorCase:
-    table = linear(rng, 8)
+def embedding(rng: Random, bits: int) -> OperatorCase:
+    table = linear(rng, bits)
     while table.attributes["gated"]:
-        table = linear(rng, 8)
+        table = linear(rng, bits)
     constants = {name: table.constants[name] for name in ("codes", "scales")}
     attributes = {name: table.attributes[name] for name in ("in_features", "out_features", "mix")}
     outputs = attributes["out_features"]
     shape = [(), (1,), (1, 5), (3, 2), (1, 0)][rng.integers(5)]
     ids = np.asarray(rng.integers(-outputs, outputs, shape), np.int64)
-    return OperatorCase("EmbeddingInt8", {"ids": ids}, constants, attributes)
+    return OperatorCase(f"EmbeddingInt{bits}", {"ids": ids}, constants, attributes)
 
 
 def norm(rng: Random) -> OperatorCase:
@@ -165,6 +170,16 @@ def norm(rng: Random) -> OperatorCase:
     if maybe(rng, 60):
         feeds["update"] = floats(rng, *x.shape)
     return OperatorCase("SkipRmsNorm", feeds, {}, {"eps": float(rng.choice([1e-6, 1e-2, 0.0]))})
+
+
+def argmax(rng: Random) -> OperatorCase:
+    x = rng.integers(-9, 9, (int(rng.choice([1, 2, 9])), int(rng.choice([1, 15, 64, 1023, 1025, 5000])))).astype(
+        np.float32
+    )
+    x = np.where(rng.random(x.shape) < 0.2, rng.choice([np.nan, -np.inf, 30.0]), x * rng.choice([1.0, 0.0, np.nan]))
+    if maybe(rng, 20):
+        x[:] = rng.choice([-np.inf, np.inf, np.nan])
+    return OperatorCase("ArgMax", {"x": x.astype(np.float32)}, {}, {})
 
 
 def attention(rng: Random, writes: bool, half: bool) -> OperatorCase:
@@ -204,9 +219,12 @@ def attention(rng: Random, writes: bool, half: bool) -> OperatorCase:
 
 CASES: dict[str, Callable[[Random], OperatorCase]] = {
     "LinearInt8": lambda rng: linear(rng, 8),
+    "LinearInt6": lambda rng: linear(rng, 6),
     "LinearInt4": lambda rng: linear(rng, 4),
-    "EmbeddingInt8": embedding,
+    "EmbeddingInt8": lambda rng: embedding(rng, 8),
+    "EmbeddingInt6": lambda rng: embedding(rng, 6),
     "SkipRmsNorm": norm,
+    "ArgMax": argmax,
     "Attention": lambda rng: attention(rng, True, False),
     "AttentionFloat16": lambda rng: attention(rng, True, True),
     "DraftAttention": lambda rng: attention(rng, False, False),

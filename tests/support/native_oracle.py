@@ -29,10 +29,20 @@ def codes_of(case: OperatorCase) -> Array:
     for tile, row in enumerate(outputs_of_tiles(outputs, bool(own.get("gated")))):
         for lane, output in enumerate(row):
             if output < outputs:
-                four = given[tile, :, lane].reshape(-1)
-                pairs = four if four.dtype == np.int8 else np.stack([four & 15, four >> 4], -1).reshape(-1)
-                codes[output] = pairs[:inputs]
+                codes[output] = unpacked(given[tile], lane)[:inputs]
     return codes
+
+
+def unpacked(tile: Array, lane: int) -> Array:
+    """Codes of one output of a tile."""
+    if tile.dtype == np.int8:
+        return tile[:, lane].reshape(-1)
+    if tile.ndim == 3:
+        four = tile[:, lane].reshape(-1)
+        return np.stack([four & 15, four >> 4], -1).reshape(-1)
+    low, middle, high = tile[:, lane // 16, :, lane % 16].astype(int).swapaxes(0, 1)  # [inputs / 16, 4] each
+    groups = [low % 16, low // 16, middle % 16, middle // 16]
+    return np.stack([four + high // 4**i % 4 * 16 - 32 for i, four in enumerate(groups)], 1).reshape(-1)
 
 
 def by_output(case: OperatorCase, tiles: Array) -> Array:
@@ -58,7 +68,7 @@ def linear(case: OperatorCase, found: Sequence[Array]) -> None:
     own, constants = case.attributes, case.constants
     x = hadamard(case.feeds["x"].astype(np.float64), own["mix"])
     codes, scales = codes_of(case), constants["scales"].astype(np.float64)
-    if case.kind == "LinearInt8":
+    if case.kind != "LinearInt4":
         weights, blocks = codes * scales[:, None], 1
     else:
         blocks = scales.shape[1]
@@ -101,6 +111,11 @@ def norm(case: OperatorCase, found: Sequence[Array]) -> None:
     if not case.attributes["eps"]:  # a row of zeros
         y = np.where((x == 0).all(-1, keepdims=True), np.nan, y)
     within(found[0], y, 3e-6 * np.abs(y))
+
+
+def argmax(case: OperatorCase, found: Sequence[Array]) -> None:
+    x = case.feeds["x"]
+    assert np.array_equal(found[0], np.where(np.isnan(x), -np.inf, x).argmax(-1))
 
 
 def normalised(x: Array, weight: Array, eps: float) -> Array:
@@ -175,9 +190,9 @@ def within(found: Array, wanted: Array, error: Array | float) -> None:
 
 
 COMPARE = {
-    "LinearInt8": linear,
-    "LinearInt4": linear,
-    "EmbeddingInt8": embedding,
+    **dict.fromkeys(("LinearInt8", "LinearInt6", "LinearInt4"), linear),
+    **dict.fromkeys(("EmbeddingInt8", "EmbeddingInt6"), embedding),
     "SkipRmsNorm": norm,
+    "ArgMax": argmax,
     **dict.fromkeys(("Attention", "AttentionFloat16", "DraftAttention", "DraftAttentionFloat16"), attention),
 }
