@@ -49,7 +49,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     from streamspec.runtime.tuning.select_provider import open_runner
 
     folder, options = Path(bundle), LoadOptions.of(options, **keywords)
-    check_memory(folder, options.context, options.memory)
+    check_memory(folder, options.context, options.memory, options.provider)
     check_idle(options.idle)
     manifest = read_manifest(folder)
     if options.adapter is not None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from streamspec.bundle import swappable_adapters as swappable
 from streamspec.bundle.files import read_manifest
-from streamspec.bundle.manifest import TOKENIZER, Manifest
+from streamspec.bundle.manifest import NATIVE, TOKENIZER, Manifest
 from streamspec.bundle.model_section import ModelInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
-from streamspec.runtime.hardware import cpu
+from streamspec.runtime.hardware import cpu, native_library
+from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
 from streamspec.step_graph import GraphFeatures
 
@@ -35,15 +36,20 @@ PACKED = {"fp32": 1.0, "fp16": 2.0, "int8": 1.0, "int4": 1.2}
 STORED = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 1}  # bytes of an embedding's number
 PAGE = 4096  # bytes that the system reads of a mapped file at least
 STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
+# Of a bundle with a graph of native operators. They read the tiles of the mapped file and keep scales in order; the
+# graph of standard operators turns the tiles back into constants and packs those, embedding included.
+SCALES, TURNED_BACK = 0.02, 2.75  # of the data's bytes
+NATIVE_LIBRARY = 72 * MB  # ONNX Runtime's code, its description of a graph, and the buffers of operators
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Upper bound of the bytes that a loaded bundle adds to a process, with every context full.
 
-    - `weights`: read from the mapped file; the system can drop these pages at any time. Of a table of per-layer inputs
-      the rows of the contexts' tokens count, not the table.
-    - `packed`: weights in the layout of the processor's kernels.
+    - `weights`: read from the mapped file; the system can drop these pages at any time, and processes that run the same
+      bundle share them. Of a table of per-layer inputs the rows of the contexts' tokens count, not the table. On native
+      operators these are all weights.
+    - `packed`: weights in the layout of the processor's kernels, private to the process.
     - `cache`: keys and values.
     - `work`: tokenizer, ONNX Runtime and the buffers of a call.
     - `total`: their sum. `str()` gives all of them in MB.
@@ -63,12 +69,16 @@ class MemoryEstimate:
         return f"{megabytes(self.total)} MB ({parts})"
 
 
-def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1) -> MemoryEstimate:
+def estimate_memory(
+    bundle: str | Path | Manifest, *, context: int | None = None, sessions: int = 1, provider: str = AUTO
+) -> MemoryEstimate:
     """Estimates the memory that `bundle` will take on a CPU, from its manifest and without loading it.
 
     - `bundle`: a folder, or a manifest. A folder counts the largest of its adapters, a manifest none.
     - `context`: tokens of each session (default: the model's context).
     - `sessions`: number of sessions over the bundle.
+    - `provider`: as of `load`. On standard operators a bundle that has native ones takes more than twice as much. With
+      "auto" that counts where this machine has no native operators, or times both.
 
     Returns a `MemoryEstimate` in bytes, an upper bound: a model whose embedding is not also its LM head takes up to one
     embedding less. Raises BundleError for a folder that is no bundle, ConfigError for numbers below 1.
@@ -83,20 +93,42 @@ def estimate_memory(bundle: str | Path | Manifest, *, context: int | None = None
     if type(sessions) is not int or sessions < 1:
         raise ConfigError(f"{sessions!r} sessions", "a whole number of at least 1", "correct sessions")
     table, looked_up = per_layer_table(manifest, sessions * context)
-    data = sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA))
-    wider = STATIC_INT8 if manifest.static and manifest.precision == "int8" else 1
     adapter = 0 if isinstance(bundle, Manifest) or manifest.swappable is None else largest_adapter(Path(bundle))
-    rows = manifest.static.rows if manifest.static else prompt_rows(model, context)
+    native = runs_native(manifest, provider)
+    mapped, packed = _weights(manifest, table, native)
     groups = cache_groups(GraphFeatures.of_manifest(manifest))
     tokenizer = manifest.files[TOKENIZER].bytes if TOKENIZER in manifest.files else 0
-    floats = ALIVE * rows * heads(model) * widest(model, context) + STATES * CHUNK * model.hidden_size
+    rows = manifest.static.rows if manifest.static else prompt_rows(model, context)
+    scores = 1 if native else ALIVE * heads(model)  # native operators make a row's scores and drop them
+    floats = scores * rows * widest(model, context) + STATES * CHUNK * model.hidden_size
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
     return MemoryEstimate(
-        weights=STORED[manifest.precision] * wider * model.vocab_size * model.hidden_size + looked_up + adapter,
-        packed=int(PACKED[manifest.precision] * wider * max(0, data - table)),
+        weights=mapped + looked_up + adapter,
+        packed=packed,
         cache=sessions * sum(group.bytes(group.cache.slots(context)) for group in groups),
-        work=LIBRARY + TOKENIZER_TIMES * tokenizer + 4 * floats,
+        work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats,
     )
+
+
+def runs_native(manifest: Manifest, provider: str = AUTO) -> bool:
+    """Whether a session of the bundle on `provider` runs native operators on this machine, without opening the standard
+    graph to see which is faster.
+    """
+    if NATIVE not in manifest.files or native_library.why_not():
+        return False
+    return provider == NATIVE_CPU.name or (provider == AUTO and native_library.kernels() in FASTER)
+
+
+def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:
+    """Bytes of weights that are read from the mapped file, without a `table` of per-layer inputs, and of those in
+    memory of the process's own.
+    """
+    data = max(0, sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA)) - table)
+    if NATIVE in manifest.files:
+        return (data, int(SCALES * data)) if native else (0, int(TURNED_BACK * data))
+    wider = STATIC_INT8 if manifest.static and manifest.precision == "int8" else 1
+    embedding = STORED[manifest.precision] * wider * manifest.model.vocab_size * manifest.model.hidden_size
+    return embedding, int(PACKED[manifest.precision] * wider * data)
 
 
 def per_layer_table(manifest: Manifest, tokens: int) -> tuple[int, int]:
@@ -137,14 +169,17 @@ def largest_adapter(folder: Path) -> int:
     return max((file.stat().st_size for file in files if file.is_file()), default=0)
 
 
-def check_memory(bundle: str | Path | Manifest, context: int | None = None, limit: int | None = None) -> None:
+def check_memory(
+    bundle: str | Path | Manifest, context: int | None = None, limit: int | None = None, provider: str = AUTO
+) -> None:
     """Raises ResourceError where `bundle` with one session of `context` tokens (default: the model's, at most `SURE`)
     takes more than `limit` bytes, by default what the machine has to give; ConfigError for a limit that is none. A
     machine that does not say what it has is taken to have enough."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigError(f"memory {limit!r}", "a number of bytes", "correct memory")
     manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
-    needed = estimate_memory(bundle, context=min(SURE, manifest.model.context_length) if context is None else context)
+    tokens = min(SURE, manifest.model.context_length) if context is None else context
+    needed = estimate_memory(bundle, context=tokens, provider=provider)
     room = cpu.available() if limit is None else limit
     if room is not None and needed.total > room:
         raise ResourceError(

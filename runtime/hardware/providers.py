@@ -24,6 +24,10 @@ from streamspec.bundle.manifest import COMPACT, MODEL, NATIVE, Manifest
 from streamspec.errors import ConfigError, ProviderError, one_line
 from streamspec.runtime.hardware import native_library
 
+AUTO = "auto"
+# kernels of native operators that were faster than ONNX Runtime's for every number of rows, so that these need not be
+# opened and timed as well (docs/lab/decisions)
+FASTER = ("avx512vnni",)
 DYNAMIC, NATIVE_OPS, STATIC, DEVICE = "dynamic", "native", "static", "device"
 RECORD = "session.record_ep_graph_assignment_info"
 # operators whose placement decides the speed: products, convolutions, attention, and what writes the cache

@@ -13,14 +13,9 @@ from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware import native_library
 from streamspec.runtime.hardware.cpu import physical_cores
-from streamspec.runtime.hardware.providers import CPU, NATIVE_CPU, ProviderChoice, fitting, flavour, named
+from streamspec.runtime.hardware.providers import AUTO, CPU, FASTER, NATIVE_CPU, ProviderChoice, fitting, flavour, named
 from streamspec.runtime.tuning.self_test import check_numerics
 from streamspec.runtime.tuning.step_costs import Calibration, cached_calibration, calibrated
-
-AUTO = "auto"
-# kernels of native operators that were faster than ONNX Runtime's for every number of rows, so that these need not be
-# opened and timed as well (docs/lab/decisions)
-FASTER = ("avx512vnni",)
 
 
 def open_runner(

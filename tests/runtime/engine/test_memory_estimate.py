@@ -20,7 +20,7 @@ from streamspec.layer_cache import LayerCache
 from streamspec.runtime import load
 from streamspec.runtime.engine import memory_estimate as memory
 from streamspec.runtime.engine.memory_estimate import check_memory, prompt_rows
-from streamspec.runtime.hardware import cpu
+from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.kv_cache import host_cache as kv
 from streamspec.runtime.kv_cache.host_cache import KeyValueCache
 from streamspec.runtime.memory import estimate
@@ -52,6 +52,75 @@ def test_estimates_follow_precision_context_and_sessions() -> None:
     assert estimate(described()).cache == one.cache * 128 // 100  # the model's context
     still = estimate(described(static=StaticInfo(8, 128)))
     assert still.packed == 4 * WEIGHTS and still.work < estimate(described()).work
+
+
+def with_native(**changes: Any) -> Manifest:
+    one = described(**changes)
+    return replace(one, files=one.files | {"native.onnx": FileInfo("0" * 64, 1000)})
+
+
+def library(monkeypatch: pytest.MonkeyPatch, why_not: str = "", kernels: str = "avx512vnni") -> None:
+    monkeypatch.setattr(native_library, "why_not", lambda: why_not)
+    monkeypatch.setattr(native_library, "kernels", lambda: kernels)
+
+
+def test_native_operators_map_all_weights_and_standard_ones_turn_their_tiles_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library(monkeypatch)
+    native, standard = (estimate(with_native(), provider=name) for name in ("auto", "cpu"))
+    assert native == estimate(with_native(), provider="native")
+    assert native.weights == WEIGHTS and native.packed < WEIGHTS // 20
+    assert standard.weights == 0 and standard.packed > 2 * WEIGHTS
+    assert native.cache == standard.cache == estimate(described()).cache
+    library(monkeypatch, kernels="avx2")  # where `auto` times both
+    assert estimate(with_native()) == standard and estimate(with_native(), provider="native") == native
+    library(monkeypatch, why_not="not built")
+    assert estimate(with_native()) == estimate(with_native(), provider="native") == standard
+
+
+def test_a_provider_that_needs_more_than_there_is_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    library(monkeypatch)
+    limit = estimate(with_native(), context=128).total
+    check_memory(with_native(), limit=limit)
+    with pytest.raises(ResourceError, match="needs 2,"):
+        check_memory(with_native(), limit=limit, provider="cpu")
+
+
+MAPPED = """
+import re, sys
+from pathlib import Path
+from streamspec.runtime import load
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+before = peak()
+session = load(sys.argv[1], provider=sys.argv[2], cache_dir=sys.argv[3])
+session.generate([5] * 60, max_new_tokens=8)
+parts = re.split(r"^([0-9a-f]+-[0-9a-f]+ .*)$", Path("/proc/self/smaps").read_text(), flags=re.M)
+for head, body in zip(parts[1::2], parts[2::2]):
+    if head.endswith("model.onnx.data"):
+        found = [re.findall(rf"^{name}:\\s+(\\d+)", body, re.M) for name in ("Size", "Private_Dirty")]
+        print(*(1024 * sum(map(int, one)) for one in found))
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads /proc")
+@pytest.mark.skipif(bool(native_library.why_not()), reason=native_library.why_not())
+def test_a_session_of_native_operators_maps_its_weights_and_takes_no_more_than_foretold(
+    bundles: Bundles, tmp_path: Path
+) -> None:
+    bundle = bundles("int8")
+    told = estimate(bundle, provider="native")
+    command = [sys.executable, "-c", MAPPED, str(bundle), "native", str(tmp_path)]
+    *mappings, taken = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    sizes = [tuple(map(int, line.split())) for line in mappings]
+    data = read_manifest(bundle).files["model.onnx.data"].bytes
+    assert told.weights == data and sum(size for size, _ in sizes) > 0.8 * data
+    assert all(dirty == 0 for _, dirty in sizes)  # nothing of them is the process's own
+    assert int(taken) <= told.total
 
 
 @pytest.mark.parametrize(
