@@ -95,6 +95,7 @@ WRONG: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
         {"codes": z(2, 2, 2, 3, 16, 4, dtype=U)},
         r"expected uint8 \[2, 3, 2, 3, 16, 4\]",
     ),
+    (("EmbeddingInt8",), {"gated": 1, "out_features": 64, "scales": z(64)}, "a gated table, expected gated 0"),
     (TABLES, {"ids": np.array([50])}, "id 50, expected -50 to 49"),
     (TABLES, {"ids": np.array([-51])}, "id -51"),
     (TABLES, {"ids": np.array([-(2**63)])}, "id -9223372036854775808"),
