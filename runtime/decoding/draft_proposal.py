@@ -49,7 +49,12 @@ class DraftProposal(ABC):
         """Copies the arrays. Raises ValueError for shapes that do not fit: a library reads them unchecked."""
         rows = sum(levels) if levels else depths
         numbers = 0 if more is None else rows if levels else tokens.size * tokens.shape[1]
-        if logits.shape != tokens.shape or len(tokens) < rows or (more is not None and more.size < numbers):
+        if (
+            not tokens.size
+            or logits.shape != tokens.shape
+            or len(tokens) < rows
+            or (more is not None and more.size < numbers)
+        ):
             raise ValueError(f"tokens {tokens.shape}, logits {logits.shape}, {numbers} numbers more")
         self.depths, self.conditional, self.width = depths, more is not None, tokens.shape[1]
         self.tokens, self.logits = held(tokens, np.int64), held(logits, np.float32)

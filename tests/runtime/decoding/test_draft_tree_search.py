@@ -307,8 +307,9 @@ def test_numbers_that_are_none_do_the_native_library_no_harm() -> None:
 
 def test_candidates_whose_arrays_do_not_fit_are_refused() -> None:
     tokens, logits = np.zeros((3, 4), np.int64), np.zeros((3, 4), np.float32)
-    with pytest.raises(ValueError, match="tokens"):
-        IndependentProposal(tokens, logits[:2])
+    for one, other in ((tokens, logits[:2]), (tokens[:, :0], logits[:, :0])):
+        with pytest.raises(ValueError, match="tokens"):
+            IndependentProposal(one, other)
     with pytest.raises(ValueError, match="tokens"):
         IndependentProposal(tokens, logits, np.zeros((3, 4, 3), np.float32))
     for origins, levels in ((np.zeros(2, np.int64), (1, 2)), (np.zeros(4, np.int64), (1, 3))):
