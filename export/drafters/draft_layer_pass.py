@@ -81,7 +81,8 @@ class DraftLayerPass(DraftPass):
 
     def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int) -> None:
         self.layer = decoder.spec.layers
-        own = Decoder(decoder.spec, DraftLayerSource(decoder.source, spec, decoder.spec), decoder.precision)
+        source = DraftLayerSource(decoder.source, spec, decoder.spec)
+        own = Decoder(decoder.spec, source, decoder.precision, decoder.native)
         super().__init__(own, spec, candidates)
         self.inputs = ""  # x [1, n, H] of the main rows
         self.present = ("", "")
@@ -273,7 +274,7 @@ class DraftLayerPass(DraftPass):
         return decoder.unit_rms(g, decoder.begin(g, ids, within).stream)
 
     def _map(self, g: Scope, x: str, rows: Rows, name: str) -> str:
-        return self.decoder.precision.linear(g, x, rows, self._weight(name, self.spec.tensors[name]))
+        return self.decoder.linear_map(g, x, rows, self._weight(name, self.spec.tensors[name]))
 
     def _norm(self, g: Scope, x: str) -> str:
         return self.decoder.enter(g, Residual(x), self.layer)[0]
@@ -302,7 +303,7 @@ class DraftLayerPass(DraftPass):
         down = self._weight(f"{part}down", tensors[f"{part}experts.down"].transpose(2, 0, 1).reshape(hidden, half))
         bias = f"{part}experts.down_bias"
         if experts == 1:
-            added = decoder.precision.linear(g, product, rows, down)
+            added = decoder.linear_map(g, product, rows, down)
             return _Experts(
                 mixture=g.op("Add", added, self._constant(g, bias, tensors[bias])) if bias in tensors else added
             )
@@ -319,7 +320,7 @@ class DraftLayerPass(DraftPass):
             weights.append(self._contrast_weights(g, zeros, best, sides))
         weights += [self._single_weights(g, zeros, best, number) for number in range(active if apart else 0)]
         sums = [g.op("Mul", product, g.op("MatMul", weight, spread)) for weight in weights]
-        added = decoder.precision.linear(
+        added = decoder.linear_map(
             g, g.op("Concat", *sums, axis=1) if sums[1:] else sums[0], Rows(g.ints(len(sums) * count)), down
         )
         if bias in tensors:
@@ -337,7 +338,7 @@ class DraftLayerPass(DraftPass):
         tensors, decoder = self.spec.tensors, self.decoder
         sides = [side for side in ("gate", "up") if f"{part}experts.{side}" in tensors]
         stacked = np.concatenate([tensors[f"{part}experts.{n}"].reshape(-1, decoder.spec.hidden) for n in sides])
-        mapped = decoder.precision.linear(g, z, rows, self._weight(f"{part}{'_'.join(sides)}", stacked))
+        mapped = decoder.linear_map(g, z, rows, self._weight(f"{part}{'_'.join(sides)}", stacked))
         if f"{part}experts.up_bias" in tensors:
             biases = np.concatenate([tensors[f"{part}experts.{n}_bias"].reshape(-1) for n in sides])
             mapped = g.op("Add", mapped, self._constant(g, f"{part}{'_'.join(sides)}.bias", biases))

@@ -62,7 +62,7 @@ class MedusaPass(ParallelDraftPass):
                 state = g.op("Add", hidden, g.op("Mul", moved, g.op("Sigmoid", moved)))
                 states.append(g.op("Squeeze", state, g.ints(0)))
                 if self.spec.heads is not None:
-                    logits.append(self.scaled(g, *self.decoder.precision.head(g, states[-1], one, self._head(depth))))
+                    logits.append(self.scaled(g, *self.decoder.writer.head(g, states[-1], one, self._head(depth))))
         if logits:
             return g.op("Gather", g.op("Concat", *logits, axis=0), stream_ids, axis=0)
         return self.head(
@@ -71,9 +71,7 @@ class MedusaPass(ParallelDraftPass):
 
     def _linear(self, g: Scope, hidden: str, rows: Rows, depth: int) -> str:
         weight = self.spec.block_weights[depth]
-        return self.decoder.precision.linear(
-            g, hidden, rows, Weight(f"medusa.{depth}.block", *_size(weight), lambda: weight)
-        )
+        return self.decoder.linear_map(g, hidden, rows, Weight(f"medusa.{depth}.block", *_size(weight), lambda: weight))
 
     def _head(self, depth: int) -> Weight:
         assert self.spec.heads is not None

@@ -52,7 +52,9 @@ class Decoder(AttentionHeads):
     def table(self) -> Weight:
         """The token embedding [V, H]."""
         name = f"{self.spec.stacked(self.spec.family.embedding)}.weight"
-        return Weight(name, self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of(name))
+        return Weight(
+            name, self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of(name), looked_up=not self.spec.tied
+        )
 
     def head_weight(self) -> Weight:
         """The LM head [V, H]; the embedding itself where they are tied."""
@@ -62,9 +64,22 @@ class Decoder(AttentionHeads):
             "lm_head.weight", self.spec.vocab, self.spec.hidden, lambda: self.source.rows_of("lm_head.weight")
         )
 
+    @property
+    def writer(self) -> Precision | NativeOps:
+        """Writes heads and look-ups."""
+        return self.precision if self.native is None else self.native
+
     def embed(self, g: Scope, ids: str) -> str:
         """[1, n] -> [1, n, H], as in the table."""
-        return (self.precision if self.native is None else self.native).embedding(g, ids, self.table())
+        return self.look_up(g, ids, self.table())
+
+    def look_up(self, g: Scope, ids: str, table: Weight) -> str:
+        """Rows [1, n, in] of `table` [out, in] for ids [1, n]."""
+        return self.writer.embedding(g, ids, table)
+
+    def linear_map(self, g: Scope, x: str, rows: Rows, weight: Weight) -> str:
+        """`weight` [out, in] applied to x [1, n, in]: [1, n, out]."""
+        return self.precision.linear(g, x, rows, weight) if self.native is None else self.native.linear(g, x, weight)
 
     def begin(self, g: Scope, ids: str, positions: str) -> Residual:
         """The input of the first layer for ids [1, n] at int64 positions [n]."""
@@ -85,10 +100,9 @@ class Decoder(AttentionHeads):
         of each row [r, 1], '' for 1.
         """
         bias = self.head_bias(g) if chosen is None else self.head_bias(g, DRAFT_HEAD_BIAS, chosen)
-        write = self.precision if self.native is None else self.native
         if not bias and self.spec.logit_cap is None and self.spec.logit_scale == 1.0:
-            return write.head(g, flat, rows, head, out=out)
-        raw, scale = write.head(g, flat, rows, head)
+            return self.writer.head(g, flat, rows, head, out=out)
+        raw, scale = self.writer.head(g, flat, rows, head)
         return self.finish_logits(g, g.op("Mul", raw, scale) if scale else raw, bias, out), ""
 
     def head_bias(self, g: Scope, label: str = "lm_head.bias", chosen: Array | None = None) -> str:

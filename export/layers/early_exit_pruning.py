@@ -90,7 +90,7 @@ class EarlyExit:
         """float [n], 0 for the root."""
         store = g.store
         masked, zero = store.constant(MASKED, np.float32), store.constant(0, np.float32)
-        columns = self.decoder.precision.embedding(g, g.op("Unsqueeze", tokens, g.ints(0)), self.decoder.head_weight())
+        columns = self.decoder.look_up(g, g.op("Unsqueeze", tokens, g.ints(0)), self.decoder.head_weight())
         scores = g.contrib("FusedMatMul", self._exit_states(g, entry), columns, transB=1)
         bias = self.decoder.head_bias(g)
         scores = self.decoder.finish_logits(

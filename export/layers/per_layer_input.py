@@ -34,14 +34,14 @@ def layer_inputs(decoder: Decoder, g: Scope, ids: str, start: Residual, rows: Ro
     parts = g.ints(1, -1, layers, width)
     name = f"{spec.stacked(names.table)}.weight"
     # A row of its own for each token and layer: in few bits each has its scale.
-    table = Weight(name, spec.vocab * layers, width, lambda: source.rows_of(name))
+    table = Weight(name, spec.vocab * layers, width, lambda: source.rows_of(name), looked_up=True)
     at = g.op("Mul", g.op("Unsqueeze", ids, g.ints(2)), g.ints(layers))
     numbers = g.op("Add", at, g.store.constant(np.arange(layers), np.int64))
-    known = decoder.precision.embedding(g, g.op("Reshape", numbers, g.ints(1, -1)), table)
+    known = decoder.look_up(g, g.op("Reshape", numbers, g.ints(1, -1)), table)
     known = g.op("Mul", g.op("Reshape", known, parts), g.store.constant(of_table, np.float32))
     context = f"{spec.stacked(names.context)}"
     weight = Weight(context, layers * width, spec.hidden, lambda: source.weight(f"{context}.weight"))
-    mapped = decoder.precision.linear(g, start.stream, rows, weight)
+    mapped = decoder.linear_map(g, start.stream, rows, weight)
     scaled = g.op("Reshape", g.op("Mul", mapped, g.store.constant(of_map, np.float32)), parts)
     normed, _ = decoder.norm(g, type(start)(scaled), spec.stacked(names.context_norm))
     total = g.op("Mul", g.op("Add", normed, known), g.store.constant(of_sum, np.float32))

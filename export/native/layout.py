@@ -136,19 +136,23 @@ class Unpacked:
         """Tiles of int8, four times the codes, of `name`, tiles of int6."""
         g = self.g
 
-        def byte(number: int) -> str:
-            return g.store.constant(number, np.uint8)
+        def bytes_of(*numbers: int) -> str:
+            return g.store.constant(np.reshape(numbers, (-1, 1, 1)), np.uint8)
 
-        def shifted(value: str, places: int) -> str:
-            return g.op("BitShift", value, byte(abs(places)), direction="LEFT" if places > 0 else "RIGHT")
+        def left(value: str, *places: int) -> str:
+            return g.op("BitShift", value, bytes_of(*places), direction="LEFT")
 
-        first, second, top = g.ops("Split", name, g.ints(1, 1, 1), out=(None, None, None), axis=3)
-        low = g.op("Concat", *(shifted(side, places) for side in (first, second) for places in (2, -2)), axis=3)
-        high = g.op("Concat", *(shifted(top, places) for places in (6, 4, 2)), top, axis=3)
-        codes = g.op("BitwiseOr", g.op("BitwiseAnd", low, byte(0x3C)), g.op("BitwiseAnd", high, byte(0xC0)))
-        signed = g.op("Cast", g.op("BitwiseXor", codes, byte(0x80)), to=TensorProto.INT8)
+        low, top = g.ops("Split", name, g.ints(2, 1), out=(None, None), axis=3)
+        pairs = left(
+            g.op("Unsqueeze", low, g.ints(4)), 4, 0
+        )  # low four bits as the high ones, of groups 0 and 1, 2 and 3
+        four = g.op("BitShift", g.op("BitwiseAnd", pairs, bytes_of(0xF0)), bytes_of(2), direction="RIGHT")
+        tiles = self.store.protos[name].dims[0]
+        two = g.op("BitwiseAnd", left(top, 6, 4, 2, 0), bytes_of(0xC0))
+        codes = g.op("BitwiseOr", g.op("Reshape", four, g.op("Shape", two)), two)
+        signed = g.op("Cast", g.op("BitwiseXor", codes, bytes_of(0x80)), to=TensorProto.INT8)
         groups = g.op("Transpose", signed, perm=[0, 1, 3, 2, 4, 5])  # [tiles, inputs / 16, 4, 2, 16, 4]
-        return g.op("Reshape", groups, g.ints(self.store.protos[name].dims[0], -1, TILE, INT8_INPUTS))
+        return g.op("Reshape", groups, g.ints(tiles, -1, TILE, INT8_INPUTS))
 
     def _by_output(self, name: str, shape: tuple[int, ...], gated: bool, out: str | None) -> str:
         """[tiles, groups, 32, ..] as `shape`, outputs first."""

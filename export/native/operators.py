@@ -31,6 +31,9 @@ class TiledPrecision(Protocol):
         """The operator that applies `weight` [out, in], its inputs after the rows but for a bias, and attributes of its
         own."""
 
+    def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
+        """As of `Precision`."""
+
     def table(self, store: WeightStore, weight: Weight) -> tuple[str, str, int]:
         """Codes and scales of an embedding or LM head, and the size of blocks in which its columns are mixed."""
 
@@ -74,7 +77,9 @@ class NativeOps:
         return self._map(g, f"LinearInt{self.precision.bits}", x, (codes, scales), "", weight, mix, "", out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
-        """Rows [1, n, H] of the table for ids [1, n]."""
+        """Rows [1, n, H] of the table for ids [1, n]; by standard nodes where it lies in no tiles."""
+        if weight.looked_up:
+            return self.precision.embedding(g, ids, weight)
         codes, scales, mix = self.precision.table(g.store, weight)
         return g.op(
             f"EmbeddingInt{self.precision.bits}",

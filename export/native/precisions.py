@@ -36,6 +36,8 @@ class TiledInt8(Int8):
         return *self._stored(store, weight, by_input=False, block=block), block
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
+        if weight.looked_up:  # as it lies in the file: turned back, all of it would be in memory
+            return Int8()._table(store, weight)
         codes, scales, _ = self.table(store, weight)
         return Unpacked(store).table(codes, weight.rows, weight.columns), scales
 
@@ -54,7 +56,7 @@ class TiledInt6(TiledInt8):
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         codes, scales = super()._table(store, weight)
-        return codes, Unpacked(store).fourth(scales)
+        return codes, scales if weight.looked_up else Unpacked(store).fourth(scales)
 
     def _columns(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         codes, scales = super()._columns(store, weight)

@@ -63,7 +63,7 @@ class Weight:
     """A linear map's weight [out, in], made only when it is written. `sensitive`: int4 keeps 8 bits of it.
     `importance`: of its inputs [in] where 4 bits are chosen. `rounded`: its 4 bits where a text has decided them.
     `mix`: size of the blocks in which its inputs are mixed first, 0: they are not. `gated`: its outputs are those of a
-    gate and of the map that it multiplies.
+    gate and of the map that it multiplies. `looked_up`: a table whose rows are read and never multiplied.
     """
 
     name: str
@@ -75,6 +75,7 @@ class Weight:
     rounded: Callable[[], Blocks | None] = lambda: None
     mix: int = 0
     gated: bool = False
+    looked_up: bool = False
 
 
 @dataclass

@@ -16,7 +16,7 @@ import numpy as np
 
 from streamspec import step_graph as sg
 from streamspec.bundle.files import verified
-from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, Manifest
+from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, MODEL, NATIVE, Manifest
 from streamspec.bundle.onnx_check import check_graphs
 from streamspec.errors import BundleError, ConfigError
 from streamspec.runtime.engine.idle_unload import IdleUnloader
@@ -86,6 +86,8 @@ class LoadedModel:
         """Opens the graph, checks its interface, and opens the sampler of a static bundle."""
         self.session = self._open(self.path, profile)
         self.on_cpu = check_placement(self.session, named(self.provider))  # small nodes that the provider left there
+        if self.path.name == MODEL and NATIVE in self.manifest.files:
+            trim()  # what was made while tiles were turned back
         self._check_interface()
         self.adapter_inputs = self._adapter_inputs() if self.manifest.swappable else {}
         self.sampler: Any = None if self.rows is None else self._open_sampler()

@@ -37,8 +37,9 @@ STORED = {"fp32": 4, "fp16": 2, "int8": 1, "int4": 1}  # bytes of an embedding's
 PAGE = 4096  # bytes that the system reads of a mapped file at least
 STATIC_INT8 = 4  # the CPU computes a static graph's weights in float32
 # Of a bundle with a graph of native operators. They read the tiles of the mapped file and keep scales in order; the
-# graph of standard operators turns the tiles back into constants and packs those, embedding included.
-SCALES, TURNED_BACK = 0.02, 2.75  # of the data's bytes
+# graph of standard operators turns the tiles back into constants and packs those, embedding included; while it does so,
+# what nodes over 6 bits make of them is in memory all at once.
+SCALES, TURNED_BACK = 0.02, {"int8": 2.75, "int4": 8.0}  # of the data's bytes
 NATIVE_LIBRARY = 72 * MB  # ONNX Runtime's code, its description of a graph, and the buffers of operators
 
 
@@ -125,7 +126,7 @@ def _weights(manifest: Manifest, table: int, native: bool) -> tuple[int, int]:
     """
     data = max(0, sum(info.bytes for name, info in manifest.files.items() if name.endswith(DATA)) - table)
     if NATIVE in manifest.files:
-        return (data, int(SCALES * data)) if native else (0, int(TURNED_BACK * data))
+        return (data, int(SCALES * data)) if native else (0, int(TURNED_BACK[manifest.precision] * data))
     wider = STATIC_INT8 if manifest.static and manifest.precision == "int8" else 1
     embedding = STORED[manifest.precision] * wider * manifest.model.vocab_size * manifest.model.hidden_size
     return embedding, int(PACKED[manifest.precision] * wider * data)

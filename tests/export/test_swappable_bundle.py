@@ -103,8 +103,8 @@ def test_the_graph_alone_is_the_base(bundles: dict[str, Path], base: Base, tmp_p
         GraphRunner(open_session(folder / "model.onnx", 1), 64).prefill(tokens, rows=np.arange(24))["logits"]
         for folder in (bundles[kind], tmp_path / "plain")
     ]
-    if kind == "int4":  # its 8-bit maps are MatMulNBits', those of a plain bundle W8A8
-        assert np.sqrt(np.square(logits[0] - logits[1]).mean()) < 0.1 * logits[1].std()
+    if kind == "int4":  # it keeps 8 bits where a plain bundle keeps 6
+        assert np.sqrt(np.square(logits[0] - logits[1]).mean()) < 0.2 * logits[1].std()
     else:
         assert np.array_equal(*logits)
     assert verify_files(bundles[kind]).probe == plain.probe or kind == "int4"
