@@ -60,12 +60,15 @@ SYSTEM = (
 
 @cache
 def installed() -> frozenset[str]:
-    """Folders of Python, its packages and streamspec's own, which may lie in a checkout."""
+    """Folders of Python, its packages and streamspec's own, which may lie in a checkout: there the native library is
+    compared with its sources.
+    """
     packages = [
         os.path.dirname(str(spec.origin))
         for name in ("streamspec", "streamspec.runtime")
         if (spec := importlib.util.find_spec(name))
     ]
+    packages.append(os.path.join(os.path.dirname(packages[0]), "native"))
     return frozenset(
         os.path.realpath(one)
         for one in (
