@@ -119,40 +119,35 @@ class Unpacked:
 
     def _int8(self, name: str, outputs: int, inputs: int, gated: bool, by_output: bool, out: str) -> None:
         """`by_output`: [outputs, inputs], else [inputs, outputs]."""
-        g, sixes = self.g, len(self.store.protos[name].dims) == 6
-        name = self._four_times(name) if sixes else name
-        width = inputs + -inputs % (INT6_INPUTS if sixes else INT8_INPUTS)
-        if gated:  # [tiles, groups, 2, 16, 4]
-            split = g.op("Reshape", name, g.ints(0, 0, 2, HALF, INT8_INPUTS))
-            turned = g.op("Transpose", split, perm=[1, 4, 2, 0, 3])
+        g, align = self.g, INT8_INPUTS
+        if len(self.store.protos[name].dims) == 6:  # [tiles, groups, 2, 2, 2, 16, 4]
+            tiles, align = self._four_times(name), INT6_INPUTS
+            of_inputs, of_outputs = [1, 3, 4, 6], [2, 0, 5] if gated else [0, 2, 5]
+        elif gated:  # [tiles, groups, 2, 16, 4]
+            tiles = g.op("Reshape", name, g.ints(0, 0, 2, HALF, INT8_INPUTS))
+            of_inputs, of_outputs = [1, 4], [2, 0, 3]
         else:
-            turned = g.op("Transpose", name, perm=[0, 2, 1, 3] if by_output else [1, 3, 0, 2])
-        padded = outputs + -outputs % TILE
+            tiles, of_inputs, of_outputs = name, [1, 3], [0, 2]
+        turned = g.op("Transpose", tiles, perm=of_outputs + of_inputs if by_output else of_inputs + of_outputs)
+        width, padded = inputs + -inputs % align, outputs + -outputs % TILE
         sides = (padded, width) if by_output else (width, padded)
         wanted = (outputs, inputs) if by_output else (inputs, outputs)
         self._cut(g.op("Reshape", turned, g.ints(*sides), out=out if sides == wanted else None), sides, wanted, out)
 
     def _four_times(self, name: str) -> str:
-        """Tiles of int8, four times the codes, of `name`, tiles of int6."""
+        """int8 [tiles, inputs / 16, 2, 2, 2, 16, 4], four times the codes of `name`, tiles of int6; groups of four
+        inputs on both axes before the last two."""
         g = self.g
 
         def bytes_of(*numbers: int) -> str:
-            return g.store.constant(np.reshape(numbers, (-1, 1, 1)), np.uint8)
-
-        def left(value: str, *places: int) -> str:
-            return g.op("BitShift", value, bytes_of(*places), direction="LEFT")
+            return g.store.constant(np.reshape(numbers, (-1, min(2, len(numbers)), 1, 1)), np.uint8)
 
         low, top = g.ops("Split", name, g.ints(2, 1), out=(None, None), axis=3)
-        pairs = left(
-            g.op("Unsqueeze", low, g.ints(4)), 4, 0
-        )  # low four bits as the high ones, of groups 0 and 1, 2 and 3
-        four = g.op("BitShift", g.op("BitwiseAnd", pairs, bytes_of(0xF0)), bytes_of(2), direction="RIGHT")
-        tiles = self.store.protos[name].dims[0]
-        two = g.op("BitwiseAnd", left(top, 6, 4, 2, 0), bytes_of(0xC0))
-        codes = g.op("BitwiseOr", g.op("Reshape", four, g.op("Shape", two)), two)
-        signed = g.op("Cast", g.op("BitwiseXor", codes, bytes_of(0x80)), to=TensorProto.INT8)
-        groups = g.op("Transpose", signed, perm=[0, 1, 3, 2, 4, 5])  # [tiles, inputs / 16, 4, 2, 16, 4]
-        return g.op("Reshape", groups, g.ints(tiles, -1, TILE, INT8_INPUTS))
+        low, top = (g.op("Unsqueeze", side, g.ints(4)) for side in (low, top))
+        four = g.op("BitwiseAnd", g.op("BitShift", low, bytes_of(4, 0), direction="LEFT"), bytes_of(0xF0))
+        four = g.op("BitShift", four, bytes_of(2), direction="RIGHT")
+        two = g.op("BitwiseAnd", g.op("BitShift", top, bytes_of(6, 4, 2, 0), direction="LEFT"), bytes_of(0xC0))
+        return g.op("Cast", g.op("BitwiseXor", g.op("BitwiseOr", four, two), bytes_of(0x80)), to=TensorProto.INT8)
 
     def _by_output(self, name: str, shape: tuple[int, ...], gated: bool, out: str | None) -> str:
         """[tiles, groups, 32, ..] as `shape`, outputs first."""
