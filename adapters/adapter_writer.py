@@ -34,7 +34,6 @@ from streamspec.bundle.adapter_folder import (
     STREAM_WEIGHTS,
     TASK_CONFIG,
     TASK_WEIGHTS,
-    read_adapter,
 )
 from streamspec.errors import AdapterError
 from streamspec.prompt.template_file import SETTINGS, SPECIALS, TEMPLATE
@@ -58,13 +57,6 @@ def copy_task_lora(source: Path, out: Path) -> None:
     for name in (TASK_CONFIG, TASK_WEIGHTS, TEMPLATE, SETTINGS, SPECIALS):
         if name in (TASK_CONFIG, TASK_WEIGHTS) or (source / name).is_file():
             write_bytes(out / name, (source / name).read_bytes())
-
-
-def check_same_base(adapter: Path, base: Base, option: str, needed: str) -> None:
-    """Raises AdapterError if `adapter` has no file `needed` or was trained on other weights."""
-    if not (adapter / needed).exists():
-        raise AdapterError(f"{adapter} has no {needed}", "an adapter folder with it", f"check {option}")
-    read_adapter(adapter).check_base(base.id, base.sha256)
 
 
 def save_stage(path: Path, drafter: DraftingModel) -> None:

@@ -1,26 +1,19 @@
-"""Everything checked before the first gradient: the output folder, the adapters a run starts from, room for answers."""
+"""What is checked with a tokenizer and a base at hand, before the first gradient: the target, the prompt format, room
+for answers. What needs neither: `early_checks.py`.
+"""
 
 from __future__ import annotations
 
-from streamspec.adapters.adapter_writer import check_same_base
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.early_checks import task_lora
 from streamspec.adapters.task_lora import check_adapter, format_of
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Formatter, TokenRow
-from streamspec.adapters.training_run import RUN_STATE, UNTOUCHED, WORK, say, task_lora
+from streamspec.adapters.training_run import say
 from streamspec.atomic import sha256_file
-from streamspec.bundle.adapter_folder import (
-    PROVENANCE,
-    STREAM_CONFIG,
-    STREAM_WEIGHTS,
-    TASK_CONFIG,
-    TASK_WEIGHTS,
-    Adapter,
-    read_adapter,
-    streams_of,
-)
+from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, TASK_WEIGHTS, Adapter, read_adapter
 from streamspec.data import Example
-from streamspec.errors import AdapterError, ConfigError, DataError
+from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 
 
@@ -36,51 +29,14 @@ def contents(config: TrainConfig, base: Base) -> dict[str, str]:
     return {"base": base.sha256} | {name: sha256_file(file) for name, file in files.items() if file is not None}
 
 
-def check_out(config: TrainConfig) -> None:
-    """Refuses a folder that holds something already, unless it is an unfinished run to resume."""
-    out = config.out
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise AdapterError(f"{out} is a file", "a new folder", "choose another --out")
-    if (out / PROVENANCE).exists():
-        raise AdapterError(
-            f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out"
-        )
-    if not any(out.iterdir()):
-        return
-    if not (out / WORK / RUN_STATE).exists():
-        raise AdapterError(f"{out} is neither empty nor an unfinished run", "a new folder", "choose another --out")
-    if not config.resume:
-        raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
-
-
 def read_target(config: TrainConfig, base: Base) -> Adapter | None:
     """The target adapter, None where the run trains one or the base is the target. Refuses one that does not fit."""
     path = task_lora(config)
     if path is None:
         return None
-    described = any((path / name).exists() for name in (STREAM_CONFIG, TASK_CONFIG))
-    target = read_adapter(path) if described else None
-    if target is not None:
-        check_adapter(target, base, config.allow_base_mismatch, say)
-    if target is None or not (path / TASK_WEIGHTS).exists():
-        raise AdapterError(f"{path} has no {TASK_WEIGHTS}", "an adapter folder with it", "check --target-adapter")
+    target = read_adapter(path)
+    check_adapter(target, base, config.allow_base_mismatch, say)
     return target
-
-
-def check_adapters(config: TrainConfig, base: Base, ns: int) -> None:
-    """Refuses a warm start that does not fit this base and these options, and a target that may be meant otherwise."""
-    target = config.target_adapter
-    if target is not None and str(target) == UNTOUCHED and (target / TASK_WEIGHTS).exists():
-        raise ConfigError(
-            f"--target-adapter {UNTOUCHED}, and an adapter in a folder of that name",
-            "the untouched base or that adapter",
-            "give the folder's whole path, or rename it",
-        )
-    if config.warm_start is not None:
-        check_same_base(config.warm_start, base, "--warm-start", STREAM_WEIGHTS)
-        config.drafter.check_warm_start(config.resolved | {"ns": ns}, streams_of(config.warm_start))
 
 
 def chosen_format(config: TrainConfig, base: Base, target: Adapter | None) -> PromptFormat:

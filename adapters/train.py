@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,9 +22,7 @@ from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.adapters.checks import (
-    check_adapters,
     check_answers,
-    check_out,
     chosen_format,
     contents,
     joined_words,
@@ -33,20 +30,20 @@ from streamspec.adapters.checks import (
     within,
 )
 from streamspec.adapters.drafters.drafting_model import TargetModel
+from streamspec.adapters.early_checks import RUN_STATE, WORK, check_early, check_layers, check_warm_start, task_lora
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
 from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
+from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.adapters.training.acceptance_eval import validation_loss
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Formatter
 from streamspec.adapters.training.device import spare_allocator
-from streamspec.adapters.training.option_checks import flag
 from streamspec.adapters.training.run_state import RunState
 from streamspec.adapters.training.self_distillation import CompletionFile
-from streamspec.adapters.training_run import RUN_STATE, WORK, Run, answers_made_by, preview, say, task_lora
+from streamspec.adapters.training_run import Run, answers_made_by, preview, say
+from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.data import Example, read_examples
-from streamspec.errors import ConfigError, DataError
-
-PACKAGES = {"tensorboard": "tensorboard", "base_bits": "bitsandbytes"}  # that an option needs
+from streamspec.errors import DataError
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -60,34 +57,28 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """
     if config.base_bits is None:  # else memory is short: what is freed goes back
         spare_allocator()
-    run = prepare(config)
-    say(f"example:\n{preview(run)}")
-    if config.drafter.model is None:
-        summary = train_lora(run)
-    elif config.recipe == "joint":
-        summary = train_joint(run)
-    else:
-        summary = train_staged(run)
-    shutil.rmtree(run.work, ignore_errors=True)
+    with our_words_only():
+        run = prepare(config)
+        say(f"example:\n{preview(run)}")
+        if config.drafter.model is None:
+            summary = train_lora(run)
+        elif config.recipe == "joint":
+            summary = train_joint(run)
+        else:
+            summary = train_staged(run)
+        shutil.rmtree(run.work, ignore_errors=True)
     return summary
 
 
 def prepare(config: TrainConfig) -> Run:
     """Reads everything a run needs and checks all that can be checked before the first gradient."""
-    check_out(config)
-    for name, package in PACKAGES.items():
-        if getattr(config, name) and find_spec(package) is None:
-            raise ConfigError(f"{flag(name)} without the package {package}", "the package", f"pip install {package}")
+    check_early(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     set_seed(config.seed)
     examples, val_examples = split_examples(config)
     base = resolve_base(config.base)
-    layers = read_config(base.path).num_hidden_layers
-    config.drafter.check_base(config.resolved, base.model_type, layers)
-    ns = config.ns or max(1, round(layers / 3))
-    if ns > layers:
-        raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
+    ns = check_layers(config, base.model_type, read_config(base.path).num_hidden_layers)
     target = read_target(config, base)
     prompt_format = chosen_format(config, base, target)
     config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
@@ -100,7 +91,9 @@ def prepare(config: TrainConfig) -> Run:
         raise DataError(
             f"{config.data} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
         )
-    check_adapters(config, base, ns)
+    if config.warm_start is not None:
+        check_warm_start(config, ns)
+        read_adapter(config.warm_start).check_base(base.id, base.sha256)
     if config.drafter.model is not None:
         check_answers(config, formatter, examples, val_examples)
     if config.answers:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.early_checks import UNTOUCHED, WORK, task_lora
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Collator, Formatter, TokenRow
 from streamspec.adapters.training.device import clock_of, has_bf16
@@ -19,10 +20,6 @@ from streamspec.adapters.training.run_state import RunState
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 from streamspec.data import Example
-
-WORK = "run"  # folder of an unfinished run, inside --out
-RUN_STATE = "journal.json"  # in WORK: its options, finished parts and minutes
-UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
 
 
 @dataclass
@@ -77,11 +74,6 @@ def answers_made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
     made = {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
     drawn = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
     return made | drawn if config.answer_temperature else made
-
-
-def task_lora(config: TrainConfig) -> Path | None:
-    """Folder of the given task LoRA; None for the untouched base."""
-    return None if str(config.target_adapter) == UNTOUCHED else config.target_adapter
 
 
 def preview(run: Run) -> str:

@@ -107,12 +107,12 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
 
     from streamspec.acceptance_stats import MISSED, node_order, per_stream_accuracy, simulated_tau
     from streamspec.adapters import models, recipe_stages
+    from streamspec.adapters.early_checks import RUN_STATE, WORK, task_lora
     from streamspec.adapters.train import prepare
     from streamspec.adapters.training.acceptance_eval import record_ranks
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.device import spare_allocator
     from streamspec.adapters.training.run_state import RunState
-    from streamspec.adapters.training_run import RUN_STATE, WORK, task_lora
     from streamspec.draft_tree import DraftTree
 
     spare_allocator()

@@ -5,6 +5,9 @@ Any other exception that escapes is a bug and may show a traceback.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+
 
 class StreamspecError(Exception):
     """Base class of every error that a user can act on. `str(error)` is one line.
@@ -95,3 +98,26 @@ def one_line(text: str, limit: int = 600) -> str:
     clean = "".join(ch if ch.isprintable() else " " for ch in str(text))
     clean = " ".join(clean.split())
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `name` is most likely a misspelling of; None where none is close."""
+    from difflib import get_close_matches
+
+    lower = {one.lower(): one for one in known}
+    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
+    return lower[found[0]] if found else None
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """ ", did you mean ...?", for the end of an error; empty where nothing known is close to `name`."""
+    near = nearest(name, known)
+    return "" if near is None else f", did you mean {near}?"
+
+
+def names_in(folder: str | os.PathLike[str] = ".") -> list[str]:
+    """What a folder holds, for `meant`; nothing where it cannot be read."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

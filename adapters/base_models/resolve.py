@@ -23,7 +23,9 @@ from streamspec.adapters.base_models.tokenizer import with_tokenizer
 from streamspec.adapters.base_models.weight_files import weight_files, weights_hash
 from streamspec.atomic import new_folder, sha256_file, write_text
 from streamspec.bundle.adapter_folder import TASK_CONFIG
-from streamspec.errors import BaseModelError
+from streamspec.errors import BaseModelError, meant, names_in
+from streamspec.model_families import family_of, supported
+from streamspec.model_families.text_parts import TEXT_PARTS
 from streamspec.paths import cache_dir
 
 REFERENCE = "smollm2-135m"
@@ -32,6 +34,7 @@ IDENTITY_FILE = "streamspec_base.json"
 # scaled positions, windows and special tokens as the file has them; 3: with the ends of turns.
 CONVERTER = 3
 KINDS = f"`{REFERENCE}`, a Hugging Face folder, a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
+LAYER_COUNTS = ("num_hidden_layers", "n_layer")  # fields of config.json
 HUB_COPIES = ["*/*", "consolidated*"]  # the same weights in other layouts: of ONNX, of Mistral's and Meta's own code
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
 
@@ -57,18 +60,45 @@ def resolve_base(name: str | Path, progress: Progress | None = None) -> Base:
     say = progress or _to_stderr
     text = str(name)
     path = Path(text).expanduser()
+    _check_name(text, path)
     if text == REFERENCE:
         return _reference(say)
     if path.is_dir():
         return _from_folder(path.resolve(), path.resolve().name, say)
-    if path.is_file() and (path.suffix == ".gguf" or is_gguf(path)):
+    if path.is_file():
         return _from_gguf(path, path.stem, say)
+    return _from_hub(text, say)
+
+
+def peek(name: str | Path) -> tuple[str, int] | None:
+    """Returns family and number of layers of a base that is here as a folder, from its config alone; None where that
+    takes fetching, converting or a model library.
+
+    Imports no model library. Raises BaseModelError for a name that can be no base, and a folder of no family.
+    """
+    path = Path(name).expanduser()
+    _check_name(str(name), path)
+    cached = cached_reference() if str(name) == REFERENCE else None
+    folder = cached.path if cached else path
+    if (str(name) == REFERENCE and cached is None) or not folder.is_dir():
+        return None
+    _check_whole(folder)
+    config = _read_json(folder / "config.json")
+    if config.get("model_type") in TEXT_PARTS:  # only transformers knows where it describes its text part
+        return None
+    layers = next((config[key] for key in LAYER_COUNTS if type(config.get(key)) is int), None)
+    return None if layers is None else (_model_type(folder), layers)
+
+
+def _check_name(text: str, path: Path) -> None:
+    """Refuses what names no base: neither the reference, nor something at `path`, nor a name on the hub."""
+    if text == REFERENCE or path.is_dir() or (path.is_file() and (path.suffix == ".gguf" or is_gguf(path))):
+        return
     if path.exists() or path.suffix == ".gguf" or text.startswith(("/", ".", "~")):
         found = "is no folder and no .gguf file" if path.exists() else "does not exist"
-        raise BaseModelError(f"{text} {found}", KINDS, "check --base")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
-        return _from_hub(text, say)
-    raise BaseModelError(f"no base called {text}", KINDS, "check --base")
+        raise BaseModelError(f"{text} {found}", KINDS, "check --base" + meant(path.name, names_in(path.parent)))
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        raise BaseModelError(f"no base called {text}", KINDS, "check --base" + meant(text, [REFERENCE, *names_in()]))
 
 
 def cached_reference() -> Base | None:
@@ -181,9 +211,6 @@ def _from_hub(name: str, say: Progress) -> Base:
 
 
 def _model_type(folder: Path) -> str:
-    from streamspec.model_families import family_of, supported
-    from streamspec.model_families.text_parts import TEXT_PARTS
-
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in TEXT_PARTS:

@@ -20,7 +20,7 @@ from streamspec.adapters.training.option_checks import (
     plain_type,
     require,
 )
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, nearest
 from streamspec.option_fields import option
 from streamspec.prompt.prompt_format import KINDS
 
@@ -243,7 +243,9 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ConfigError(f"unknown option {', '.join(unknown)}", ", ".join(sorted(known)), "check the spelling")
+            near = [close for one in unknown if (close := nearest(one, known))]
+            expected = near if len(near) == len(unknown) else sorted(known)
+            raise ConfigError(f"unknown option {', '.join(unknown)}", ", ".join(expected), "check the spelling")
         missing = sorted({f.name for f in fields(cls) if f.default is MISSING} - set(values))
         if missing:
             raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, nearest
 
 BOUNDS = {"minimum": operator.lt, "above": operator.le, "maximum": operator.gt, "below": operator.ge}
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
@@ -55,7 +55,10 @@ def check_rules(name: str, value: Any, rules: Mapping[str, Any]) -> None:
         return
     choices = rules.get("choices")
     if choices is not None:
-        require(value in choices, name, value, " or ".join(map(str, choices)))
+        if value not in choices:
+            near = nearest(str(value), map(str, choices))
+            fix = f"change {flag(name)}" + (f" to {near}" if near else "")
+            raise ConfigError(f"{name} = {value}", " or ".join(map(str, choices)), fix)
         return
     for rule, broken in BOUNDS.items():
         if rule in rules and broken(value, rules[rule]):

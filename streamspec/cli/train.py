@@ -13,10 +13,12 @@ from typing import Any, get_type_hints
 
 import typer
 
+from streamspec.adapters.early_checks import check_early
+from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
 from streamspec.adapters.training.option_checks import flag, plain_type
 from streamspec.cli.shared_options import unescaped
-from streamspec.errors import ConfigError
+from streamspec.errors import ConfigError, meant, names_in
 
 MAX_YAML = 1 << 20  # bytes
 
@@ -29,6 +31,8 @@ def command(**flags: Any) -> None:
     if flags["separator"] is not None:
         values["separator"] = unescaped(flags["separator"])
     config = TrainConfig.from_dict(values)
+    check_early(config)
+    before_torch()
 
     from streamspec.adapters.train import train
 
@@ -81,7 +85,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path} has {path.stat().st_size} bytes", f"at most {MAX_YAML}", "check --config")
         values = yaml.load(path.read_text(encoding="utf-8"), Plain) or {}
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "a readable YAML file", "check --config") from None
+        advice = "check --config" + meant(path.name, names_in(path.parent))
+        raise ConfigError(f"{path}: {error.strerror}", "a readable YAML file", advice) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}", "YAML", "check --config") from None
     if not isinstance(values, dict):

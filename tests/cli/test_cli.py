@@ -114,9 +114,10 @@ def test_the_help_of_a_flag_stands_at_its_field() -> None:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
-    """Catches the config instead of training."""
+    """Catches the config instead of checking files and training."""
     import streamspec.adapters.train as module
 
+    monkeypatch.setattr(train, "check_early", lambda config: None)
     seen: list[TrainConfig] = []
     monkeypatch.setattr(module, "train", lambda config: seen.append(config) or {"val_loss": 0.5, "minutes": 3.2})
     return seen
@@ -149,7 +150,9 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path,
 @pytest.mark.parametrize(
     ("yaml", "says"),
     [
-        ("gama: 3", "unknown option gama"),
+        ("gama: 3", "unknown option gama; expected gamma; check the spelling"),
+        ("bogus: 3", "expected active, allow_base_mismatch, alpha, "),
+        ("method: medsua", "change --method to medusa"),
         ("[1]", "holds a list"),
         ("a: [", "expected YAML"),
         ("gamma: 99", "gamma = 99"),

@@ -1,0 +1,126 @@
+"""What is refused before torch is imported, within a second: the output folder, missing packages, data whose first rows
+cannot be read, and adapters and bases that do not fit the options. Free of torch.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from streamspec.adapters.base_models.resolve import peek
+from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.option_checks import flag
+from streamspec.bundle.adapter_folder import (
+    PROVENANCE,
+    STREAM_CONFIG,
+    STREAM_WEIGHTS,
+    TASK_CONFIG,
+    TASK_WEIGHTS,
+    check_task_lora,
+    read_adapter,
+    streams_of,
+)
+from streamspec.data import read_examples
+from streamspec.errors import AdapterError, ConfigError
+
+WORK = "run"  # folder of an unfinished run, inside --out
+RUN_STATE = "journal.json"  # in WORK: its options, finished parts and minutes
+UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
+PACKAGES = {"tensorboard": "tensorboard", "base_bits": "bitsandbytes"}  # that an option needs
+FIRST_ROWS = 20  # of the data, read before anything is loaded; the rest is read later
+
+
+def check_early(config: TrainConfig) -> None:
+    """Refuses what can be refused without a model library. Raises ConfigError, DataError, AdapterError or
+    BaseModelError.
+    """
+    check_out(config)
+    check_packages(config)
+    for path in (config.data, config.val):
+        if path is not None:
+            read_examples(path, FIRST_ROWS)
+    shape = peek(config.base)
+    ns = config.ns
+    if shape is not None:
+        ns = check_layers(config, *shape)
+    check_target_folder(config)
+    if config.warm_start is not None:
+        check_warm_start(config, ns)
+
+
+def check_out(config: TrainConfig) -> None:
+    """Refuses a folder that holds something already, unless it is an unfinished run to resume, and one that cannot be
+    written.
+    """
+    out = config.out
+    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise AdapterError(f"{there} is a file", "a new folder", "choose another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise AdapterError(f"{there} cannot be written", "a folder that can", "choose another --out")
+    if not out.exists():
+        return
+    if (out / PROVENANCE).exists():
+        raise AdapterError(
+            f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out"
+        )
+    if not any(out.iterdir()):
+        return
+    if not (out / WORK / RUN_STATE).exists():
+        raise AdapterError(f"{out} is neither empty nor an unfinished run", "a new folder", "choose another --out")
+    if not config.resume:
+        raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
+
+
+def check_packages(config: TrainConfig) -> None:
+    """Refuses options whose package is not installed."""
+    for name, package in PACKAGES.items():
+        if getattr(config, name) and find_spec(package) is None:
+            raise ConfigError(f"{flag(name)} without the package {package}", "the package", f"pip install {package}")
+
+
+def check_layers(config: TrainConfig, family: str, layers: int) -> int:
+    """Refuses options that a base of this family and number of layers cannot have; returns its number of MSA layers."""
+    config.drafter.check_base(config.resolved, family, layers)
+    ns = config.ns or max(1, round(layers / 3))
+    if ns > layers:
+        raise ConfigError(f"ns = {ns}", f"1..{layers}, the layers of this base", "change --ns")
+    return ns
+
+
+def task_lora(config: TrainConfig) -> Path | None:
+    """Folder of the given task LoRA; None for the untouched base."""
+    return None if str(config.target_adapter) == UNTOUCHED else config.target_adapter
+
+
+def check_target_folder(config: TrainConfig) -> None:
+    """Refuses a target adapter without a task LoRA, a damaged one, and the word "base" where it may mean a folder."""
+    target, path = config.target_adapter, task_lora(config)
+    if target is not None and path is None and (target / TASK_WEIGHTS).exists():
+        raise ConfigError(
+            f"--target-adapter {UNTOUCHED}, and an adapter in a folder of that name",
+            "the untouched base or that adapter",
+            "give the folder's whole path, or rename it",
+        )
+    if path is None:
+        return
+    described = any((path / name).exists() for name in (STREAM_CONFIG, TASK_CONFIG))
+    if described:
+        read_adapter(path)
+    if not described or not (path / TASK_WEIGHTS).exists():
+        raise AdapterError(f"{path} has no {TASK_WEIGHTS}", "an adapter folder with it", "check --target-adapter")
+    check_task_lora(path)
+
+
+def check_warm_start(config: TrainConfig, ns: int | None) -> None:
+    """Refuses a warm start from no drafter, and, where the number `ns` of MSA layers is known, from one of another
+    shape.
+    """
+    path = config.warm_start
+    assert path is not None
+    if not (path / STREAM_WEIGHTS).exists():
+        raise AdapterError(f"{path} has no {STREAM_WEIGHTS}", "an adapter folder with it", "check --warm-start")
+    saved = streams_of(path)
+    if ns is not None:
+        config.drafter.check_warm_start(config.resolved | {"ns": ns}, saved)

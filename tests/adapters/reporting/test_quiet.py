@@ -1,0 +1,59 @@
+"""Warnings, log lines and bars of libraries stay away from stderr during a run; errors and our own lines do not."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from transformers.utils import logging as hf
+
+from streamspec.adapters.reporting.quiet import our_words_only
+
+ROOT = Path(__file__).parents[3]
+OURS = (
+    r"note: prompts run into their answers, .*",
+    r"example:",
+    r".*\[\[.*</s>\]\]",
+    r"(task|streams): step \d+/\d+, .*",
+)
+
+
+def test_what_libraries_warn_of_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    outside = logging.getLogger("some.library")
+    outside.addHandler(logging.StreamHandler(sys.stderr))
+    with our_words_only():
+        warnings.warn("soon gone", FutureWarning, stacklevel=1)
+        outside.warning("a false alarm")
+        hf.get_logger("transformers.x").warning("another")
+        list(hf.tqdm(range(3), desc="Loading weights"))
+        outside.error("a real one")
+    assert capfd.readouterr().err.strip().splitlines() == ["a real one"]
+    assert hf.is_progress_bar_enabled() and outside.isEnabledFor(logging.WARNING)
+    with pytest.warns(FutureWarning):
+        warnings.warn("soon gone", FutureWarning, stacklevel=1)
+
+
+def test_who_asks_python_for_warnings_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "warnoptions", ["default"])
+    with our_words_only(), pytest.warns(FutureWarning):
+        warnings.warn("soon gone", FutureWarning, stacklevel=1)
+
+
+def test_every_line_of_a_run_is_ours(base: Path, data: Path, tmp_path: Path) -> None:
+    """The staged recipe has all that libraries warn of: a fresh task LoRA, one merged, generation, two stages."""
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(data.read_text().splitlines(keepends=True)[:24]))
+    flags = "--recipe staged --gamma 2 --ns 2 --rank 2 --stream-rank 2 --draft-vocab 32 --epochs 1 --val-rows 4"
+    flags += " --regenerate-rows 8 --max-new-tokens 6 --max-length 64 --json"
+    command = [sys.executable, "-m", "streamspec", "train", "--base", str(base), "--data", str(few)]
+    command += ["--out", str(tmp_path / "out"), *flags.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    foreign = [line for line in done.stderr.splitlines() if not any(re.fullmatch(ours, line) for ours in OURS)]
+    assert foreign == []
+    assert len(done.stdout.splitlines()) == 1
