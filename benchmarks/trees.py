@@ -100,7 +100,7 @@ class FixedTree(SpeculativeDecoder):
             token, _, number = found[rank] if rank < len(found) else (-1, 0.0, -1)  # no token: never accepted
             tokens.append(token)
             numbers.append(number)
-        return off_borders(Draft(tree, tokens, [1.0] * len(tree), 1.0), self.runner.length)
+        return off_borders(Draft(tree, tokens, [1.0] * len(tree), [0] * len(tree), 1.0), self.runner.length)
 
 
 def decoder_of(
@@ -139,7 +139,7 @@ def answers(
                 name,
                 engine,
                 tokens,
-                DecodingPolicy(session.manifest.model.eos_token_ids, ngram=False),
+                DecodingPolicy(session.manifest.model.eos_token_ids, sources=()),
                 session.manifest.trees,
             )
             found = [token for done in decoder.run(session.encode(prompt)) for token in done.tokens]

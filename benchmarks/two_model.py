@@ -164,7 +164,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
                     )
                 else:
                     engine = target if gamma is None else TwoModelEngine(target, small.runner, gamma)
-                    policy = plain if gamma is None else replace(plain, rows=gamma + 1, ngram=False)
+                    policy = plain if gamma is None else replace(plain, rows=gamma + 1, sources=())
                     found = decode(engine, prompt, arguments.max_new_tokens, policy)
                 answers.append(found[0])
                 spent[name][repeat] += found[1]

@@ -92,7 +92,7 @@ def main() -> None:
     counts: dict[str, np.ndarray] = {}
     for case in read_cases(arguments.prompts, arguments.limit):
         for name, engine in (("exact", session.runner), ("typical", typical)):
-            policy = DecodingPolicy(session.manifest.model.eos_token_ids, arguments.rows, ngram=False)
+            policy = DecodingPolicy(session.manifest.model.eos_token_ids, arguments.rows, sources=())
             decoder = SpeculativeDecoder(engine, GenerationOptions(arguments.max_new_tokens), policy)
             tokens = [token for done in decoder.run(session.encode(case.turns[0])) for token in done.tokens]
             text = session.tokenizer.decode(tokens)

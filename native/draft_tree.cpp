@@ -10,9 +10,10 @@
 namespace streamspec {
 namespace {
 
-constexpr int64_t kNone = -1;  // no candidate
+constexpr int64_t kNone = -1;  // no candidate, or not in the tree of other sources
 constexpr int kMaxRows = 64;   // of a draft
-enum Kind : int64_t { kAlone = 0, kAgrees = 1, kDiffers = 2 };
+constexpr int64_t kDrafter = 1;  // its bit among the sources of a node
+enum Kind : int64_t { kAlone = 0, kAgrees = 1, kDiffers = 2, kKinds = 3 };
 
 // The candidates of a drafter. `shape`: depths, candidates of a row, whether they are of a draft layer, and then the rows
 // of each depth; `more`: float [depths, candidates, candidates], what the candidate before adds, or int64 [rows], the
@@ -86,17 +87,20 @@ struct Row {
     }
 };
 
-// What earlier text promises: `tokens` [length], each coming with a probability by its `Kind`.
-struct Match {
+// What other sources propose, as a tree: `tokens`, `parents` (kNone: the root), `sources` [size], and `rates`
+// [size, kKinds], with which each comes by its `Kind`.
+struct Others {
     const int64_t* tokens;
-    int64_t length;
-    const double* probability;
+    const int64_t* parents;
+    const double* rates;
+    const int64_t* sources;
+    int64_t size;
 };
 
+// `at`: 1 + where it stands among the others, 0 for the root, kNone for none.
 struct Node {
     double probability;
-    int64_t parent, depth, token, number, rank;
-    bool follows;
+    int64_t parent, depth, token, number, rank, at;
 };
 
 struct Offer {
@@ -108,23 +112,34 @@ struct Offer {
     }
 };
 
-// What may follow a node taken: candidates [begin, begin + count) of the pool, likeliest first, the rank that the match
-// has claimed, and the factor that this leaves to the others.
+// What may follow a node taken: candidates [begin, begin + count) of the pool, likeliest first, the ranks that others have
+// claimed, [claims, claims_end) of theirs, and the factor that this leaves to the candidates.
 struct Children {
     int64_t depth, parent;
-    size_t begin, count;
-    int64_t claimed;
+    size_t begin, count, claims, claims_end;
     double factor;
+};
+
+// A token that another source proposes; `own`: the probability that the drafter gives it.
+struct Claim {
+    int64_t token, number, rank, at;
+    double own, probability;
 };
 
 class Search {
   public:
-    Search(const Proposal& proposal, const Match& match, double sharpness)
-        : proposal_(proposal), match_(match), sharpness_(sharpness) {}
+    Search(const Proposal& proposal, const Others& others, double sharpness)
+        : proposal_(proposal), others_(others), sharpness_(sharpness), first_(others.size + 1, 0), next_(others.size + 1, 0) {
+        for (int64_t at = others.size; at > 0; --at) {
+            const int64_t parent = others.parents[at - 1] + 1;
+            next_[at] = first_[parent];
+            first_[parent] = at;
+        }
+    }
 
     // Takes nodes by falling probability; returns how many of `taken` the draft has.
     size_t take(int64_t root, size_t rows, const double* costs, double& brings) {
-        accept({1.0, 0, 0, root, 0, 0, true});
+        accept({1.0, 0, 0, root, 0, 0, 0});
         double expected = 1, best = 0;
         size_t size = 1;
         brings = 1;
@@ -148,9 +163,14 @@ class Search {
                 }
             }
             accept(node);
-            if (!node.follows) offer(node.parent, node.rank + 1);
+            if (node.at == kNone) offer(node.parent, node.rank + 1);
         }
         return size;
+    }
+
+    // Bits of the sources that propose a node taken.
+    int64_t sources(const Node& node) const {
+        return (node.number != kNone ? kDrafter : 0) | (node.at > 0 ? others_.sources[node.at - 1] : 0);
     }
 
     std::vector<Node> taken;
@@ -160,30 +180,53 @@ class Search {
         const int64_t index = static_cast<int64_t>(taken.size());
         Children next = candidates(node);
         taken.push_back(node);
-        if (node.follows && node.depth < match_.length) {
-            const int64_t token = match_.tokens[node.depth];
-            const Candidate* const all = pool_.data() + next.begin;
-            size_t rank = 0;
-            while (rank < next.count && all[rank].token != token) ++rank;
-            const bool known = rank < next.count;
-            const double own = known ? all[rank].probability : 0;
-            const double rate = match_.probability[next.count ? (rank ? kDiffers : kAgrees) : kAlone];
-            const double probability = rate > own ? rate : own;
-            next.claimed = static_cast<int64_t>(rank);
-            next.factor = (1 - probability) / std::max(1 - own, 1e-6);
-            push({node.probability * probability, index, node.depth + 1, token, known ? all[rank].number : kNone, next.claimed, true});
+        double claimed = 0, own = 0;
+        next.claims = next.claims_end = claims_.size();
+        if (node.at != kNone) {
+            int64_t unknown = static_cast<int64_t>(next.count);
+            for (int64_t at = first_[node.at]; at; at = next_[at]) {
+                claims_.push_back(claim(next, at, unknown));
+                claimed += claims_.back().probability;
+                own += claims_.back().own;
+            }
+            next.claims_end = claims_.size();
+        }
+        if (next.claims_end > next.claims) {
+            const double scale = claimed > 1 ? 1 / claimed : 1.0;
+            for (size_t i = next.claims; i < next.claims_end; ++i) {
+                const Claim& one = claims_[i];
+                push({node.probability * (one.probability * scale), index, node.depth + 1, one.token, one.number, one.rank, one.at});
+            }
+            next.factor = std::max(0.0, 1 - claimed * scale) / std::max(1 - own, 1e-6);
         }
         children_.push_back(next);
         offer(index, 0);
     }
 
+    Claim claim(const Children& among, int64_t at, int64_t& unknown) const {
+        const int64_t token = others_.tokens[at - 1];
+        const Candidate* const all = pool_.data() + among.begin;
+        size_t rank = 0;
+        while (rank < among.count && all[rank].token != token) ++rank;
+        const bool known = rank < among.count;
+        const double own = known ? all[rank].probability : 0;
+        const double rate = others_.rates[kKinds * (at - 1) + (among.count ? (rank ? kDiffers : kAgrees) : kAlone)];
+        return {token, known ? all[rank].number : kNone, known ? static_cast<int64_t>(rank) : unknown++, at, own, rate > own ? rate : own};
+    }
+
+    bool claimed(const Children& of, int64_t rank) const {
+        for (size_t i = of.claims; i < of.claims_end; ++i)
+            if (claims_[i].rank == rank) return true;
+        return false;
+    }
+
     void offer(int64_t parent, int64_t rank) {
         const Children& of = children_[parent];
-        rank += rank == of.claimed;
+        while (claimed(of, rank)) ++rank;
         if (rank >= static_cast<int64_t>(of.count)) return;
         const Candidate& child = pool_[of.begin + rank];
         const double share = child.probability * of.factor;
-        push({taken[parent].probability * (share < 1.0 ? share : 1.0), parent, taken[parent].depth + 1, child.token, child.number, rank, false});
+        push({taken[parent].probability * (share < 1.0 ? share : 1.0), parent, taken[parent].depth + 1, child.token, child.number, rank, kNone});
     }
 
     void push(const Node& node) {
@@ -194,7 +237,7 @@ class Search {
     Children candidates(const Node& node) {
         const int64_t parent = proposal_.conditional() ? node.number : kNone;
         for (const Children& known : children_)
-            if (known.depth == node.depth && known.parent == parent) return {node.depth, parent, known.begin, known.count, kNone, 1.0};
+            if (known.depth == node.depth && known.parent == parent) return {node.depth, parent, known.begin, known.count, 0, 0, 1.0};
         const size_t begin = pool_.size();
         if (row_.read(proposal_, node.depth, parent, sharpness_)) {
             for (int64_t i = 0; i < proposal_.width(); ++i) {  // by falling logits, equal ones in their order
@@ -208,12 +251,14 @@ class Search {
                 }
             }
         }
-        return {node.depth, parent, begin, pool_.size() - begin, kNone, 1.0};
+        return {node.depth, parent, begin, pool_.size() - begin, 0, 0, 1.0};
     }
 
     const Proposal proposal_;
-    const Match match_;
+    const Others others_;
     const double sharpness_;
+    std::vector<int64_t> first_, next_;  // of the others after each, and beside it; 0: no more
+    std::vector<Claim> claims_;
     Row row_;
     std::vector<double> order_;
     std::vector<Candidate> pool_;
@@ -225,32 +270,35 @@ class Search {
 }  // namespace
 }  // namespace streamspec
 
-// The draft tree of at most `rows` nodes; `costs` [rows] or nothing. Returns how many nodes were taken, 64 at most, and
-// writes `places` int64 [1 + 3 * 64]: how many of them the draft has, then token, parent and rank of each; and `numbers`
-// double [1 + 64]: tokens that the draft brings, then the nodes' probabilities.
+// The draft tree of at most `rows` nodes; `costs` [rows] or nothing. `other_...`: see Others, of `others` nodes. Returns how
+// many nodes were taken, 64 at most, and writes `places` int64 [1 + 4 * 64]: how many of them the draft has, then token,
+// parent, rank and sources of each; and `numbers` double [1 + 64]: tokens that the draft brings, then the nodes'
+// probabilities.
 STREAMSPEC_EXPORT int streamspec_draft_tree(const int64_t* tokens, const float* logits, const void* more, const int64_t* shape,
-                                            const int64_t* match, int64_t length, const double* probability, int64_t root,
-                                            double sharpness, int64_t rows, const double* costs, int64_t* places,
-                                            double* numbers) {
+                                            const int64_t* other_tokens, const int64_t* other_parents,
+                                            const double* other_rates, const int64_t* other_sources, int64_t others,
+                                            int64_t root, double sharpness, int64_t rows, const double* costs,
+                                            int64_t* places, double* numbers) {
     using namespace streamspec;
-    Search search({tokens, logits, more, shape}, {match, length, probability}, sharpness);
+    Search search({tokens, logits, more, shape}, {other_tokens, other_parents, other_rates, other_sources, others}, sharpness);
     const size_t size = search.take(root, static_cast<size_t>(std::min<int64_t>(rows, kMaxRows)), costs, numbers[0]);
     places[0] = static_cast<int64_t>(size);
     for (size_t i = 0; i < search.taken.size(); ++i) {
         const Node& node = search.taken[i];
-        places[1 + 3 * i] = node.token;
-        places[2 + 3 * i] = node.parent;
-        places[3 + 3 * i] = node.rank;
+        places[1 + 4 * i] = node.token;
+        places[2 + 4 * i] = node.parent;
+        places[3 + 4 * i] = node.rank;
+        places[4 + 4 * i] = i ? search.sources(node) : 0;
         numbers[1 + i] = node.probability;
     }
     return static_cast<int>(search.taken.size());
 }
 
 // Compares with the `came` tokens: returns the derivative of their log-probability by the sharpness, and writes into
-// `kinds` [length of the match] how its tokens stood to the drafter's.
+// `firsts` [count] the likeliest candidate for each of them, kNone where there is none. `count`: at most the depths.
 STREAMSPEC_EXPORT double streamspec_draft_compare(const int64_t* tokens, const float* logits, const void* more,
-                                                  const int64_t* shape, const int64_t* match, int64_t length,
-                                                  const int64_t* came, int64_t count, double sharpness, int64_t* kinds) {
+                                                  const int64_t* shape, const int64_t* came, int64_t count,
+                                                  double sharpness, int64_t* firsts) {
     using namespace streamspec;
     const Proposal proposal{tokens, logits, more, shape};
     Row row;
@@ -273,15 +321,12 @@ STREAMSPEC_EXPORT double streamspec_draft_compare(const int64_t* tokens, const f
         parent = row.first + at;
     }
     parent = 0;
-    for (int64_t depth = 0; depth < std::min(length, count); ++depth) {
-        kinds[depth] = kAlone;
-        if (row.read(proposal, depth, proposal.conditional() ? parent : kNone, sharpness)) {
-            const int64_t best = std::max_element(row.logits.begin(), row.logits.end()) - row.logits.begin();
-            const int64_t at = row.likeliest(match[depth]);
-            kinds[depth] = match[depth] == row.tokens[best] ? kAgrees : kDiffers;
-            parent = at == kNone ? kNone : row.first + at;
-        }
-        if (match[depth] != came[depth]) break;
+    for (int64_t depth = 0; depth < count; ++depth) {
+        firsts[depth] = kNone;
+        if (!row.read(proposal, depth, proposal.conditional() ? parent : kNone, sharpness)) continue;
+        firsts[depth] = row.tokens[std::max_element(row.logits.begin(), row.logits.end()) - row.logits.begin()];
+        const int64_t at = row.likeliest(came[depth]);
+        parent = at == kNone ? kNone : row.first + at;
     }
     return total;
 }

@@ -23,6 +23,7 @@ from streamspec.runtime.decoding.loop import SpeculativeDecoder
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY
+from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.hardware.providers import CPU, ProviderChoice
 from streamspec.runtime.options import GenerationKwargs, GenerationOptions
 from streamspec.runtime.stream import CancelToken, Chunk, Completion, Stream
@@ -107,7 +108,7 @@ class Session:
     # Names up to 0.1, to be read only, for one minor version.
     engine = property(lambda self: self.runner)
     rows = property(lambda self: self.policy.rows)
-    ngram = property(lambda self: self.policy.ngram)
+    ngram = property(lambda self: NGRAM in self.policy.sources)
     pruning = property(lambda self: self.policy.pruning)
 
     @property

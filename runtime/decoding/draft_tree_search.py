@@ -1,9 +1,10 @@
 """Chooses what a step verifies: the likeliest continuations that the drafter and the text propose, as one tree.
 
 Every node has the probability that all of its path comes true. The drafter's candidates for a depth carry
-probabilities; what followed earlier in the text (n-grams) is a chain with probabilities of its own; where both propose
-the same token, it is one node. The tree takes the likeliest node that can be reached, again and again, which is optimal
-for any number of nodes as no child is likelier than its parent, and ends where another row costs more than it promises.
+probabilities; what the other sources propose (`runtime.draft_sources`) is a tree with probabilities of its own; where
+both propose the same token, it is one node. The tree takes the likeliest node that can be reached, again and again,
+which is optimal for any number of nodes as no child is likelier than its parent, and ends where another row costs more
+than it promises.
 
 `PythonSearch` says what is computed; the native library computes the same, where it is built.
 """
@@ -23,8 +24,19 @@ from streamspec.draft_tree import DraftTree
 from streamspec.runtime.costs.row_costs import Trial
 from streamspec.runtime.decoding.draft_proposal import SHARPNESS, DraftProposal
 from streamspec.runtime.decoding.grammar_state import GrammarState, Path
-from streamspec.runtime.decoding.ngram import NgramAcceptanceRates, NgramMatch
+from streamspec.runtime.draft_sources.source import (
+    AGREES,
+    ALONE,
+    DIFFERS,
+    AcceptanceRates,
+    CandidateTree,
+    DraftSource,
+    Found,
+    observe,
+)
 
+OFF, ROOT = -1, 0  # where a node stands in the candidate tree of the sources: not in it, before its nodes, or 1 + node
+DRAFTER = 1  # the drafter's bit among the sources of a node
 MAX_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
 MIN_SHARPNESS, MAX_SHARPNESS = 0.2, 2.0  # of the factor of the drafter's logits,
 LEARNING_RATE = 0.003  # and how far a nat of error moves it
@@ -32,12 +44,13 @@ LEARNING_RATE = 0.003  # and how far a nat of error moves it
 
 class Taken(NamedTuple):
     """Nodes that a search took, the likeliest first: `tokens`, `parents` (indices of nodes), `ranks` (among the
-    candidates after the parent) and `probabilities`, [n] each. The first `size` of them pay most and bring `expected`
-    tokens."""
+    candidates after the parent), `sources` (bits of those that propose it) and `probabilities`, [n] each. The first
+    `size` of them pay most and bring `expected` tokens."""
 
     tokens: list[int]
     parents: list[int]
     ranks: list[int]
+    sources: list[int]
     probabilities: list[float]
     size: int
     expected: float
@@ -50,7 +63,7 @@ class DraftSearch(Protocol):
         self,
         root: int,
         proposal: DraftProposal | None,
-        match: NgramMatch | None,
+        others: CandidateTree | None,
         rows: int,
         costs: np.ndarray | None,
         sharpness: float,
@@ -58,39 +71,38 @@ class DraftSearch(Protocol):
         """Takes at most `rows` nodes by falling probability, the root first; with `costs`, as many as make the tokens
         per time largest, two at least."""
 
-    def compare(
-        self, proposal: DraftProposal | None, match: NgramMatch | None, came: Sequence[int], sharpness: float
-    ) -> tuple[float, list[str]]:
-        """Returns the derivative of the log-probability of the tokens that `came`, by the sharpness; and for each token
-        of `match`, up to the first that did not come, how it stood to the drafter (`ngram.ASSUMED`)."""
+    def compare(self, proposal: DraftProposal, came: Sequence[int], sharpness: float) -> tuple[float, list[int | None]]:
+        """Returns the derivative of the log-probability of the tokens that `came`, by the sharpness; and for each of
+        them, up to the proposal's depths, its first candidate (None: it has none)."""
 
 
 @dataclass
 class DraftCalibration:
-    """Learns from draft to draft how often candidates come true; outlives a text. `rates`: of n-gram matches.
-    `sharpness`: the factor of the drafter's logits that makes tokens come as often as their probabilities say: smaller
-    where the target samples than where it is greedy."""
+    """Learns from draft to draft how often candidates come true; outlives a text. `sharpness`: the factor of the
+    drafter's logits that makes tokens come as often as their probabilities say: smaller where the target samples than
+    where it is greedy. `rates`: of each source, by its name."""
 
-    rates: NgramAcceptanceRates = field(default_factory=NgramAcceptanceRates)
     sharpness: float = SHARPNESS
+    rates: dict[str, AcceptanceRates] = field(default_factory=dict)
+
+    def rates_of(self, source: DraftSource) -> AcceptanceRates:
+        """The rates of a source, assumed where nothing was observed."""
+        return self.rates.setdefault(source.name, AcceptanceRates(source.assumed))
 
     def observe(
         self,
         proposal: DraftProposal | None,
-        match: NgramMatch | None,
+        found: Sequence[Found],
         came: Sequence[int],
         search: DraftSearch | None = None,
     ) -> None:
-        """Learns from the tokens that `came` where `proposal` and `match` had been drafted from."""
-        if proposal is None and match is None:
-            return
-        gradient, kinds = (search or PYTHON_SEARCH).compare(proposal, match, came, self.sharpness)
-        if match is not None:
-            for kind, drafted, token in zip(kinds, match.tokens, came, strict=False):
-                self.rates.observe(kind, match.length, drafted == token)
+        """Learns from the tokens that `came` where `proposal` and what the sources `found` had been drafted from."""
+        firsts = list[int | None]()
         if proposal is not None:
+            gradient, firsts = (search or PYTHON_SEARCH).compare(proposal, came, self.sharpness)
             moved = self.sharpness + LEARNING_RATE * gradient
             self.sharpness = min(max(moved, MIN_SHARPNESS), MAX_SHARPNESS)
+        observe(found, came, firsts)
 
 
 class PythonSearch:
@@ -100,54 +112,41 @@ class PythonSearch:
         self,
         root: int,
         proposal: DraftProposal | None,
-        match: NgramMatch | None,
+        others: CandidateTree | None,
         rows: int,
         costs: np.ndarray | None,
         sharpness: float,
         grammar_state: GrammarState | None = None,
     ) -> Taken:
         """With a `grammar_state` it takes only what the grammar allows, and what that forces is certain to come."""
-        search = _TreeSearch(proposal, match, sharpness, grammar_state)
+        search = _TreeSearch(proposal, others, sharpness, grammar_state)
         nodes, size, expected = search.take(root, rows, None if costs is None else costs.tolist())
         columns = [node.token for node in nodes], [node.parent for node in nodes], [node.rank for node in nodes]
-        return Taken(*columns, [node.probability for node in nodes], size, expected)
+        return Taken(*columns, search.sources(), [node.probability for node in nodes], size, expected)
 
-    def compare(
-        self, proposal: DraftProposal | None, match: NgramMatch | None, came: Sequence[int], sharpness: float
-    ) -> tuple[float, list[str]]:
-        kinds = [] if match is None else self._kinds(proposal, match, came, sharpness)
-        return 0.0 if proposal is None else proposal.gradient(came, sharpness), kinds
-
-    def _kinds(
-        self, proposal: DraftProposal | None, match: NgramMatch, came: Sequence[int], sharpness: float
-    ) -> list[str]:
-        kinds = list[str]()
+    def compare(self, proposal: DraftProposal, came: Sequence[int], sharpness: float) -> tuple[float, list[int | None]]:
+        firsts = list[int | None]()
         parent: int | None = 0
-        for depth, (drafted, token) in enumerate(zip(match.tokens, came, strict=False)):
-            kind = "alone"
-            candidates = (
-                proposal.after(depth, parent, sharpness) if proposal is not None and depth < proposal.depths else []
-            )
+        for depth, token in enumerate(came[: proposal.depths]):
+            candidates = proposal.after(depth, parent, sharpness)
+            firsts.append(candidates[0][0] if candidates else None)
             if candidates:
-                kind = "agrees" if drafted == candidates[0][0] else "differs"
-                parent = next((number for candidate, _, number in candidates if candidate == drafted), None)
-            kinds.append(kind)
-            if drafted != token:
-                break
-        return kinds
+                parent = next((number for candidate, _, number in candidates if candidate == token), None)
+        return proposal.gradient(came, sharpness), firsts
 
 
 PYTHON_SEARCH = PythonSearch()
 
 
 class Draft(NamedTuple):
-    """Draft tokens as a tree: `tokens` [n] of the nodes of `tree` and their `probabilities` [n]; `expected`:
-    tokens that verifying it brings on average.
+    """Draft tokens as a tree: `tokens` [n] of the nodes of `tree`, their `probabilities` and `sources` (bits) [n];
+    `expected`: tokens that verifying it brings on average.
     """
 
     tree: DraftTree
     tokens: list[int]
     probabilities: list[float]
+    sources: list[int]
     expected: float
 
     def pays(self, costs: np.ndarray) -> bool:
@@ -160,7 +159,7 @@ class Draft(NamedTuple):
 def build_draft_tree(
     root: int,
     proposal: DraftProposal | None,
-    match: NgramMatch | None,
+    others: CandidateTree | None,
     rows: int,
     costs: np.ndarray | None = None,
     sharpness: float = SHARPNESS,
@@ -177,9 +176,9 @@ def build_draft_tree(
     """
     most, priced = min(rows, MAX_ROWS), costs if costs is None or trial is None else trial.low
     if search is None or grammar_state is not None:
-        taken = PYTHON_SEARCH.take(root, proposal, match, most, priced, sharpness, grammar_state)
+        taken = PYTHON_SEARCH.take(root, proposal, others, most, priced, sharpness, grammar_state)
     else:
-        taken = search.take(root, proposal, match, most, priced, sharpness)
+        taken = search.take(root, proposal, others, most, priced, sharpness)
     size, expected = taken.size, taken.expected
     if trial is not None and costs is not None:  # as many nodes as it wants of those that could pay if it is right
         sums = np.cumsum(taken.probabilities)
@@ -188,7 +187,8 @@ def build_draft_tree(
             size = trial.size(sums, costs, 2 + int(np.argmax(sums[1:] / costs[1:size])))
         expected = float(sums[size - 1])
     tree, order = _laid_out(tuple(taken.parents[:size]), tuple(taken.ranks[:size]))
-    return Draft(tree, [taken.tokens[i] for i in order], [taken.probabilities[i] for i in order], expected)
+    tokens, probabilities = [taken.tokens[i] for i in order], [taken.probabilities[i] for i in order]
+    return Draft(tree, tokens, probabilities, [taken.sources[i] for i in order], expected)
 
 
 @lru_cache(maxsize=512)
@@ -199,8 +199,8 @@ def _laid_out(parents: tuple[int, ...], ranks: tuple[int, ...]) -> tuple[DraftTr
 
 class _Node(NamedTuple):
     """`parent`: its index among the nodes taken; `number`: of its candidate, None if none; `rank`: among the candidates
-    after its parent; `follows`: its path is the n-gram match so far; `path`: the tokens after the root, where a grammar
-    is followed."""
+    after its parent; `at`: where it stands in the candidate tree (`OFF`, `ROOT`); `path`: the tokens after the root,
+    where a grammar is followed."""
 
     probability: float
     parent: int
@@ -208,34 +208,49 @@ class _Node(NamedTuple):
     token: int
     number: int | None
     rank: int
-    follows: bool
+    at: int
     path: Path = ()
 
 
-# What may follow a node taken: the candidates, the rank that the match has claimed (-1: none), and the factor that this
+class _Claim(NamedTuple):
+    """A token that another source proposes after a node. `own`: the probability that the drafter gives it."""
+
+    token: int
+    number: int | None
+    rank: int
+    own: float
+    probability: float
+    at: int
+
+
+# What may follow a node taken: the candidates, the ranks that other sources have claimed, and the factor that this
 # leaves to the probabilities of the others.
-_Children = tuple[Sequence[tuple[int, float, int | None]], int, float]
+_Children = tuple[Sequence[tuple[int, float, int | None]], Sequence[int], float]
 
 
 class _TreeSearch:
     def __init__(
         self,
         proposal: DraftProposal | None,
-        match: NgramMatch | None,
+        others: CandidateTree | None,
         sharpness: float,
         grammar_state: GrammarState | None = None,
     ) -> None:
-        self._proposal, self._match, self._sharpness, self._grammar_state = proposal, match, sharpness, grammar_state
+        self._proposal, self._others, self._sharpness, self._grammar_state = proposal, others, sharpness, grammar_state
         self._depths = 0 if proposal is None else proposal.depths
         self._heap: list[tuple[float, int, _Node]] = []
         self._age = count()
         self._taken: list[_Node] = []
         self._children: list[_Children] = []
+        parents = [] if others is None else others.parents
+        self._following: list[list[int]] = [[] for _ in range(len(parents) + 1)]  # nodes of `others` by `_Node.at`
+        for node, parent in enumerate(parents):
+            self._following[parent + 1].append(node)
 
     def take(self, root: int, rows: int, costs: list[float] | None = None) -> tuple[list[_Node], int, float]:
         """See `DraftSearch`: the nodes taken, how many of them pay most, and the tokens that these bring."""
         taken, heap = self._taken, self._heap
-        self._take(_Node(1.0, 0, 0, root, 0, 0, True))
+        self._take(_Node(1.0, 0, 0, root, 0, 0, ROOT))
         expected, best, size, brings = 1.0, 0.0, 1, 1.0
         while heap and len(taken) < rows:
             node = heappop(heap)[2]
@@ -251,46 +266,61 @@ class _TreeSearch:
                     taken.append(node)
                     break
             self._take(node)
-            if not node.follows:
+            if node.at == OFF:
                 self._offer(node.parent, node.rank + 1)
         return taken, size, brings
 
+    def sources(self) -> list[int]:
+        """Bits of the sources that propose each node taken; none for the root."""
+        masks = [] if self._others is None else self._others.sources
+        return [0] + [
+            (DRAFTER if node.number is not None else 0) | (masks[node.at - 1] if node.at > ROOT else 0)
+            for node in self._taken[1:]
+        ]
+
     def _take(self, node: _Node) -> None:
-        """Adds a node and offers its children: the match's token, and the first candidate."""
-        index, children, claimed, factor = len(self._taken), self._candidates(node), -1, 1.0
+        """Adds a node and offers its children: what other sources claim, and the first candidate."""
+        index, children = len(self._taken), self._candidates(node)
         self._taken.append(node)
-        matched = self._matched(node) if node.follows else None
-        if matched is not None:
-            claimed, number, own, kind = next(
-                (rank, number, own, "differs" if rank else "agrees")
-                for rank, (token, own, number) in enumerate([*children, (matched, 0.0, None)])
-                if token == matched
-            )
-            assert self._match is not None
-            probability = self._match.probability[kind if children else "alone"]
-            probability = max(own, probability)
-            factor = (1 - probability) / max(1 - own, 1e-6)  # what the match claims is lost to the others
-            self._push(_Node(node.probability * probability, index, node.depth + 1, matched, number, claimed, True))
-        self._children.append((children, claimed, factor))
+        claims = self._claims(node, children) if node.at != OFF else []
+        claimed = own = 0.0
+        for claim in claims:
+            claimed += claim.probability
+            own += claim.own
+        scale = 1 / claimed if claimed > 1 else 1.0
+        for claim in claims:
+            probability = node.probability * (claim.probability * scale)
+            self._push(_Node(probability, index, node.depth + 1, claim.token, claim.number, claim.rank, claim.at))
+        factor = max(0.0, 1 - claimed * scale) / max(1 - own, 1e-6) if claims else 1.0  # what is left to the others
+        self._children.append((children, [claim.rank for claim in claims], factor))
         self._offer(index, 0)
 
     def _offer(self, parent: int, rank: int) -> None:
-        """Offers candidate `rank` after a node taken, or the next one where the match offers that already."""
+        """Offers candidate `rank` after a node taken, or the next one that no other source offers already."""
         children, claimed, factor = self._children[parent]
-        rank += rank == claimed
+        while rank in claimed:
+            rank += 1
         if rank < len(children):
             node, (token, probability, number) = self._taken[parent], children[rank]
             probability = node.probability * min(1.0, probability * factor)
-            self._push(_Node(probability, parent, node.depth + 1, token, number, rank, False))
+            self._push(_Node(probability, parent, node.depth + 1, token, number, rank, OFF))
 
-    def _matched(self, node: _Node) -> int | None:
-        """Returns the match's token after `node`, which follows it."""
-        if self._match is None or node.depth >= len(self._match.tokens):
-            return None
-        token = self._match.tokens[node.depth]
-        if self._grammar_state is not None and not self._grammar_state.allows(node.path, token):
-            return None
-        return token
+    def _claims(self, node: _Node, children: Sequence[tuple[int, float, int | None]]) -> list[_Claim]:
+        """Returns what other sources propose after `node`: those of the drafter's candidates, and tokens that are none,
+        with ranks after theirs."""
+        claims, unknown, others = list[_Claim](), len(children), self._others
+        for following in self._following[node.at] if others is not None else ():
+            assert others is not None
+            token = others.tokens[following]
+            if self._grammar_state is not None and not self._grammar_state.allows(node.path, token):
+                continue
+            rank = next((rank for rank, child in enumerate(children) if child[0] == token), -1)
+            _, own, number = children[rank] if rank >= 0 else (token, 0.0, None)
+            kind = (DIFFERS if rank else AGREES) if children else ALONE
+            probability = max(own, others.rates[3 * following + kind])
+            claims.append(_Claim(token, number, rank if rank >= 0 else unknown, own, probability, following + 1))
+            unknown += rank < 0
+        return claims
 
     def _candidates(self, parent: _Node) -> Sequence[tuple[int, float, int | None]]:
         """Returns the drafter's candidates after `parent`, those that the grammar allows."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +19,11 @@ from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tre
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
-from streamspec.runtime.decoding.ngram import NgramIndex, NgramMatch
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import logprob
 from streamspec.runtime.decoding.stats import Stats
-from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, off_borders
+from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, follow, off_borders
+from streamspec.runtime.draft_sources.source import CandidateTree, Found, merged
 
 if TYPE_CHECKING:
     from streamspec.runtime.options import GenerationOptions
@@ -58,9 +57,12 @@ class SpeculativeDecoder:
         self._ran_drafter = False  # in the last step
         self._root = -1
         self._proposal: DraftProposal | None = None
-        self._index = NgramIndex(self.adaptive.calibration.rates) if self.rows > 1 and self.policy.ngram else None
-        self._match: NgramMatch | None = None  # what the last draft was made with
-        self._gate = self.adaptive.gate if runner.gamma and self._index is not None else None
+        sources = self.policy.sources if self.rows > 1 else ()
+        rates = self.adaptive.calibration.rates_of
+        self._sources = [(source.begin(), rates(source), 2 << i) for i, source in enumerate(sources)]
+        self._found: list[Found] = []  # what the last draft was made with,
+        self._others: CandidateTree | None = None  # as one tree
+        self._gate = self.adaptive.gate if runner.gamma and self._sources else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""
@@ -81,8 +83,7 @@ class SpeculativeDecoder:
             self.runner.waited_seconds,
             time.perf_counter(),
         )
-        if self._index is not None:
-            self._index.extend(prompt)
+        self._read(prompt)
         while True:
             self.stats.decode_seconds = time.perf_counter() - decoding - self.consumer_seconds
             self.stats.graph_seconds = self.runner.graph_seconds - graph_before
@@ -92,8 +93,7 @@ class SpeculativeDecoder:
                 return
             began = self._clock()
             self._root = done.tokens[-1]
-            if self._index is not None:
-                self._index.extend(done.tokens)
+            self._read(done.tokens)
             remaining, cached = limit - self.stats.new_tokens, self.runner.length
             self._step_began = self._clock()
             draft = self._draft() if self.rows > 1 and remaining > 1 and not self._probe_due else None
@@ -140,10 +140,10 @@ class SpeculativeDecoder:
         While speculation pauses only what a grammar forces is drafted."""
         room = self.runner.context_length - self.runner.length - self.runner.gamma - 1
         grammar, rows, paused = self.grammar, self.rows, not self._controller.on
-        self._match = self._index.find(room) if self._index is not None and not paused else None
+        self._look_up(0 if paused else room)
         forced = grammar is not None and grammar.after().forced is not None
         if not forced and (
-            paused or (self._proposal is None and (self._match is None or (self.runner.gamma and self._gate is None)))
+            paused or (self._proposal is None and (self._others is None or (self.runner.gamma and self._gate is None)))
         ):
             return None
         if grammar is not None:
@@ -152,7 +152,7 @@ class SpeculativeDecoder:
         proposal = None if paused else self._proposal
         trial = None if learned is None or forced or paused else learned.trial(self._runs_drafter())
         sharpness, search = self.adaptive.calibration.sharpness, self.policy.search
-        draft = build_draft_tree(self._root, proposal, self._match, rows, costs, sharpness, grammar, trial, search)
+        draft = build_draft_tree(self._root, proposal, self._others, rows, costs, sharpness, grammar, trial, search)
         if learned is not None and trial is not None:
             learned.tried(trial.loss)
         if len(draft.tree) == 1 or draft.tree.depth > room:
@@ -191,10 +191,10 @@ class SpeculativeDecoder:
             self._controller.step(len(path), cost, self._clock() - self._step_began)
         if self._gate is not None:
             if proposal is not None:
-                self._gate.compare(len(done.tokens), len(tree), *self._ngram_only(self._gate, done.tokens))
+                self._gate.compare(len(done.tokens), len(tree), *self._without_drafter(self._gate, done.tokens))
             self._gate.step(len(done.tokens), len(tree), drafter)
         if grammar is None:  # what a grammar lets through says nothing about other texts
-            self.adaptive.calibration.observe(proposal, self._match, done.tokens, self.policy.search)
+            self.adaptive.calibration.observe(proposal, self._found, done.tokens, self.policy.search)
         done = self._finish_step(done, result, path)
         self._count(done, len(tree))
         return done
@@ -249,17 +249,29 @@ class SpeculativeDecoder:
             return self._gate.costs(self._runs_drafter())
         return None if self.policy.costs is None else self.policy.costs.curve
 
-    def _ngram_only(self, gate: DrafterGate, came: Sequence[int]) -> tuple[int, int]:
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Adds tokens to the text of the sources."""
+        for index, _, _ in self._sources:
+            index.extend(tokens)
+
+    def _look_up(self, room: int) -> None:
+        """Asks the sources what may follow, at most `room` tokens deep."""
+        self._found.clear()
+        for index, rates, bit in self._sources if room > 0 else ():
+            if (continuations := index.find(room)) is not None:
+                self._found.append(Found(continuations, rates, bit))
+        self._others = merged(self._found)
+
+    def _without_drafter(self, gate: DrafterGate, came: Sequence[int]) -> tuple[int, int]:
         """Counts the tokens that the last draft would have brought without the drafter's proposal, and its rows."""
-        if self._match is None and self.grammar is None:
+        if self._others is None and self.grammar is None:
             return 1, 1
         costs = gate.costs(False)
         search, grammar = self.policy.search, self.grammar
-        draft = build_draft_tree(self._root, None, self._match, self.rows, costs, grammar_state=grammar, search=search)
+        draft = build_draft_tree(self._root, None, self._others, self.rows, costs, grammar_state=grammar, search=search)
         if not draft.pays(costs):
             return 1, 1
-        right = (drafted == token for drafted, token in zip(draft.tokens[1:], came, strict=False))
-        return min(1 + sum(takewhile(bool, right)), len(came)), len(draft.tree)
+        return min(len(follow(draft.tree, draft.tokens, came)), len(came)), len(draft.tree)
 
     def _may_draft(self, position: int) -> bool:
         """Whether draft tokens after the row at `position` can be used and stay within the context."""

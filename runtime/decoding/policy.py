@@ -12,6 +12,8 @@ from streamspec.runtime.decoding.draft_tree_search import PYTHON_SEARCH, DraftCa
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
+from streamspec.runtime.draft_sources.ngram import NGRAM
+from streamspec.runtime.draft_sources.source import DraftSource
 
 PLAIN_REQUESTED = "asked for plain decoding"
 
@@ -21,8 +23,8 @@ class DecodingPolicy:
     """Says how one bundle or, where it is swappable, one of its adapters is decoded on this machine.
 
     `eos`: token ids that end a text. `rows`: most rows of a verification step, 1: plain, and `reason` why. `costs`: of
-    steps by their rows, shared by all sessions; None (of no account): every step takes all rows. `ngram`: also draft
-    what followed an earlier occurrence of the newest tokens. `pruning`: which rows go on above the early exit, None for
+    steps by their rows, shared by all sessions; None (of no account): every step takes all rows. `sources`: of drafts,
+    beside the drafter. `pruning`: which rows go on above the early exit, None for
     all. `call_rows`: rows that every call of a static graph computes, however few are asked for; None for a dynamic
     one. `expected` [rows]: tokens per step that trees of 1.. rows brought on validation data, if there was any.
     `search`: chooses the drafts.
@@ -31,7 +33,7 @@ class DecodingPolicy:
     eos: Collection[int] = ()
     rows: int = 1
     costs: RowCosts | None = None
-    ngram: bool = True
+    sources: tuple[DraftSource, ...] = (NGRAM,)
     pruning: Pruning | None = None
     call_rows: int | None = None
     reason: str = PLAIN_REQUESTED

@@ -28,7 +28,7 @@ def off_borders(draft: Draft, length: int) -> Draft:
     path = 1
     while path < len(parents) and parents[path] == path - 1:
         path += 1
-    return Draft(chain(path - 1), draft.tokens[:path], draft.probabilities[:path], draft.expected)
+    return Draft(chain(path - 1), draft.tokens[:path], draft.probabilities[:path], draft.sources[:path], draft.expected)
 
 
 def accept(tree: DraftTree, tokens: Sequence[int], choices: Sequence[int]) -> tuple[int, tuple[int, ...]]:
@@ -45,6 +45,17 @@ def accept(tree: DraftTree, tokens: Sequence[int], choices: Sequence[int]) -> tu
             if tree.depths[node] > tree.depths[best]:
                 best = node
     return best, tree.path(best)
+
+
+def follow(tree: DraftTree, tokens: Sequence[int], came: Sequence[int]) -> list[int]:
+    """Returns the path of the nodes, root included, whose `tokens` [n] are those that `came` after the root."""
+    path = [0]
+    for token in came:
+        node = next((child for child in tree.children[path[-1]] if tokens[child] == token), None)
+        if node is None:
+            break
+        path.append(node)
+    return path
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
+from streamspec.draft_tree import MAX_GAMMA
 from streamspec.runtime.decoding.draft_proposal import DraftProposal, held
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, Taken
-from streamspec.runtime.decoding.ngram import NgramMatch
+from streamspec.runtime.draft_sources.source import CandidateTree
 from streamspec.runtime.hardware import native_library
 
-KINDS = ("alone", "agrees", "differs")  # of `ngram.ASSUMED`, by their numbers in the library
-NO_PROPOSAL = (None, None, None, None)
-_PLACES, _NUMBERS = ctypes.c_int64 * (1 + 3 * MAX_ROWS), ctypes.c_double * (1 + MAX_ROWS)
+NO_PROPOSAL = NO_TREE = (None, None, None, None)
+_PLACES, _NUMBERS = ctypes.c_int64 * (1 + 4 * MAX_ROWS), ctypes.c_double * (1 + MAX_ROWS)
+_DEPTHS = ctypes.c_int64 * MAX_GAMMA
 _WHOLE, _REAL, _IN = ctypes.c_int64, ctypes.c_double, ctypes.c_char_p  # `_IN`: takes bytes as they are
 _PROPOSAL = [_IN, _IN, _IN, _IN]
 
@@ -41,15 +42,15 @@ class NativeSearch:
     def __init__(self, path: Path) -> None:
         library = ctypes.PyDLL(str(path))  # the calls are too short to let other threads run
         self._take, self._compare = library.streamspec_draft_tree, library.streamspec_draft_compare
-        self._take.argtypes = [*_PROPOSAL, _IN, _WHOLE, _IN, _WHOLE, _REAL, _WHOLE, _IN, _PLACES, _NUMBERS]
-        self._compare.argtypes = [*_PROPOSAL, _IN, _WHOLE, _IN, _WHOLE, _REAL, _PLACES]
+        self._take.argtypes = [*_PROPOSAL, _IN, _IN, _IN, _IN, _WHOLE, _WHOLE, _REAL, _WHOLE, _IN, _PLACES, _NUMBERS]
+        self._compare.argtypes = [*_PROPOSAL, _IN, _WHOLE, _REAL, _DEPTHS]
         self._compare.restype = _REAL
 
     def take(
         self,
         root: int,
         proposal: DraftProposal | None,
-        match: NgramMatch | None,
+        others: CandidateTree | None,
         rows: int,
         costs: np.ndarray | None,
         sharpness: float,
@@ -57,22 +58,25 @@ class NativeSearch:
         if costs is not None and len(costs) < rows:
             raise ValueError(f"{len(costs)} costs of {rows} rows")  # the caller's arithmetic is wrong
         given = NO_PROPOSAL if proposal is None else (proposal.tokens, proposal.logits, proposal.more, proposal.shape)
-        drafted = () if match is None else match.tokens
-        rates = None if match is None else array("d", [match.probability[kind] for kind in KINDS]).tobytes()
+        tree: tuple[bytes | None, ...] = NO_TREE
+        size = 0
+        if others is not None:
+            tokens, parents, rates, sources = others
+            size = len(tokens)
+            tree = _whole(tokens), _whole(parents), array("d", rates).tobytes(), _whole(sources)
         times = None if costs is None else held(costs, np.float64)
         places, numbers = _PLACES(), _NUMBERS()
-        count = self._take(
-            *given, array("q", drafted).tobytes(), len(drafted), rates, root, sharpness, rows, times, places, numbers
-        )
-        found = places[: 1 + 3 * count]
-        return Taken(found[1::3], found[2::3], found[3::3], numbers[1 : 1 + count], found[0], numbers[0])
+        count = self._take(*given, *tree, size, root, sharpness, rows, times, places, numbers)
+        found = places[: 1 + 4 * count]
+        columns = found[1::4], found[2::4], found[3::4], found[4::4]
+        return Taken(*columns, numbers[1 : 1 + count], found[0], numbers[0])
 
-    def compare(
-        self, proposal: DraftProposal | None, match: NgramMatch | None, came: Sequence[int], sharpness: float
-    ) -> tuple[float, list[str]]:
-        given = NO_PROPOSAL if proposal is None else (proposal.tokens, proposal.logits, proposal.more, proposal.shape)
-        drafted = () if match is None else match.tokens
-        kinds, count = _PLACES(*[-1] * len(drafted)), min(len(drafted), len(came))
-        tokens, text = array("q", came).tobytes(), array("q", drafted).tobytes()
-        gradient = self._compare(*given, text, len(drafted), tokens, len(came), sharpness, kinds)
-        return gradient, [KINDS[kind] for kind in kinds[:count] if kind >= 0]
+    def compare(self, proposal: DraftProposal, came: Sequence[int], sharpness: float) -> tuple[float, list[int | None]]:
+        came, firsts = came[: min(proposal.depths, MAX_GAMMA)], _DEPTHS()
+        given = proposal.tokens, proposal.logits, proposal.more, proposal.shape
+        gradient = self._compare(*given, _whole(came), len(came), sharpness, firsts)
+        return gradient, [None if first < 0 else first for first in firsts[: len(came)]]
+
+
+def _whole(numbers: Sequence[int]) -> bytes:
+    return array("q", numbers).tobytes()

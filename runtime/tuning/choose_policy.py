@@ -10,8 +10,9 @@ from streamspec.bundle.manifest import Manifest
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH
 from streamspec.runtime.decoding.model_runner import Pruning
-from streamspec.runtime.decoding.ngram import CONTINUATION
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, DecodingPolicy
+from streamspec.runtime.draft_sources.ngram import CONTINUATION
+from streamspec.runtime.draft_sources.registry import SOURCES, chosen
 from streamspec.runtime.hardware import native_search
 from streamspec.runtime.options import LoadOptions
 
@@ -27,7 +28,8 @@ def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -
     rows, costs, expected = 1, None, None
     reason = PLAIN_REQUESTED if manifest.streams is not None else "the bundle has no streams"
     pruning = options.pruning if manifest.streams is not None and manifest.streams.pruning else None
-    if (manifest.trees is not None or options.ngram) and options.tree not in ("plain", 1):
+    sources = chosen({option: getattr(options, option) for option in SOURCES})
+    if (manifest.trees is not None or sources) and options.tree not in ("plain", 1):
         if isinstance(options.tree, int):
             rows = min(options.tree, runner.rows or options.tree)
         else:
@@ -35,7 +37,7 @@ def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -
             known = read_record(file)
             if manifest.trees is not None:
                 expected = np.cumsum([node[2] for node in manifest.trees.nodes])
-            most = MAX_ROWS if manifest.trees is not None else CONTINUATION + 1  # what n-grams alone draft: one chain
+            most = MAX_ROWS if manifest.trees is not None else CONTINUATION + 1  # what n-grams alone draft: a chain
             if runner.rows is not None:  # every step is the same call
                 rows = min(runner.rows, most)
                 costs = RowCosts(np.ones(rows))
@@ -48,4 +50,4 @@ def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -
                 pruning = Pruning(min_probability=known.min_probability)
     call_rows = manifest.static.rows if manifest.static else None
     eos, search = manifest.model.eos_token_ids, native_search.find() or PYTHON_SEARCH
-    return DecodingPolicy(eos, rows, costs, options.ngram, pruning, call_rows, reason, expected, search)
+    return DecodingPolicy(eos, rows, costs, sources, pruning, call_rows, reason, expected, search)

@@ -59,7 +59,7 @@ def test_two_models_write_what_the_target_writes(
         plain, _, calls = decode(target.runner, prompt, 30)
         assert calls == 29  # the first token is the prompt's
         engine = TwoModelEngine(target.runner, small.runner, gamma)
-        drafted, _, calls = decode(engine, prompt, 30, DecodingPolicy(rows=gamma + 1, ngram=False))
+        drafted, _, calls = decode(engine, prompt, 30, DecodingPolicy(rows=gamma + 1, sources=()))
         assert drafted == plain
         steps, tokens = steps + calls, tokens + len(plain) - 1
     assert tokens > 1.5 * steps  # a draft model so close to the target is often right
@@ -99,7 +99,7 @@ def test_every_tree_writes_what_plain_decoding_writes(bundles: Bundles, scripts:
     steps = tokens = 0
     for prompt in map(session.encode, PROMPTS):
         decoders = [
-            decoder_of(name, session.runner, 40, DecodingPolicy(ngram=False), session.manifest.trees)
+            decoder_of(name, session.runner, 40, DecodingPolicy(sources=()), session.manifest.trees)
             for name in ("plain", tree)
         ]
         plain, drafted = (written(decoder, prompt) for decoder in decoders)
@@ -119,7 +119,7 @@ def test_typical_acceptance_is_exact_where_nothing_is_typical_and_lossy_where_al
         engine, tokens, steps, same = TypicalEngine(session.runner, epsilon, delta, 0.7), 0, 0, []
         for prompt in map(session.encode, PROMPTS):
             plain, drafted = (
-                SpeculativeDecoder(e, GenerationOptions(30), DecodingPolicy(rows=rows, ngram=False))
+                SpeculativeDecoder(e, GenerationOptions(30), DecodingPolicy(rows=rows, sources=()))
                 for e, rows in ((session.runner, 1), (engine, 8))
             )
             same.append(written(plain, prompt) == written(drafted, prompt))

@@ -20,6 +20,8 @@ from streamspec.runtime.decoding.model_runner import Cancelled, ModelRunner, Pru
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import GREEDY, Sampling
 from streamspec.runtime.decoding.speculation_controller import SpeculationController
+from streamspec.runtime.draft_sources.ngram import NGRAM
+from streamspec.runtime.draft_sources.source import DraftSource
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.ort_runner import shared_prefix
 from streamspec.runtime.options import GenerationOptions
@@ -227,6 +229,7 @@ class Setup:
     rows: int = 1
     costs: np.ndarray | None = None
     ngram: bool = True
+    sources: tuple[DraftSource, ...] = ()  # besides n-grams
     pruning: Pruning | None = None
     grammar: GrammarState | None = None
     logprobs: int | None = None
@@ -235,7 +238,8 @@ class Setup:
     def decoder(self, runner: ModelRunner) -> SpeculativeDecoder:
         options = GenerationOptions(max_new_tokens=self.limit, logprobs=self.logprobs)
         costs = None if self.costs is None else RowCosts(self.costs)
-        policy = DecodingPolicy(self.eos, self.rows, costs, self.ngram, self.pruning)
+        sources = self.sources + ((NGRAM,) if self.ngram else ())
+        policy = DecodingPolicy(self.eos, self.rows, costs, sources, self.pruning)
         return SpeculativeDecoder(runner, options, policy, self.adaptive, self.grammar)
 
 

@@ -42,7 +42,7 @@ def answer(
     """Tokens of answers, seconds of decoding on the simulated clock, and the rows of the last answer's steps."""
     runner, texts, seconds = TimedRunner(machine, skill, seed), [], 0.0
     monkeypatch.setattr(loop.time, "perf_counter", lambda: runner.now)
-    policy = DecodingPolicy(rows=ROWS if costs else 1, costs=costs, ngram=False)
+    policy = DecodingPolicy(rows=ROWS if costs else 1, costs=costs, sources=())
     adaptive = AdaptiveState(policy)
     for prompt in range(ANSWERS):
         runner.reset()

@@ -1,7 +1,8 @@
-"""Prompt lookup (ngram), and its branch in the streams' tree."""
+"""Draft trees of the drafter's candidates and of other sources'."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -18,53 +19,47 @@ from streamspec.runtime.decoding.draft_tree_search import (
     DraftCalibration,
     build_draft_tree,
 )
-from streamspec.runtime.decoding.ngram import CONTINUATION, LONGEST, MEASURED, NgramIndex, NgramMatch
+from streamspec.runtime.draft_sources.ngram import NGRAM, NgramIndex
+from streamspec.runtime.draft_sources.source import (
+    AGREES,
+    ALONE,
+    DIFFERS,
+    AcceptanceRates,
+    CandidateTree,
+    Continuations,
+    Found,
+    merged,
+)
 from streamspec.runtime.hardware import native_library, native_search
 from tests.runtime.decoding.test_loop import decode
 from tests.support.toy_runner import Setup, ToyRunner, adaptive, scripted, varied
 
 
-def index_of(text: list[int]) -> NgramIndex:
-    index = NgramIndex()
-    index.extend(text)
-    return index
+def chain(tokens: Sequence[int], rates: Sequence[float]) -> CandidateTree:
+    """One after the other, each with these rates by kind."""
+    return CandidateTree(list(tokens), list(range(-1, len(tokens) - 1)), list(rates) * len(tokens), [2] * len(tokens))
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(0, 3), max_size=40))
-def test_find_equals_its_definition(text: list[int]) -> None:
-    found = index_of(text).find()
-    for n in range(min(LONGEST, len(text)), 0, -1):
-        before = [i for i in range(n, len(text)) if text[i - n : i] == text[-n:]]
-        if before:
-            at = before[-1]
-            match = max(m for m in range(n, at + 1) if text[at - m : at] == text[len(text) - m :])
-            assert found is not None
-            assert found.tokens == tuple(text[at : at + CONTINUATION]) and found.length == min(match, MEASURED)
-            return
-    assert found is None
-
-
-def sure(tokens: tuple[int, ...], probability: float, match: int = 3) -> NgramMatch:
-    return NgramMatch(tokens, match, dict.fromkeys(("differs", "agrees", "alone"), probability))
+def sure(tokens: Sequence[int], probability: float) -> CandidateTree:
+    return chain(tokens, [probability] * 3)
 
 
 def test_the_rates_follow_what_came() -> None:
-    index = index_of([1, 2, 3, 1, 2])
-    calibration = DraftCalibration(index.rates)
+    index, calibration = NgramIndex(), DraftCalibration()
+    index.extend([1, 2, 3, 1, 2])
+    rates, level = calibration.rates_of(NGRAM), 2
     first = index.find()
-    assert first is not None and first.length == 2 and first.tokens == (3, 1, 2)
+    assert first == Continuations([3, 1, 2], [-1, 0, 1], [level] * 3)
+    found = [Found(first, rates, 2)]
     proposal = IndependentProposal(np.array([[3], [4]]), np.zeros((2, 1)))
     for _ in range(300):
-        calibration.observe(proposal, first, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
-    later = index.find(limit=1)
-    assert later is not None and later.tokens == (3,)
-    assert (
-        later.probability["agrees"] > 0.98 and later.probability["differs"] > 0.95 and later.probability["alone"] < 0.05
-    )
+        calibration.observe(proposal, found, [3, 1, 9])  # 3 agrees, 1 differs, 2 is beyond the streams
+    of = rates.of(level)
+    assert of[AGREES] > 0.98 and of[DIFFERS] > 0.95 and of[ALONE] < 0.05
     for _ in range(400):
-        calibration.observe(proposal, first, [4])
-    assert index.rates.of("agrees", 2) < 0.2  # the past fades
+        calibration.observe(proposal, found, [4])
+    assert rates.of(level)[AGREES] < 0.2  # the past fades
+    assert calibration.rates_of(NGRAM) is rates
 
 
 @pytest.mark.parametrize("boast", [0.7, 1.0, 3.0])
@@ -74,7 +69,7 @@ def test_the_streams_are_believed_as_far_as_what_came_bears_them_out(boast: floa
     for step in range(4000):
         probabilities = random.dirichlet(np.full(6, 0.3), 2)
         proposal = IndependentProposal(np.array([range(6), range(6)]), boast * np.log(probabilities + 1e-9))
-        calibration.observe(proposal, None, [random.choice(6, p=row) for row in probabilities])
+        calibration.observe(proposal, [], [random.choice(6, p=row) for row in probabilities])
         late += [calibration.sharpness] if step >= 2000 else []
     assert np.mean(late) == pytest.approx(1 / boast, rel=0.1)
 
@@ -82,10 +77,10 @@ def test_the_streams_are_believed_as_far_as_what_came_bears_them_out(boast: floa
 def test_tokens_that_no_stream_proposes_make_them_less_believed_but_not_without_end() -> None:
     calibration = DraftCalibration()
     for _ in range(3000):
-        calibration.observe(PROPOSAL, None, [99, 99])
+        calibration.observe(PROPOSAL, [], [99, 99])
     assert calibration.sharpness == MIN_SHARPNESS
-    calibration.observe(None, None, [99])
-    calibration.observe(PROPOSAL, None, [])
+    calibration.observe(None, [], [99])
+    calibration.observe(PROPOSAL, [], [])
     assert calibration.sharpness == MIN_SHARPNESS
 
 
@@ -135,7 +130,7 @@ def test_numbers_that_are_none_give_a_draft_all_the_same() -> None:
             proposal = IndependentProposal(np.array([[1, 2, 3], [4, 5, 6]]), logits)
             made = build_draft_tree(9, proposal, None, 4, np.linspace(1, 2, 4))
             assert made.tokens[0] == 9 and len(made.tree) <= 4
-            DraftCalibration().observe(proposal, None, [2, 6])
+            DraftCalibration().observe(proposal, [], [2, 6])
 
 
 def test_no_draft_outgrows_the_cache_however_many_rows_are_asked_for() -> None:
@@ -243,7 +238,7 @@ def test_repeating_text_is_drafted_without_any_help_of_the_streams() -> None:
 def test_a_continuation_that_a_layer_did_not_foresee_stands_alone() -> None:
     tokens, logits = np.array([[10, 11], [20, 21]]), np.zeros((2, 2), np.float32)
     grown = TreeProposal(tokens, logits, np.array([-1, 0]), (1, 1))  # the second level follows 10 only
-    found = NgramMatch((7, 8), 4, {"differs": 0.25, "agrees": 0.95, "alone": 0.65})
+    found = chain((7, 8), (0.65, 0.95, 0.25))
     made = build_draft_tree(5, grown, found, 8)
     probability = {
         tuple(made.tokens[i] for i in made.tree.path(node)): made.probabilities[node] for node in range(len(made.tree))
@@ -251,8 +246,9 @@ def test_a_continuation_that_a_layer_did_not_foresee_stands_alone() -> None:
     assert probability[5, 7] == pytest.approx(0.25) and probability[5, 7, 8] == pytest.approx(0.25 * 0.65)
 
 
-def random_case(seed: int) -> tuple[DraftProposal | None, NgramMatch | None, np.random.Generator]:
-    """A proposal of any kind, with ties and candidates that come twice, and an n-gram match; either may be none."""
+def random_case(seed: int) -> tuple[DraftProposal | None, CandidateTree | None, np.random.Generator]:
+    """A proposal of any kind, with ties and candidates that come twice, and what other sources propose; either may be
+    none."""
     random = np.random.default_rng(seed)
     depths, width, kind = (int(n) for n in random.integers([1, 1, 0], [6, 9, 4]))
     levels = tuple(int(n) for n in (1, *random.integers(1, 4, depths - 1)))
@@ -265,11 +261,22 @@ def random_case(seed: int) -> tuple[DraftProposal | None, NgramMatch | None, np.
     elif kind < 2:
         pairs = np.round(random.normal(0, 1, (depths, width, width)), 1).astype(np.float32)
         proposal = IndependentProposal(tokens, logits, pairs if kind else None)
-    match = None
-    if random.random() < 0.7 or proposal is None:
-        drafted = tuple(random.integers(0, 9, int(random.integers(0, 8))).tolist())
-        match = NgramMatch(drafted, 3, {kind: float(random.uniform(0, 1)) for kind in ("alone", "agrees", "differs")})
-    return proposal, match, random
+    found = []
+    for bit in (2, 4)[: random.integers(0, 3) if proposal is not None else 2]:
+        rates = AcceptanceRates(random.uniform(0, 1, (3, 3)).tolist())
+        found.append(Found(random_continuations(random), rates, bit))
+    return proposal, merged(found), random
+
+
+def random_continuations(random: np.random.Generator) -> Continuations:
+    """A chain or a tree of up to 12 tokens."""
+    places = dict[tuple[int, int], int]()
+    narrow = random.random() < 0.5
+    for _ in range(random.integers(0, 13)):
+        parent = len(places) - 1 if narrow else int(random.integers(-1, len(places)))
+        places.setdefault((parent, int(random.integers(0, 9))), len(places))
+    parents, tokens = [parent for parent, _ in places], [token for _, token in places]
+    return Continuations(tokens, parents, random.integers(0, 3, len(places)).tolist())
 
 
 NATIVE = native_search.find()
@@ -280,16 +287,15 @@ NATIVE = native_search.find()
 @given(st.integers(0, 2**32 - 1))
 def test_the_native_library_takes_the_same_nodes_and_compares_alike(seed: int) -> None:
     assert NATIVE is not None
-    proposal, match, random = random_case(seed)
+    proposal, others, random = random_case(seed)
     rows, sharpness = int(random.integers(1, 65)), float(random.uniform(0.2, 2))
     costs = None if random.random() < 0.3 else 1 + np.cumsum(random.exponential(0.1, 64))
-    assert NATIVE.take(7, proposal, match, rows, costs, sharpness) == PYTHON_SEARCH.take(
-        7, proposal, match, rows, costs, sharpness
+    assert NATIVE.take(7, proposal, others, rows, costs, sharpness) == PYTHON_SEARCH.take(
+        7, proposal, others, rows, costs, sharpness
     )
-    came = random.integers(0, 9, int(random.integers(1, 9))).tolist()
-    if match is not None and random.random() < 0.5:
-        came = [*match.tokens, *came]
-    assert NATIVE.compare(proposal, match, came, sharpness) == PYTHON_SEARCH.compare(proposal, match, came, sharpness)
+    if proposal is not None:
+        came = random.integers(0, 9, int(random.integers(1, 9))).tolist()
+        assert NATIVE.compare(proposal, came, sharpness) == PYTHON_SEARCH.compare(proposal, came, sharpness)
 
 
 @pytest.mark.skipif(NATIVE is None, reason=native_library.why_not())
@@ -300,7 +306,7 @@ def test_numbers_that_are_none_do_the_native_library_no_harm() -> None:
         proposal = IndependentProposal(np.arange(96).reshape(3, 32), logits, np.zeros((3, 32, 32), np.float32))
         found = NATIVE.take(5, proposal, None, 64, np.ones(64), 1.0)
         assert all(parent < max(i, 1) for i, parent in enumerate(found.parents)) and 1 <= found.size <= 64
-        NATIVE.compare(proposal, None, [1, 2, 3], 1.0)
+        NATIVE.compare(proposal, [1, 2, 3], 1.0)
     with pytest.raises(ValueError, match="2 costs of 3 rows"):
         NATIVE.take(5, None, None, 3, np.ones(2), 1.0)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamspec.draft_tree import DraftTree, cartesian, chain
 from streamspec.runtime.decoding.draft_tree_search import Draft
-from streamspec.runtime.decoding.verify import SUM_BLOCK, accept, commit, cut, off_borders
+from streamspec.runtime.decoding.verify import SUM_BLOCK, accept, commit, cut, follow, off_borders
 
 
 def small_trees(nodes: int, ranks: int) -> Iterator[DraftTree]:
@@ -56,9 +56,16 @@ def test_commit_stops_at_end_of_text_and_at_the_limit() -> None:
 
 
 def test_trees_keep_off_summation_borders_and_become_their_first_path() -> None:
-    draft = Draft(cartesian(2, 2), list(range(7)), [1.0] * 7, 2.0)
+    draft = Draft(cartesian(2, 2), list(range(7)), [1.0] * 7, [1] * 7, 2.0)
     for length in range(3 * SUM_BLOCK):
         kept = off_borders(draft, length)
         first, last = length // SUM_BLOCK, (length + 6) // SUM_BLOCK
         assert kept.tree == (draft.tree if first == last else chain(2))
         assert kept.tokens == list(range(7 if first == last else 3))
+
+
+def test_the_path_that_came_is_followed_through_any_tree() -> None:
+    tree = cartesian(2, 2)  # the root, 1 and 4, each with two children
+    tokens = [0, 5, 6, 7, 8, 6, 9]
+    assert follow(tree, tokens, [8, 9, 1]) == [0, 4, 6]
+    assert follow(tree, tokens, [5, 7]) == [0, 1, 3] and follow(tree, tokens, [9]) == [0]

@@ -1,0 +1,128 @@
+"""Defines what a source of drafts is that costs no model call: it looks the end of the text up and returns what may
+follow, as a tree of tokens. How often those come true is learned for each source by itself (`AcceptanceRates`).
+
+tests/runtime/draft_sources/test_registry.py covers this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+# How a token stands to the drafter's: it proposes nothing here, it proposes the same first, or something else.
+KINDS = ("alone", "agrees", "differs")
+ALONE, AGREES, DIFFERS = range(len(KINDS))
+WEIGHT = 10.0  # observations that an assumption counts for
+MEMORY = 200.0  # observations remembered
+
+Rates = tuple[float, float, float]  # of a token, by `KINDS`
+
+
+class Continuations(NamedTuple):
+    """What may follow a text by one source, as a tree: `tokens[i]` after node `parents[i]` < i (-1: after the text),
+    siblings with distinct tokens. `levels[i]`: row of the source's acceptance rates."""
+
+    tokens: list[int]
+    parents: list[int]
+    levels: list[int]
+
+
+class AcceptanceRates:
+    """How often a source's tokens come true if those before them did, by level and kind (`KINDS`): `assumed` [levels]
+    at first, observed since. Outlives a text."""
+
+    def __init__(self, assumed: Sequence[Rates]) -> None:
+        self._hits = [[WEIGHT * rate for rate in rates] for rates in assumed]
+        self._trials = [[WEIGHT] * len(rates) for rates in assumed]
+
+    def of(self, level: int) -> Rates:
+        hits, trials = self._hits[level], self._trials[level]
+        return hits[0] / trials[0], hits[1] / trials[1], hits[2] / trials[2]
+
+    def observe(self, level: int, kind: int, right: bool) -> None:
+        hits, trials = self._hits[level], self._trials[level]
+        fade = min(1.0, MEMORY / trials[kind])
+        trials[kind] = trials[kind] * fade + 1
+        hits[kind] = hits[kind] * fade + right
+
+
+class TextIndex(Protocol):
+    """A source's view of one text."""
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Adds tokens to the text, the prompt first."""
+
+    def find(self, limit: int) -> Continuations | None:
+        """Returns what may follow the text, at most `limit` tokens deep; None for nothing."""
+
+
+@dataclass(frozen=True)
+class DraftSource:
+    """A source: its `name`, the acceptance rates `assumed` [levels] before anything was observed, and what makes the
+    index of a new text."""
+
+    name: str
+    assumed: Sequence[Rates]
+    begin: Callable[[], TextIndex]
+
+
+class Found(NamedTuple):
+    """What a source found, and its rates. `bit`: of the source (`CandidateTree.sources`)."""
+
+    continuations: Continuations
+    rates: AcceptanceRates
+    bit: int
+
+
+class CandidateTree(NamedTuple):
+    """What all sources found, as one tree: `tokens`, `parents` [n] as in `Continuations`. `rates` [3 n]: how likely
+    each token is if those before it came, for each of `KINDS`. `sources` [n]: the bits of those that propose it."""
+
+    tokens: list[int]
+    parents: list[int]
+    rates: list[float]
+    sources: list[int]
+
+
+def merged(found: Sequence[Found]) -> CandidateTree | None:
+    """Makes one tree of what the sources found; a token that several propose is as likely as the surest of them
+    says."""
+    if not found:
+        return None
+    tokens, parents, sources = list[int](), list[int](), list[int]()
+    rates, nodes = list[float](), dict[tuple[int, int], int]()
+    for tree, known, bit in found:
+        here, by_level = list[int](), {level: known.of(level) for level in set(tree.levels)}
+        for token, parent, level in zip(*tree, strict=True):
+            place = -1 if parent < 0 else here[parent], token
+            node = nodes.get(place)
+            if node is None:
+                node = nodes[place] = len(tokens)
+                tokens.append(token)
+                parents.append(place[0])
+                sources.append(bit)
+                rates += by_level[level]
+            else:
+                sources[node] |= bit
+                rates[3 * node : 3 * node + 3] = map(max, rates[3 * node : 3 * node + 3], by_level[level])
+            here.append(node)
+    return CandidateTree(tokens, parents, rates, sources)
+
+
+def observe(found: Sequence[Found], came: Sequence[int], firsts: Sequence[int | None]) -> None:
+    """Learns from the tokens that `came`. `firsts`: the drafter's first candidate for each of them, None where it had
+    none; shorter where it proposed nothing further."""
+    for (tokens, parents, levels), rates, _ in found:
+        here: int | None = -1
+        for depth, token in enumerate(came):
+            first = firsts[depth] if depth < len(firsts) else None
+            siblings = [node for node, parent in enumerate(parents) if parent == here]
+            here = None
+            for node in siblings:
+                kind = ALONE if first is None else AGREES if tokens[node] == first else DIFFERS
+                rates.observe(levels[node], kind, tokens[node] == token)
+                if tokens[node] == token:
+                    here = node
+            if here is None:
+                break
