@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from streamspec.adapters.drafters.drafting_model import DraftRows
 from streamspec.adapters.drafters.streams import StreamConfig
 from streamspec.adapters.training.losses import draft_losses, pick_rows
 from streamspec.draft_tree import DraftTree
@@ -151,11 +150,56 @@ def test_every_variant_of_the_streams_learns(scripts: Any, name: str) -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.85 * losses[0]
     assert ("stream_embeddings" in own) == (name != "RotatedValues") and ("start_up" in own) == (name == "LowRankStart")
-    if name == "RotatedValues":  # the angle alone tells streams apart
-        with torch.no_grad():
-            beside = DraftRows(torch.tensor([[5]] * 4), ids[:, 6:7], ids[:, None, 7:10])
-            states = streams.draft_pass(streams.main_pass(ids, torch.ones_like(ids)), beside)
-        assert not torch.allclose(states[:, :, 0], states[:, :, 1], atol=1e-3)
+
+
+@torch.no_grad()
+def test_values_of_stream_j_are_turned_by_j_times_the_angle(scripts: Any) -> None:
+    from ablations import variants
+
+    streams = variants()["RotatedValues"](tiny_model("llama"), StreamConfig(3, 2, scale=0.7), True)
+    assert not streams.stream_embeddings.any()
+    ids = torch.randint(3, 60, (2, 12))
+    main = streams.main_pass(ids, torch.ones_like(ids))
+    keys, values = torch.randn(2, 2, 2, 6, 8).unbind()  # two rows with three streams each
+    kept, turned = streams.cache(main).update(keys, values, streams.first + 1)
+    assert torch.equal(kept, torch.cat([main.keys[1], keys], dim=2)) and torch.equal(turned[:, :, :12], main.values[1])
+    for row in range(2):
+        for stream in (1, 2, 3):
+            numbers = torch.complex(*values[:, :, 3 * row + stream - 1].chunk(2, dim=-1))
+            expected = numbers * np.exp(1j * np.pi * stream / 4)
+            found = torch.complex(*turned[:, :, 12 + 3 * row + stream - 1].chunk(2, dim=-1))
+            torch.testing.assert_close(found, expected.to(found.dtype))
+
+
+@pytest.mark.parametrize(
+    ("root", "child", "accepted"),
+    [
+        # exp(-H) of the root is 0.216: the limit 0.13 lies below 0.19, though that is less than epsilon
+        ((0.35, 0.1, 0.19, 0.18, 0.18, 0), (0.7, 0.1, 0.2, 0, 0, 0), 2),
+        # exp(-H) of the root is 0.449: the limit is epsilon, above 0.2; that of the row after the candidate is 0.12
+        ((0.7, 0.1, 0.2, 0, 0, 0), (0.3, 0.2, 0.2, 0.14, 0.14, 0.02), 0),
+        # exp(-H) of the root is 0.482: epsilon lies below 0.26, delta exp(-H) = 0.29 above it
+        ((0.7, 0.26, 0.04, 0, 0, 0), (0.3, 0.2, 0.2, 0.14, 0.14, 0.02), 1),
+    ],
+)
+def test_a_token_is_typical_by_the_entropy_of_the_row_it_follows(
+    scripts: Any, root: tuple[float, ...], child: tuple[float, ...], accepted: int
+) -> None:
+    from typical import TypicalEngine
+
+    temperature = 0.7
+    logits = np.log(np.maximum([root, child, child], 1e-12)) * temperature
+
+    class Fixed:
+        def forward(self, *_: Any) -> np.ndarray:
+            return logits
+
+        def prefill(self, path: list[int], draft: bool) -> StepResult:
+            return StepResult([5], 0)
+
+    engine: Any = TypicalEngine(Fixed(), 0.25, 0.6, temperature)  # type: ignore[arg-type]
+    found = engine.verify([5, 1, 2], DraftTree((0, 0, 0), (0, 0, 1)), draft=True)
+    assert (found.accepted, found.choices[0]) == (accepted, (0, 1, 2)[accepted])
 
 
 def test_of_typical_paths_the_longest_is_taken(scripts: Any) -> None:
