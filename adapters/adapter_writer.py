@@ -137,7 +137,7 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "streams": drafter,
     }
     write_json(config.out / STREAM_CONFIG, description)
-    minutes = round(sum(run.state.minutes.values()), 1)
+    minutes = round(run.budget.elapsed() / 60, 2)
     provenance = {
         "config": config.to_json(),
         "metrics": metrics,

@@ -17,15 +17,22 @@ from streamspec.acceptance_stats import node_order, per_stream_accuracy, simulat
 from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
 from streamspec.adapters.checks import fits
 from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
+from streamspec.adapters.last_validation import (
+    last_work,
+    measure_drafter,
+    measure_loss,
+    measure_texts,
+    stage_end,
+)
 from streamspec.adapters.models import with_task_lora
-from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
+from streamspec.adapters.training.acceptance_eval import record_ranks
+from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.data import TokenRow, joined
-from streamspec.adapters.training.device import clock_of
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.losses import lookup_table, next_token_loss, pick_rows
 from streamspec.adapters.training.self_distillation import CompletionFile, regenerate
 from streamspec.adapters.training.trainer import Stage, run_stage
-from streamspec.adapters.training_run import Run, answers_made_by
+from streamspec.adapters.training_run import Run, answers_made_by, say
 from streamspec.atomic import write_text
 from streamspec.data import Example
 from streamspec.draft_tree import DraftTree
@@ -33,16 +40,17 @@ from streamspec.draft_tree import DraftTree
 REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
 
 
-def task_stage(run: Run, out: Path, minutes: float | None) -> PreTrainedModel:
-    """Trains the task LoRA on references and writes it to `out` in PEFT's format."""
+def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
+    """Trains the task LoRA on references until `share` of the time is over and writes it to `out` in PEFT's format."""
     peft, model = with_task_lora(run)
     plain = TargetModel(model)
+    measure_texts(run, plain)
 
     def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
         return {"total": next_token_loss(plain, main, batch)}
 
-    stage = Stage("task", plain, loss, run.rows, run.config.lr, run.config.batch_size, minutes)
+    stage = Stage("task", plain, loss, run.rows, run.config.lr, run.config.batch_size, stage_end(run, share), run.note)
     log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
     write_task_lora(peft, run.base, out)
     run.state.finish("task", used, log)
@@ -56,9 +64,11 @@ def fit_drafter(
     rows: list[TokenRow],
     vocabulary: Tensor | None,
     lr: float,
-    minutes: float | None,
+    share: float = 1.0,
 ) -> None:
-    """Trains a drafter on `rows`; beside a frozen target the main pass needs no gradient and no next-token loss."""
+    """Trains a drafter on `rows` until `share` of the run's time is over; beside a frozen target the main pass needs no
+    gradient and no next-token loss.
+    """
     config = run.config
     lookup = lookup_table(vocabulary, drafter.decoder.embedding.num_embeddings)
     weights = config.alpha_decay ** torch.arange(config.gamma, device=run.device)
@@ -77,17 +87,19 @@ def fit_drafter(
     if run.state.finished(name):
         load_stage(done, drafter)
         return
-    log, used = run_stage(
-        Stage(name, drafter, loss, rows, lr, config.drafter_batch, minutes), config, run.work / f"checkpoints-{name}"
-    )
+    measure_drafter(run, drafter, vocabulary)
+    stage = Stage(name, drafter, loss, rows, lr, config.drafter_batch, stage_end(run, share), run.note)
+    log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_stage(done, drafter)
     run.state.finish(name, used, log)
 
 
 def own_answers(
-    run: Run, model: PreTrainedModel, examples: list[Example], count: int, name: str, minutes: float | None
+    run: Run, model: PreTrainedModel, examples: list[Example], count: int, name: str, until: Deadline = ENDLESS
 ) -> list[TokenRow]:
-    """Rows with the model's own completions; `text` rows give it their beginning to continue."""
+    """Rows with the model's own completions, as many as are done by `until`; `text` rows give it their beginning to
+    continue.
+    """
     config, part = run.config, f"regenerated_{name}"
     prompts = [p for e in examples if fits(p := run.formatter.opening_ids(e), config)]
     prompts = prompts[:: max(1, len(prompts) // count)][:count]
@@ -95,8 +107,7 @@ def own_answers(
     used = run.work / f"answered-{name}.json"
     if run.state.finished(part):  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
-    now = clock_of(config)
-    began, attention, training = now(), model.config._attn_implementation, model.training
+    began, attention, training = run.budget.elapsed(), model.config._attn_implementation, model.training
     if model._supports_sdpa:  # not where scores have a soft cap
         model.set_attn_implementation("sdpa")
     model.eval()
@@ -108,14 +119,17 @@ def own_answers(
         max_new_tokens=config.max_new_tokens,
         batch_size=config.regenerate_batch,
         sampled=(config.answer_temperature, config.answer_top_p, config.seed) if config.answer_temperature else None,
-        minutes=None if run.state.finished(part) else minutes,
-        now=now,
+        until=ENDLESS if run.state.finished(part) else until,
+        speeds=run.budget.speeds,
         label=f"regenerating ({name})",
+        note=run.note,
     )
     model.train(training)
     model.set_attn_implementation(attention)
     if not run.state.finished(part):
-        tokens, seconds = sum(len(answer) for _, answer in answered), now() - began
+        if len(answered) < len(prompts):
+            say(f"regenerating ({name}): {len(answered)} of {len(prompts)} prompts in the time for it")
+        tokens, seconds = sum(len(answer) for _, answer in answered), run.budget.elapsed() - began
         log = {"completions": len(answered), "tokens": tokens, "seconds": round(seconds, 1)}
         reached = {tuple(prompt) for prompt, _ in answered}
         write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
@@ -126,17 +140,24 @@ def own_answers(
 def finish_drafter(
     run: Run, drafter: DraftingModel, model: PreTrainedModel, vocabulary: Tensor | None
 ) -> dict[str, Any]:
-    """Measures drafts on the target's own validation answers and writes the adapter."""
+    """Measures drafts on the target's own validation answers, as many as there is time for, and writes the adapter."""
     drafter.eval()
-    loss = validation_loss(drafter, run.val_rows)
+    work = last_work(run)
+    measured = measure_loss(run, drafter, run.budget.until_done(TEXTS, work))
+    work.pop(TEXTS)
     with drafter.drafter_lora(False):
-        rows = own_answers(run, model, run.val_examples, run.config.val_rows, "val", None)
-    ranks = record_ranks(drafter, rows, vocabulary)
+        until = run.budget.until_done(ANSWERS, work)
+        rows = own_answers(run, model, run.val_examples, run.config.val_rows, "val", until)
+    rest: dict[str, float] = {RANKED: len(rows), DESCRIBED: len(rows)}
+    ranks = record_ranks(drafter, rows, vocabulary, until=run.budget.until_done(RANKED, rest))
+    if len(ranks) < len(rows):
+        say(f"measuring acceptance: {len(ranks)} of {len(rows)} answers in the time left")
     tree = DraftTree.from_nodes(node_order(ranks, drafter.gamma), REPORTED_ROWS)
     metrics = {
         "tau": round(simulated_tau(ranks, tree), 3),
         "tau_rows": REPORTED_ROWS,
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
-        "val_loss": round(loss, 4),
+        "val_answers": len(ranks),
     }
-    return finish_drafting(run, drafter, vocabulary, ranks, metrics | drafter.statistics(rows, vocabulary))
+    statistics = drafter.statistics(rows[: len(ranks)], vocabulary)
+    return finish_drafting(run, drafter, vocabulary, ranks, metrics | measured | statistics)

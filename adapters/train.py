@@ -31,34 +31,41 @@ from streamspec.adapters.checks import (
 )
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.early_checks import RUN_STATE, WORK, check_early, check_layers, check_warm_start, task_lora
+from streamspec.adapters.last_validation import measure_loss, stage_end
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
 from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
 from streamspec.adapters.reporting.quiet import our_words_only
-from streamspec.adapters.training.acceptance_eval import validation_loss
+from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Formatter
-from streamspec.adapters.training.device import spare_allocator
+from streamspec.adapters.training.device import spare_allocator, start_budget
 from streamspec.adapters.training.run_state import RunState
 from streamspec.adapters.training.self_distillation import CompletionFile
-from streamspec.adapters.training_run import Run, answers_made_by, preview, say
+from streamspec.adapters.training_run import TIME_USED, Run, answers_made_by, preview, say
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.data import Example, read_examples
 from streamspec.errors import DataError
 
+VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
+ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
 
-def train(config: TrainConfig) -> dict[str, Any]:
+
+def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     """Trains an adapter and writes it to `config.out`.
 
     Returns the summary that `streamspec train --json` prints: `out`, `method`, `recipe`, `minutes`, `val_loss`, and for
     drafters `tau`, `tau_rows` and `per_stream_accuracy`. Prints progress to stderr. An interrupted run continues with
-    `resume=True`.
+    `resume=True`. `began`: when the command that this is began, by `time.monotonic()`; its time counts from then on.
 
     Raises DataError, BaseModelError, ConfigError or AdapterError, before training where possible.
     """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    budget = start_budget(config, began)
     if config.base_bits is None:  # else memory is short: what is freed goes back
         spare_allocator()
-    with our_words_only():
-        run = prepare(config)
+    with our_words_only(), budget:
+        run = prepare(config, budget)
         say(f"example:\n{preview(run)}")
         if config.drafter.model is None:
             summary = train_lora(run)
@@ -66,15 +73,14 @@ def train(config: TrainConfig) -> dict[str, Any]:
             summary = train_joint(run)
         else:
             summary = train_staged(run)
-        shutil.rmtree(run.work, ignore_errors=True)
+    shutil.rmtree(run.work, ignore_errors=True)
     return summary
 
 
-def prepare(config: TrainConfig) -> Run:
+def prepare(config: TrainConfig, budget: TimeBudget | None = None) -> Run:
     """Reads everything a run needs and checks all that can be checked before the first gradient."""
     check_early(config)
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    budget = budget or start_budget(config, None)
     set_seed(config.seed)
     examples, val_examples = split_examples(config)
     base = resolve_base(config.base)
@@ -99,7 +105,8 @@ def prepare(config: TrainConfig) -> Run:
     if config.answers:
         CompletionFile(config.answers, answers_made_by(config, base))
     state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base))
-    return Run(config, base, formatter.tokenizer, formatter, examples, rows, val_examples, val_rows, ns, state)
+    budget.keep(config.out / WORK / TIME_USED, config.resume)
+    return Run(config, base, formatter.tokenizer, formatter, examples, rows, val_examples, val_rows, ns, state, budget)
 
 
 def split_examples(config: TrainConfig) -> tuple[list[Example], list[Example]]:
@@ -114,9 +121,8 @@ def split_examples(config: TrainConfig) -> tuple[list[Example], list[Example]]:
 
 def train_lora(run: Run) -> dict[str, Any]:
     """The plain fine-tune: the baseline of every comparison."""
-    model = task_stage(run, run.config.out, run.config.max_minutes).eval()
-    loss = validation_loss(TargetModel(model), run.val_rows)
-    return finish_plain(run, {"val_loss": round(loss, 4)})
+    model = task_stage(run, run.config.out).eval()
+    return finish_plain(run, measure_loss(run, TargetModel(model), run.budget.until(kept=run.budget.writing())))
 
 
 def train_joint(run: Run) -> dict[str, Any]:
@@ -127,17 +133,17 @@ def train_joint(run: Run) -> dict[str, Any]:
     peft, model = with_task_lora(run)
     vocabulary = choose_vocabulary(run, run.rows)
     drafter = drafter_class(config).fresh(run, model, vocabulary, frozen=False)
-    minutes = config.max_minutes and config.max_minutes * (1 - config.distill_share * config.self_distill)
     if config.drafter.learns_alone is not None:
         drafter.frozen = True  # the task LoRA is nothing yet: switched off or on, the target is the base
-        alone = config.max_minutes and config.max_minutes * config.resolved[config.drafter.learns_alone]
+        alone = config.resolved[config.drafter.learns_alone]
         fit_drafter(run, "heads", drafter, run.rows, vocabulary, config.stream_lr, alone)
         drafter.frozen = False
-    fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, run.state.left(minutes))
+    joint = 1 - config.distill_share * config.self_distill
+    fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, joint)
     if config.self_distill:
-        left = run.state.left(config.max_minutes)
-        rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left / 2)
-        fit_drafter(run, "distill", drafter, rows, vocabulary, config.lr / 2, run.state.left(config.max_minutes))
+        until = stage_end(run, joint + (1 - joint) / 2)
+        rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", until)
+        fit_drafter(run, "distill", drafter, rows, vocabulary, config.lr / 2)
     write_task_lora(peft, run.base, config.out)
     return finish_drafter(run, drafter, model, vocabulary)
 
@@ -145,16 +151,19 @@ def train_joint(run: Run) -> dict[str, Any]:
 def train_staged(run: Run) -> dict[str, Any]:
     """The lossless recipe: the target is finished before the drafter starts, which cannot change it."""
     config, state = run.config, run.state
-    task = task_lora(config)
+    task, used = task_lora(config), 0.0  # the share of the time
     if config.target_adapter is None:
-        task = run.work / "task"
+        task, used = run.work / "task", config.task_share
         if not state.finished("task"):
-            task_stage(run, task, config.max_minutes and config.max_minutes * config.task_share)
+            task_stage(run, task, used)
     model = load_target(run, task)
+    # Its answers stay the same, so their time is known before the drafter begins.
+    until = run.budget.until(used + VALIDATION_SHARE * (1 - used))
+    own_answers(run, model, run.val_examples, config.val_rows, "val", until)
     rows = run.rows
     if config.regenerate_rows:
-        left = state.left(config.max_minutes)
-        rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", left and left * 0.4)
+        until = run.budget.until(used + ANSWERS_SHARE * (1 - used))
+        rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", until)
     vocabulary = choose_vocabulary(run, run.rows + rows)
     set_seed(config.seed)  # a resumed run begins here as well
     kind = drafter_class(config)
@@ -162,7 +171,7 @@ def train_staged(run: Run) -> dict[str, Any]:
     drafter = kind.fresh(run, model, vocabulary, frozen=True)
     if config.warm_start is not None:
         load_drafter(config.warm_start, drafter)
-    fit_drafter(run, "streams", drafter, rows, vocabulary, config.stream_lr, state.left(config.max_minutes))
+    fit_drafter(run, "streams", drafter, rows, vocabulary, config.stream_lr)
     if task is not None:
         copy_task_lora(task, config.out)
     return finish_drafter(run, drafter, model, vocabulary)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.early_checks import UNTOUCHED, WORK, task_lora
+from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Collator, Formatter, TokenRow
 from streamspec.adapters.training.device import clock_of, has_bf16
@@ -20,6 +21,8 @@ from streamspec.adapters.training.run_state import RunState
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 from streamspec.data import Example
+
+TIME_USED = "time.json"  # in the folder of an unfinished run: the seconds used so far
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Run:
     val_rows: list[TokenRow]
     ns: int  # MSA layers
     state: RunState  # finished parts, saved after each
+    budget: TimeBudget  # the minutes of the whole command
 
     @property
     def work(self) -> Path:
@@ -51,6 +55,10 @@ class Run:
     def device(self) -> torch.device:
         """The GPU where there is one, else the CPU."""
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def note(self) -> None:
+        """Writes down the time used, now and then."""
+        self.budget.note()
 
     def fit_start(self, fit: Callable[[Iterator[tuple[Tensor, Tensor]]], float]) -> None:
         """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]), and logs its time and the

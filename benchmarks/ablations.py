@@ -111,7 +111,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     from streamspec.adapters.train import prepare
     from streamspec.adapters.training.acceptance_eval import record_ranks
     from streamspec.adapters.training.config import TrainConfig
-    from streamspec.adapters.training.device import spare_allocator
+    from streamspec.adapters.training.device import spare_allocator, start_budget
     from streamspec.adapters.training.run_state import RunState
     from streamspec.draft_tree import DraftTree
 
@@ -140,7 +140,7 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     run = prepare(shared)
     model = models.load_target(run, task_lora(shared))
     rows, val_rows = (
-        recipe_stages.own_answers(run, model, some, count, name, None)
+        recipe_stages.own_answers(run, model, some, count, name)
         for some, count, name in (
             (run.examples, shared.regenerate_rows, "train"),
             (run.val_examples, shared.val_rows, "val"),
@@ -156,9 +156,9 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     kind.prepare_target(run, model)
     torch.manual_seed(shared.seed)
     streams = kind.fresh(run, model, vocabulary, frozen=True)
-    recipe_stages.fit_drafter(
-        run, "streams", streams, rows, vocabulary, run.config.stream_lr, run.state.left(arguments.minutes)
-    )
+    run.config.max_minutes = arguments.minutes
+    run.budget = start_budget(run.config, None)
+    recipe_stages.fit_drafter(run, "streams", streams, rows, vocabulary, run.config.stream_lr)
     streams.eval()
     ranks = record_ranks(streams, val_rows, vocabulary)
     shown = {

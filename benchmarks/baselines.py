@@ -106,7 +106,7 @@ def answer(config: dict[str, object]) -> None:
         (prepared.examples, prepared.config.regenerate_rows, "train"),
         (prepared.val_examples, prepared.config.val_rows, "val"),
     ):
-        own_answers(prepared, model, examples, count, name, None)
+        own_answers(prepared, model, examples, count, name)
 
 
 def main() -> None:

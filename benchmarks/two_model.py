@@ -195,7 +195,7 @@ def train(arguments: argparse.Namespace) -> None:
     from streamspec.adapters.drafters.drafting_model import TargetModel
     from streamspec.adapters.training.config import TrainConfig
     from streamspec.adapters.training.data import joined
-    from streamspec.adapters.training.device import spare_allocator
+    from streamspec.adapters.training.device import spare_allocator, start_budget
     from streamspec.adapters.training.losses import next_token_loss
     from streamspec.adapters.training.trainer import Stage, run_stage
     from streamspec.bundle.adapter_folder import read_adapter
@@ -223,10 +223,16 @@ def train(arguments: argparse.Namespace) -> None:
         return {"total": next_token_loss(target, target.main_pass(batch["input_ids"], batch["attention_mask"]), batch)}
 
     config = TrainConfig(
-        base=arguments.base, data=arguments.answers, out=arguments.out, epochs=100, batch_size=8, clock="cpu"
+        base=arguments.base,
+        data=arguments.answers,
+        out=arguments.out,
+        epochs=100,
+        batch_size=8,
+        clock="cpu",
+        max_minutes=arguments.minutes,
     )
     run_stage(
-        Stage("draft", target, loss, rows, arguments.lr, config.batch_size, arguments.minutes),
+        Stage("draft", target, loss, rows, arguments.lr, config.batch_size, start_budget(config, None).until()),
         config,
         arguments.out / "checkpoints",
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -13,15 +14,32 @@ EVERY = 10.0  # seconds
 
 def track(items: Iterable[T], label: str, total: int) -> Iterator[T]:
     """Yields `items` and shows how many of `total` are done."""
+    with counted(label, total) as add:
+        for item in items:
+            yield item
+            add(1)
+
+
+@contextmanager
+def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function that adds to what is done and shows how many of `total` that are; `add(0)` shows that work goes
+    on.
+    """
     if sys.stderr.isatty():
         from rich.console import Console
-        from rich.progress import track as bar
+        from rich.progress import Progress
 
-        yield from bar(items, description=label, total=total, console=Console(stderr=True))
+        with Progress(console=Console(stderr=True)) as bar:
+            task = bar.add_task(label, total=total)
+            yield lambda count: bar.update(task, advance=count)
         return
-    last = time.monotonic()
-    for done, item in enumerate(items, start=1):
-        yield item
+    last, done = time.monotonic(), 0
+
+    def add(count: int) -> None:
+        nonlocal last, done
+        done += count
         if time.monotonic() - last > EVERY:
             print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
             last = time.monotonic()
+
+    yield add

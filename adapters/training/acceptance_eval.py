@@ -5,6 +5,9 @@ The ranks feed the choice of trees (`streamspec.acceptance_stats`).
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -12,31 +15,54 @@ from torch import Tensor
 
 from streamspec.acceptance_stats import ENDED, MISSED
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, TargetModel
+from streamspec.adapters.training.budget import ENDLESS, Deadline
 from streamspec.adapters.training.data import Collator, TokenRow
 from streamspec.adapters.training.losses import in_chunks, lookup_table, next_token_loss, vocabulary_index
-from streamspec.progress import track
+from streamspec.progress import counted
 
 MAX_RANK = 10
 
 
+def batches_in_time(rows: list[TokenRow], size: int, until: Deadline, label: str) -> Iterator[list[int]]:
+    """Indices of `rows`, batch by batch, as many as are done by `until` and at least one; with a limit in a random
+    order, always the same. Shows progress by the row.
+    """
+    order = list(range(len(rows)))
+    if not math.isinf(until.at):
+        random.Random(0).shuffle(order)
+    began, done = until.now(), 0
+    with counted(label, len(rows)) as add:
+        for start in range(0, len(rows), size):
+            if done and until.over((until.now() - began) / done):
+                return
+            batch = order[start : start + size]
+            yield batch
+            done += 1
+            add(len(batch))
+
+
 @torch.no_grad()
 def record_ranks(
-    model: DraftingModel, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8
+    model: DraftingModel,
+    rows: list[TokenRow],
+    vocabulary: Tensor | None,
+    batch_size: int = 8,
+    until: Deadline = ENDLESS,
 ) -> list[list[list[int]]]:
-    """For each row: [positions][gamma] rank of the true token among each depth's candidates
-    (docs/reference/adapter-format.md).
+    """For each row, or those that are done by `until`: [positions][gamma] rank of the true token among each depth's
+    candidates (docs/reference/adapter-format.md).
 
     Each depth is ranked given the true tokens before it. Positions are those whose root is a completion token: position
     t of a completion drafts tokens t+1 .. t+gamma after root t.
     """
     gamma, device = model.gamma, model.device
     collate, lookup = Collator(device), lookup_table(vocabulary, model.decoder.embedding.num_embeddings)
-    out: list[list[list[int]]] = []
-    starts = range(0, len(rows), batch_size)
-    for start in track(starts, "measuring acceptance", len(starts)):
-        batch = collate(rows[start : start + batch_size])
+    out: dict[int, list[list[int]]] = {}
+    for indices in batches_in_time(rows, batch_size, until, "measuring acceptance"):
+        batch = collate([rows[index] for index in indices])
         main = model.main_pass(batch["input_ids"], batch["attention_mask"])
-        for i, row in enumerate(rows[start : start + batch_size]):
+        for i, index in enumerate(indices):
+            row = rows[index]
             positions = [t for t in range(len(row.input_ids) - 1) if row.loss_mask[t + 1]]
             labels = _labels(row, positions, gamma).to(device)
             rows_ = torch.tensor([positions], device=device)
@@ -48,8 +74,8 @@ def record_ranks(
             size = model.vocabulary_size(vocabulary)
             ranks = in_chunks(rank, size, states.flatten(0, 1), depths, before.flatten(), labels.flatten())
             ranks = ranks.unflatten(0, (-1, gamma))
-            out.append(torch.where(labels == IGNORE, ENDED, ranks).tolist())
-    return out
+            out[index] = torch.where(labels == IGNORE, ENDED, ranks).tolist()
+    return [out[index] for index in sorted(out)]
 
 
 def true_ranks(
@@ -76,13 +102,15 @@ def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:
 
 
 @torch.no_grad()
-def validation_loss(model: TargetModel, rows: list[TokenRow], batch_size: int = 8) -> float:
-    """Mean next-token loss per completion token."""
-    collate, total, count = Collator(model.device), 0.0, 0
-    for start in range(0, len(rows), batch_size):
-        batch = collate(rows[start : start + batch_size])
+def validation_loss(
+    model: TargetModel, rows: list[TokenRow], batch_size: int = 8, until: Deadline = ENDLESS
+) -> tuple[float, int]:
+    """Mean next-token loss per completion token, and the number of rows it comes from: those done by `until`."""
+    collate, total, count, done = Collator(model.device), 0.0, 0, 0
+    for indices in batches_in_time(rows, batch_size, until, "validation loss"):
+        batch = collate([rows[index] for index in indices])
         tokens = int(batch["loss_mask"][:, 1:].sum())
         main = model.main_pass(batch["input_ids"], batch["attention_mask"])
         total += float(next_token_loss(model, main, batch)) * tokens
-        count += tokens
-    return total / max(count, 1)
+        count, done = count + tokens, done + len(indices)
+    return total / max(count, 1), done

@@ -99,11 +99,11 @@ class OptimiserOptions:
     batch_size: int = option(8, "texts per step", minimum=1)
     max_length: int = option(512, "maximum tokens of a training text; longer ones are dropped and counted", minimum=1)
     max_minutes: float | None = option(
-        None, "minutes of the whole run: every stage and regeneration, not the last validation", above=0
+        None, "minutes of the whole command, loading and the last validation included", above=0
     )
     clock: str = option(
         "wall",
-        'what measures a stage\'s minutes; "cpu": processor time per thread, for fair comparisons on a busy machine',
+        'what measures the minutes; "cpu": processor time per thread, for fair comparisons on a busy machine',
         choices=CLOCKS,
     )
     epochs: float = option(1.0, "maximum epochs of each stage", above=0)
@@ -122,7 +122,9 @@ class SelfDistillationOptions:
     regenerate_rows: int = option(
         4000, "completions to regenerate; 0 (staged): drafters learn from the references as they are"
     )
-    regenerate_batch: int = option(128, "prompts regenerated at once", minimum=1)
+    regenerate_batch: int = option(
+        128, "most prompts regenerated at once; fewer where they and their answers are long", minimum=1
+    )
     answers: Path | None = option(
         None, "with a target adapter: file that keeps the regenerated answers for later runs; default: this run only"
     )

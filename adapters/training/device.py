@@ -10,12 +10,23 @@ from pathlib import Path
 
 import torch
 
+from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
 
 
 def clock_of(config: TrainConfig) -> Callable[[], float]:
     """The clock in seconds by which the run counts its minutes."""
     return processor_time if config.clock == "cpu" else time.monotonic
+
+
+def start_budget(config: TrainConfig, began: float | None) -> TimeBudget:
+    """The command's time. `began`: the moment of `time.monotonic` at which a process of its own began with it; None:
+    it begins now.
+    """
+    now = clock_of(config)
+    if began is None:
+        return TimeBudget(config.max_minutes, now)
+    return TimeBudget(config.max_minutes, now, now() if config.clock == "cpu" else time.monotonic() - began)
 
 
 def processor_time() -> float:

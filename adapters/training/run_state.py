@@ -18,8 +18,8 @@ MAY_CHANGE = ("out", "resume", "threads", "save_steps", "tensorboard")  # option
 
 
 class RunState:
-    """`log[part]`: the report of a finished part; `minutes[part]`: its share of `--max-minutes`, all attempts together
-    (of regeneration the last attempt only: answers kept from earlier ones are free).
+    """`log[part]`: the report of a finished part; `minutes[part]`: how long it took, of training all attempts together,
+    of regeneration the last.
     """
 
     def __init__(self, file: Path, config: TrainConfig, contents: Mapping[str, str] | None = None) -> None:
@@ -44,10 +44,6 @@ class RunState:
         """Records that `part` is done and its results are on disk."""
         self.log[part], self.minutes[part] = log, minutes
         self._write()
-
-    def left(self, total: float | None) -> float | None:
-        """Minutes of `total` not used by finished parts, at least 0.1; None where there is no limit."""
-        return None if total is None else max(total - sum(self.minutes.values()), 0.1)
 
     def _read(self) -> None:
         try:

@@ -7,7 +7,8 @@ Acceptance is measured on the model's own answers, so drafters learn from them.
 from __future__ import annotations
 
 import json
-import time
+import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from transformers import PreTrainedModel
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.training.budget import ANSWERS, ENDLESS, Deadline, Speeds
 from streamspec.atomic import write_text
 from streamspec.errors import DataError
-from streamspec.progress import track
+from streamspec.progress import counted
+
+MOST_TOKENS = {"cpu": 1 << 14, "cuda": 1 << 16}  # of a batch, answers and padding included; more is hardly faster
+FIRST_PROMPTS = 8  # answered first where time is short
 
 
 class CompletionFile:
@@ -89,6 +94,37 @@ def drawn(temperature: float, top_p: float, generator: torch.Generator) -> Choos
     return choose
 
 
+def answer_batches(
+    prompts: list[list[int]], max_new_tokens: int, most_prompts: int, most_tokens: int
+) -> list[list[list[int]]]:
+    """Cuts prompts into batches of similar lengths, each of at most `most_tokens` tokens with answers and padding; in
+    a random order, always the same, so that those a time limit leaves are no special ones.
+    """
+    batches: list[list[list[int]]] = []
+    for prompt in sorted(prompts, key=len):  # the longest of a batch comes last
+        last = batches[-1] if batches else []
+        fits = (len(last) + 1) * (len(prompt) + max_new_tokens) <= most_tokens
+        if last and fits and len(last) < most_prompts:
+            last.append(prompt)
+        else:
+            batches.append([prompt])
+    random.Random(0).shuffle(batches)
+    return batches
+
+
+def rows_in_time(count: int, until: Deadline, speeds: Speeds, first: bool) -> int:
+    """How many of `count` prompts to answer at once: as many as are done by `until`; of the first a few, which tell
+    how long they take.
+    """
+    left = until.left()
+    if math.isinf(left):
+        return count
+    each = speeds.cost(ANSWERS, 1)
+    if each is None or first:
+        return min(count, FIRST_PROMPTS)
+    return min(count, max(0, int(left / max(each, 1e-9))))
+
+
 @torch.no_grad()
 def regenerate(
     model: PreTrainedModel,
@@ -99,35 +135,57 @@ def regenerate(
     max_new_tokens: int,
     batch_size: int,
     sampled: tuple[float, float, int] | None = None,
-    minutes: float | None = None,
-    now: Callable[[], float] = time.monotonic,
+    until: Deadline = ENDLESS,
+    speeds: Speeds | None = None,
     label: str = "regenerating",
+    note: Callable[[], None] = lambda: None,
 ) -> list[tuple[list[int], list[int]]]:
     """(prompt, answer) in the order of `prompts`, end-of-text included where it was reached.
 
     `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept`
-    are not made again, new ones are added to it. With `minutes`, stops at that time by the clock `now`, with at least
-    one batch: prompts without an answer are then left out.
+    are not made again, new ones are added to it batch by batch, after which `note` is called. Ends by `until`, but for
+    the first few answers: prompts without one are then left out. The time an answer takes is added to `speeds`.
     """
-    known, started = kept.known, now()
-    missing = [list(p) for p in dict.fromkeys(map(tuple, prompts)) if p not in known]
-    starts = range(0, len(missing), batch_size)
-    for start in track(starts, label, len(starts)):
-        if minutes is not None and now() - started > 60 * minutes and any(tuple(p) in known for p in prompts):
-            break
-        batch = missing[start : start + batch_size]
-        choose: Choose = best
-        if sampled is not None:  # a batch draws the same numbers after an interruption as without
-            temperature, top_p, seed = sampled
-            choose = drawn(temperature, top_p, torch.Generator(model.device).manual_seed(seed + len(known)))
-        kept.add(batch, answer_batch(model, batch, eos, max_new_tokens, choose))
+    known, speeds = kept.known, speeds or Speeds()
+    most = MOST_TOKENS["cuda" if model.get_input_embeddings().weight.is_cuda else "cpu"]
+    batches = answer_batches([list(p) for p in dict.fromkeys(map(tuple, prompts))], max_new_tokens, batch_size, most)
+    missing = [[p for p in batch if tuple(p) not in known] for batch in batches]
+    first = not any(tuple(p) in known for p in prompts)
+    with counted(label, sum(map(len, missing))) as add:
+        for number, batch in enumerate(missing):
+            choose: Choose = best
+            if sampled is not None:  # a batch draws the same numbers after an interruption as without
+                temperature, top_p, seed = sampled
+                choose = drawn(temperature, top_p, torch.Generator(model.device).manual_seed(seed + number))
+            while batch:
+                rows, began = rows_in_time(len(batch), until, speeds, first), until.now()
+                part, stop = batch[:rows], ENDLESS if first else until
+                answers = answer_batch(model, part, eos, max_new_tokens, choose, stop, add) if part else None
+                if answers is None:
+                    return answered(prompts, known)
+                kept.add(part, answers)
+                speeds.measured(ANSWERS, rows, until.now() - began)
+                note()
+                batch, first = batch[rows:], False
+    return answered(prompts, known)
+
+
+def answered(prompts: list[list[int]], known: dict[tuple[int, ...], list[int]]) -> list[tuple[list[int], list[int]]]:
+    """The prompts that have an answer, with it."""
     return [(p, known[tuple(p)]) for p in prompts if tuple(p) in known]
 
 
 def answer_batch(
-    model: PreTrainedModel, prompts: list[list[int]], eos: int, max_new_tokens: int, choose: Choose = best
-) -> list[list[int]]:
-    """Answers to left-padded prompts; a row ends with `eos` (kept) or after `max_new_tokens`.
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    eos: int,
+    max_new_tokens: int,
+    choose: Choose = best,
+    until: Deadline = ENDLESS,
+    finished: Callable[[int], None] = lambda count: None,
+) -> list[list[int]] | None:
+    """Answers to left-padded prompts; a row ends with `eos` (kept) or after `max_new_tokens`. None where the time was
+    over before. `finished` is called after each step with the number of rows that ended in it.
 
     Finished rows leave the batch once they are half of it: one straggler must not cost a whole batch's time.
     """
@@ -138,8 +196,10 @@ def answer_batch(
     mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each row of the batch answers
-    cache = HFDecoder(model).new_cache()
+    cache, alive = HFDecoder(model).new_cache(), len(prompts)
     for _ in range(max_new_tokens):
+        if until.over():
+            return None
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         out = body(input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
         # two dimensions: with a third, torch copies the head's matrix once per row of the batch
@@ -147,12 +207,15 @@ def answer_batch(
         for row, token in zip(rows, choices.tolist(), strict=True):
             if not answers[row] or answers[row][-1] != eos:
                 answers[row].append(token)
-        alive = [i for i, row in enumerate(rows) if answers[row][-1] != eos]
-        if not alive:
+        going = [i for i, row in enumerate(rows) if answers[row][-1] != eos]
+        finished(alive - len(going))
+        alive = len(going)
+        if not going:
             break
         tokens, mask = choices[:, None], torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-        if 2 * len(alive) <= len(rows):
-            kept = torch.tensor(alive, device=device)
+        if 2 * len(going) <= len(rows):
+            kept = torch.tensor(going, device=device)
             cache.reorder_cache(kept)
-            tokens, mask, rows = tokens[kept], mask[kept], [rows[i] for i in alive]
+            tokens, mask, rows = tokens[kept], mask[kept], [rows[i] for i in going]
+    finished(alive)
     return answers

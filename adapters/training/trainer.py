@@ -6,6 +6,7 @@ file is there.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from streamspec.adapters.training.budget import Deadline
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Collator, LengthGroupedOrder, TokenRow
-from streamspec.adapters.training.device import clock_of, has_bf16
+from streamspec.adapters.training.device import has_bf16
 from streamspec.progress import EVERY
 
 COMPLETE = "complete"  # marker: everything of this checkpoint is on disk
@@ -32,7 +34,9 @@ Losses = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: model, rows, loss and budget. `loss(batch)` returns scalar losses by name, "total" among them."""
+    """One stage: model, rows, loss and end. `loss(batch)` returns scalar losses by name, "total" among them. `note` is
+    called now and then, to write down the time used.
+    """
 
     name: str
     model: nn.Module
@@ -40,11 +44,12 @@ class Stage:
     rows: list[TokenRow]
     lr: float
     batch_size: int
-    minutes: float | None
+    until: Deadline
+    note: Callable[[], None] = lambda: None
 
 
 def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dict[str, float]], float]:
-    """Trains until the epochs or the minutes are over; returns the log and the minutes used.
+    """Trains until the epochs or the time are over; returns the log and the minutes used.
 
     With `config.resume`, goes on from the last complete checkpoint.
     """
@@ -68,7 +73,7 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
         seed=config.seed,
         disable_tqdm=True,
     )
-    clock = Clock(stage.minutes, config.warmup, clock_of(config))
+    clock = Clock(stage.until, config.warmup)
     trainer = _StageTrainer(
         stage,
         clock,
@@ -76,7 +81,7 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
         args=arguments,
         train_dataset=stage.rows,
         data_collator=Collator(),
-        callbacks=[clock, _Completeness(), _Lines(stage), *_tensorboard(config, stage)],
+        callbacks=[clock, _Completeness(), _Lines(stage, clock), *_tensorboard(config, stage)],
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which belongs to the result
     if last is not None:
@@ -102,21 +107,25 @@ def _autocast_only(model: nn.Module) -> Iterator[None]:
 
 
 class Clock(TrainerCallback, ExportableState):
-    """Budget of a stage. Progress is the larger of steps done and minutes used, so the learning rate ends at 0 either
-    way.
+    """Time of a stage that ends at `until`. Progress is the larger of the shares of steps done and of time used, so the
+    learning rate ends at 0 either way.
     """
 
-    def __init__(self, minutes: float | None, warmup: float, now: Callable[[], float] = time.monotonic) -> None:
-        self.minutes, self.warmup, self.now = minutes, warmup, now
-        self.before, self.started = 0.0, now()  # seconds used before a resume
+    def __init__(self, until: Deadline, warmup: float) -> None:
+        self.until, self.warmup = until, warmup
+        self.before, self.started, self.steps = 0.0, until.now(), 0  # seconds used before a resume; steps since
 
     def elapsed(self) -> float:
         """Returns the seconds of training so far, attempts before a resume included."""
-        return self.before + self.now() - self.started
+        return self.before + self.until.now() - self.started
+
+    def granted(self) -> float:
+        """Returns the seconds of the whole stage, infinite without a limit."""
+        return self.before + max(self.until.at - self.started, 0.0)
 
     def state(self) -> dict[str, Any]:
         """Returns the state that a checkpoint saves."""
-        return {"args": {"minutes": self.minutes, "warmup": self.warmup}, "attributes": {"before": self.elapsed()}}
+        return {"args": {"warmup": self.warmup}, "attributes": {"before": self.elapsed()}}
 
     def load(self, checkpoint: Path) -> None:
         """Restores the seconds used from a checkpoint's trainer_state.json."""
@@ -128,21 +137,20 @@ class Clock(TrainerCallback, ExportableState):
 
     def factor(self, step: int, steps: int) -> float:
         """Linear warm-up, then linear decay to 0."""
-        done = step / max(steps, 1)
-        if self.minutes is not None:
-            done = max(done, self.elapsed() / (60 * self.minutes))
+        done = max(step / max(steps, 1), self.elapsed() / max(self.granted(), 1e-9))
         if done < self.warmup:
             return min(1.0, max(done, 1 / max(steps, 1)) / self.warmup)
         return max(0.0, (1 - done) / (1 - self.warmup))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Starts the clock: loading a model is not training."""
-        self.started = self.now()
+        """Starts the stage's clock: loading a model is not training."""
+        self.started = self.until.now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stops training once the minutes are used."""
-        if self.minutes is not None and self.elapsed() >= 60 * self.minutes:
-            control.should_training_stop = True
+        """Stops training once most of another step would come too late."""
+        self.steps += 1
+        if self.until.over((self.until.now() - self.started) / self.steps / 2):
+            control.should_training_stop = control.should_log = True
 
 
 class _Completeness(TrainerCallback):
@@ -155,15 +163,17 @@ class _Completeness(TrainerCallback):
 class _Lines(TrainerCallback):
     """Prints progress to stderr: at the first entry of the log, at the last, and every ten seconds between."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage, self.last = stage, 0.0
+    def __init__(self, stage: Stage, clock: Clock) -> None:
+        self.stage, self.clock, self.last = stage, clock, 0.0
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        self.stage.note()
         logs = logs or {}
         if "loss" not in logs or (time.monotonic() - self.last < EVERY and state.global_step < state.max_steps):
             return
         self.last = time.monotonic()
-        budget = f" of {self.stage.minutes:.1f}" if self.stage.minutes else ""
+        granted = self.clock.granted()
+        budget = "" if math.isinf(granted) else f" of {granted / 60:.1f}"
         parts = [f"{name} {value:.3f}" for name, value in logs.items() if name.startswith(("loss", "next", "stream"))]
         print(
             f"{self.stage.name}: step {state.global_step}/{state.max_steps}, {logs['minutes']:.1f}{budget} min, "

@@ -5,6 +5,8 @@ go on where they were cut.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 import torch
 
 from streamspec.adapters.training import self_distillation
-from streamspec.adapters.training.self_distillation import CompletionFile, drawn, regenerate
+from streamspec.adapters.training.budget import ANSWERS, Deadline, Speeds
+from streamspec.adapters.training.self_distillation import CompletionFile, answer_batches, drawn, regenerate
 from streamspec.errors import DataError
 from tests.support.tiny_models import tiny_model
 
@@ -55,7 +58,8 @@ def test_a_file_is_continued_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]) + lines[4][:10])
     assert run(path) == whole
-    assert [json.loads(line)["answer"] for line in path.read_text().splitlines()[1:]] == [answer for _, answer in whole]
+    kept = {tuple(row["prompt"]): row["answer"] for row in map(json.loads, path.read_text().splitlines()[1:])}
+    assert kept == {tuple(prompt): answer for prompt, answer in whole}
 
 
 def test_only_prompts_without_an_answer_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +80,11 @@ def test_only_prompts_without_an_answer_are_answered(tmp_path: Path, monkeypatch
 
 def test_every_second_answer_is_sampled_and_the_same_after_an_interruption(tmp_path: Path) -> None:
     greedy, sampled = run(tmp_path / "greedy"), run(tmp_path / "sampled", sampled=(2.0, 1.0, 7))
-    assert [answer for _, answer in sampled[::2]] == [answer for _, answer in greedy[::2]]
-    assert all(a != b for (_, a), (_, b) in zip(sampled[1::2], greedy[1::2], strict=True))
-    run(tmp_path / "cut", PROMPTS[:2], sampled=(2.0, 1.0, 7))
+    plain = {tuple(prompt): answer for prompt, answer in greedy}
+    lines = (tmp_path / "sampled").read_text().splitlines(keepends=True)
+    same = [plain[tuple(row["prompt"])] == row["answer"] for row in map(json.loads, lines[1:])]
+    assert same == [True, False] * 3
+    (tmp_path / "cut").write_text("".join(lines[:3]))
     assert run(tmp_path / "cut", sampled=(2.0, 1.0, 7)) == sampled
     assert run(tmp_path / "other", sampled=(2.0, 1.0, 8)) != sampled
 
@@ -96,9 +102,59 @@ def test_drawn_tokens_follow_the_temperature_and_the_nucleus() -> None:
 
 
 def test_without_time_only_what_is_there_comes_back(tmp_path: Path) -> None:
+    path, over = tmp_path / "answers.jsonl", Deadline(0.0, lambda: 1.0)
+    few = run(path, until=over)
+    assert len(few) == 2  # one batch at least
+    assert run(path, until=over) == few
+
+
+def test_a_batch_that_is_cut_by_time_is_not_kept(tmp_path: Path) -> None:
+    calls = [0.0]
+
+    def now() -> float:  # a second for each token of a batch
+        calls[0] += 1
+        return calls[0]
+
     path = tmp_path / "answers.jsonl"
-    assert len(run(path, minutes=0.0)) == 2  # one batch at least
-    assert [prompt for prompt, _ in run(path, minutes=0.0)] == PROMPTS[:2]
+    whole = dict(zip(map(tuple, PROMPTS), (answer for _, answer in run(tmp_path / "whole")), strict=True))
+    speeds = Speeds()
+    speeds.measured(ANSWERS, 100, 1)  # believed to be fast
+    made = run(path, until=Deadline(15.0, now), speeds=speeds)
+    assert 2 <= len(made) < len(PROMPTS)
+    assert all(whole[tuple(prompt)] == answer for prompt, answer in made)
+    assert len(path.read_text().splitlines()) == 1 + len(made)
+
+
+def test_no_batch_is_begun_that_would_be_late(tmp_path: Path) -> None:
+    speeds = Speeds()
+    speeds.measured(ANSWERS, 1, 5.0)
+    path = tmp_path / "answers.jsonl"
+    assert len(run(path, PROMPTS[:2])) == 2
+    assert len(run(path, until=Deadline(4.0, lambda: 0.0), speeds=speeds)) == 2
+    assert len(run(path, until=Deadline(5.0, lambda: 0.0), speeds=speeds)) > 2
+
+
+def test_batches_hold_prompts_of_similar_length_within_their_tokens() -> None:
+    prompts = [[1] * (1 + 7 * i % 50) for i in range(50)]
+    batches = answer_batches(prompts, 10, 8, 200)
+    assert sorted(map(len, (p for b in batches for p in b))) == sorted(map(len, prompts))
+    assert all(len(b) <= 8 and (len(b) == 1 or len(b) * (len(b[-1]) + 10) <= 200) for b in batches)
+    assert max(len(b[-1]) - len(b[0]) for b in batches) < 8
+    first = [len(b[-1]) for b in batches]
+    assert first != sorted(first) and batches == answer_batches(prompts, 10, 8, 200)
+
+
+def test_progress_counts_every_answer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    @contextmanager
+    def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
+        assert total == len(PROMPTS)
+        yield counts.append
+
+    monkeypatch.setattr(self_distillation, "counted", counted)
+    run(tmp_path / "answers.jsonl")
+    assert sum(counts) == len(PROMPTS) and len(counts) > 3 * len(PROMPTS) / 2  # once a token, for a sign of life
 
 
 def test_answers_of_another_target_are_refused(tmp_path: Path) -> None:

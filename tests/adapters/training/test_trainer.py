@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerControl
 
+from streamspec.adapters.training.budget import ENDLESS, Deadline
 from streamspec.adapters.training.device import processor_time
 from streamspec.adapters.training.trainer import COMPLETE, Clock, last_checkpoint
 
 
 def test_learning_rate_warms_up_and_reaches_zero_with_the_steps() -> None:
-    clock = Clock(None, warmup=0.1)
+    clock = Clock(ENDLESS, warmup=0.1)
     factors = [clock.factor(step, 100) for step in range(101)]
     assert factors[0] > 0 and factors[10] == pytest.approx(1.0) and factors[100] == 0
     assert all(b > a for a, b in pairwise(factors[1:11]))
@@ -24,7 +26,7 @@ def test_learning_rate_warms_up_and_reaches_zero_with_the_steps() -> None:
 
 def test_learning_rate_follows_the_clock_where_minutes_run_out_first() -> None:
     now = [100.0]
-    clock = Clock(minutes=2, warmup=0.0, now=lambda: now[0])
+    clock = Clock(Deadline(220.0, lambda: now[0]), warmup=0.0)
     now[0] += 60
     assert clock.factor(1, 1000) == pytest.approx(0.5)
     now[0] += 60
@@ -32,13 +34,24 @@ def test_learning_rate_follows_the_clock_where_minutes_run_out_first() -> None:
 
 
 def test_time_before_a_resume_counts() -> None:
-    clock = Clock(minutes=10, warmup=0.0, now=lambda: 0.0)
+    clock = Clock(Deadline(300.0, lambda: 0.0), warmup=0.0)
     clock.before = 300.0
     assert clock.factor(0, 1000) == pytest.approx(0.5)
 
 
+def test_training_stops_before_a_step_of_which_most_would_come_too_late() -> None:
+    now, stops = [0.0], []
+    clock = Clock(Deadline(10.0, lambda: now[0]), warmup=0.0)
+    clock.on_train_begin(None, None, None)
+    for now[0] in (3.0, 6.0, 8.0, 9.0):  # type: ignore[misc]
+        control = TrainerControl()
+        clock.on_step_end(None, None, control)
+        stops.append(control.should_training_stop)
+    assert stops == [False, False, False, True]  # the mean step takes 2.25 s, and 1 s is left
+
+
 def test_processor_time_passes_only_while_this_process_computes() -> None:
-    clock = Clock(minutes=1, warmup=0.0, now=processor_time)
+    clock = Clock(Deadline(60.0, processor_time), warmup=0.0)
     time.sleep(0.3)
     idle = clock.elapsed()
     started = time.process_time()

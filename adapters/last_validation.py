@@ -1,0 +1,99 @@
+"""The time that the last validation takes: measured on a few rows where time is limited, and kept free by the stages.
+
+Tested by tests/adapters/training/test_budget.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from streamspec.adapters.checks import fits
+from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
+from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
+from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, RANKED, TEXTS, Deadline
+from streamspec.adapters.training.self_distillation import answer_batch
+from streamspec.adapters.training_run import Run, say
+
+PER_MINUTE = 4  # rows measured for each minute of the budget
+FEWEST, MOST = 2, 8  # of them
+PROBE_TOKENS = 8  # of an answer whose time is measured
+
+
+def measured_rows(run: Run) -> int:
+    """How many rows to measure the speed of the last validation on; 0 where time is not limited."""
+    minutes = run.config.max_minutes
+    return 0 if minutes is None else min(max(int(PER_MINUTE * minutes), FEWEST), MOST)
+
+
+def measure(run: Run, kind: str, count: int, work: Callable[[], object]) -> None:
+    """Measures how long `count` units of this kind of `work` take."""
+    began = run.budget.now()
+    work()
+    run.budget.speeds.measured(kind, count, run.budget.now() - began)
+
+
+def measure_texts(run: Run, model: TargetModel) -> None:
+    """Measures how long the loss of a validation text takes, where that is not known."""
+    rows = run.val_rows[: measured_rows(run)]
+    if rows and run.budget.speeds.cost(TEXTS, 1) is None:
+        training = model.training
+        model.eval()
+        measure(run, TEXTS, len(rows), lambda: validation_loss(model, rows))
+        model.train(training)
+
+
+def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) -> None:
+    """Measures how long the parts of the last validation take, those that are not known."""
+    rows = run.val_rows[: measured_rows(run)]
+    if not rows:
+        return
+    measure_texts(run, drafter)
+    training = drafter.training
+    drafter.eval()
+    if run.budget.speeds.cost(RANKED, 1) is None:
+        measure(run, RANKED, len(rows), lambda: record_ranks(drafter, rows, vocabulary))
+        measure(run, DESCRIBED, len(rows), lambda: drafter.statistics(rows, vocabulary))
+    if run.budget.speeds.cost(ANSWERS, 1) is None:
+        measure_answers(run, drafter, len(rows))
+    drafter.train(training)
+
+
+def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
+    """Measures a few tokens of some answers; an answer is then taken to be as long as the references are."""
+    config, eos = run.config, run.tokenizer.eos_token_id
+    prompts = [p for e in run.val_examples if fits(p := run.formatter.opening_ids(e), config)][:count]
+    seconds = []
+    with drafter.drafter_lora(False):
+        for tokens in (1, 1 + PROBE_TOKENS):
+            began = run.budget.now()
+            answer_batch(drafter.model, prompts, eos, tokens)
+            seconds.append(run.budget.now() - began)
+    length = sum(sum(row.loss_mask) for row in run.val_rows) / len(run.val_rows)
+    each = max(seconds[1] - seconds[0], 0.0) / PROBE_TOKENS
+    run.budget.speeds.measured(ANSWERS, len(prompts), seconds[0] + each * min(length, config.max_new_tokens))
+
+
+def last_work(run: Run) -> dict[str, float]:
+    """The last validation's work by kind: texts, answers to make, answers to rank and describe."""
+    work: dict[str, float] = {TEXTS: len(run.val_rows)}
+    if run.config.drafter.model is None:
+        return work
+    prompts = min(run.config.val_rows, len(run.val_examples))
+    known = run.state.finished("regenerated_val")
+    return work | {ANSWERS: 0 if known else prompts, RANKED: prompts, DESCRIBED: prompts}
+
+
+def stage_end(run: Run, share: float = 1.0) -> Deadline:
+    """The moment when `share` of the run's time is over, but for the time that the last validation needs."""
+    return run.budget.until(share, run.budget.reserve(last_work(run)))
+
+
+def measure_loss(run: Run, model: TargetModel, until: Deadline) -> dict[str, Any]:
+    """`val_loss`, and `val_texts`, the number of validation texts that it comes from."""
+    loss, texts = validation_loss(model, run.val_rows, until=until)
+    if texts < len(run.val_rows):
+        say(f"validation loss: {texts} of {len(run.val_rows)} texts in the time left")
+    return {"val_loss": round(loss, 4), "val_texts": texts}
