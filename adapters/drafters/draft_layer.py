@@ -46,7 +46,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import smooth_l1_loss
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
@@ -57,7 +56,7 @@ from streamspec.adapters.drafters.experts import Branches, Experts, LaterPass
 from streamspec.adapters.drafters.layer_copy import copy_last_layer, weighted
 from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.training.data import Collator, TokenRow
-from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows
+from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
 from streamspec.adapters.training_run import Run
 
 STATISTIC_ROWS = 16  # of a text
@@ -138,7 +137,9 @@ class DraftLayerModel(DraftingModel):
             + options["expert_weight"] * losses["alike"]
         )
         if "last" in losses:
-            total = total + options["last_weight"] * losses["last"]
+            weight = options["last_state_weight"]
+            weight = options["state_weight"] if weight is None else weight
+            total = total + options["last_weight"] * losses["last"] + weight * losses["last_state"]
         return {"total": total} | {f"place_{j + 1}": value for j, value in enumerate(depths)} | losses
 
     @torch.no_grad()
@@ -352,26 +353,24 @@ def draft_layer_losses(
 ) -> dict[str, Tensor]:
     """The draft layer's losses (equations 9 to 13), every pass of the unrolled layer counted, or the first `passes`.
 
-    "depths" [passes]: mean loss of the mixture at each depth. "last": of the last position's branch after the last of
-    these passes, where there is one. "state": smooth L1 of the mixture's states against the target's own, over the
-    spread of these. "alike": 0 where the outputs of a row's two best experts are orthogonal and all experts are used
-    alike.
+    "depths" [passes]: mean loss of the mixture at each depth. "state": `losses.state_loss` of the mixture's states.
+    "last" and "last_state": the same two of the last position's branch after the last of these passes, where there is
+    one. "alike": 0 where the outputs of a row's two best experts are orthogonal and all experts are used alike.
     """
     drafted = model.unroll(main, picked, min(passes or model.passes, model.passes))
     mixture = drafted.mixture
     states = mixture if drafted.apart is None else drafted.apart
-    losses = {"depths": depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind)}
+    losses = {
+        "depths": depth_losses(model, main, states, picked, 0, vocabulary, lookup, kind),
+        "state": state_loss(main, mixture, picked, 0),
+    }
     if drafted.last is not None:
         depth, last = mixture.shape[2] - 1 + model.config.parallel, drafted.last[:, :, None]
         losses["last"] = depth_losses(model, main, last, picked, depth, vocabulary, lookup, kind)[0]
+        losses["last_state"] = state_loss(main, last, picked, depth)
     counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
     if not counts.any():  # answers of a single token
-        return losses | dict.fromkeys(("state", "alike"), 0 * mixture.sum())
-    ahead = torch.arange(1, mixture.shape[2] + 1, device=mixture.device)
-    rows = (picked.rows[:, :, None] + ahead).clamp(max=main.final.shape[1] - 1)
-    text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
-    target = main.final[text, rows][counts].float()
-    losses["state"] = smooth_l1_loss(mixture[counts] / target.std(), target / target.std())
+        return losses | {"alike": 0 * mixture.sum()}
     shares = drafted.shares[counts].mean(0)
     losses["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
     return losses

@@ -95,6 +95,11 @@ class JakiroOptions:
     last_weight: float = option(
         0.5, "weight of the last position's own branch in the loss (0.5: the paper's)", minimum=0
     )
+    last_state_weight: float | None = option(
+        None,
+        "weight of the loss on the hidden states of that branch; default: that of state_weight, as in the paper",
+        minimum=0,
+    )
     expert_weight: float = option(
         0.0, "weight of a loss that penalises experts for agreeing or for being used unevenly", minimum=0
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import cross_entropy, kl_div, smooth_l1_loss
 from torch.utils.checkpoint import checkpoint
 
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass, TargetModel
@@ -166,6 +166,20 @@ def depth_losses(
     losses = in_chunks(score, size, states[counts], depth, before[counts], labels[counts], at)
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, depth, losses)
     return total / counts.sum(dim=(0, 1)).clamp(min=1)
+
+
+def state_loss(main: MainPass, states: Tensor, picked: DraftRows, first: int) -> Tensor:
+    """Smooth L1 of finished states [B, P, m, H] at the depths first .. first + m - 1 against the target's own, from
+    which it predicts the same tokens, over the spread of these; 0 where no token counts.
+    """
+    depths = torch.arange(first, first + states.shape[2], device=states.device)
+    counts = picked.labels[:, :, depths] != IGNORE
+    if not counts.any():  # answers too short
+        return 0 * states.float().sum()
+    rows = (picked.rows[:, :, None] + 1 + depths).clamp(max=main.final.shape[1] - 1)
+    text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
+    target = main.final[text, rows][counts].float()
+    return smooth_l1_loss(states[counts] / target.std(), target / target.std())
 
 
 def scorer(

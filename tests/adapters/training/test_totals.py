@@ -89,7 +89,10 @@ def total(model: Any, config: TrainConfig, vocabulary: Tensor | None) -> float:
         next_token += [-float(target[-1][i - 1].log_softmax(-1)[row.input_ids[i]]) for i in answer_tokens(row)]
     if not isinstance(model, DraftingModel):
         return sum(next_token) / len(next_token)
-    options, kept = config.resolved, list(range(64)) if vocabulary is None else vocabulary.tolist()
+    options = config.resolved
+    if options["last_state_weight"] is None:  # the paper has one for both
+        options["last_state_weight"] = options["state_weight"]
+    kept = list(range(64)) if vocabulary is None else vocabulary.tolist()
     scored = draft_layer(model, options) if options.get("taps") else heads(model)
     terms: dict[Any, list[float]] = {j: [] for j in [*range(GAMMA), "branch"]}
     for n, i, depth, state, term in scored["drafts"]:  # the state at `depth` that predicts token i of text n
@@ -149,7 +152,8 @@ def draft_layer(model: Any, options: dict[str, Any]) -> dict[str, Any]:
     passes = options["unroll"] or GAMMA - options["parallel"]
     branch = options["contrast"] or options["parallel"]
     depth_of_branch = passes - 1 + options["parallel"]
-    found, drafted, own, overlap, shares = [], [], [], [], []
+    found, overlap, shares = [], [], []
+    pairs: dict[str, list[tuple[Tensor, Tensor]]] = {"state_weight": [], "last_state_weight": []}  # drafted, target's
     for n, row in enumerate(ROWS):
         main, picked, drafts = alone(model, row)
         if not drafts:
@@ -158,18 +162,23 @@ def draft_layer(model: Any, options: dict[str, Any]) -> dict[str, Any]:
         for p, (_, ahead) in enumerate(drafts):
             for j, i in enumerate(ahead[:passes]):
                 found.append((n, i, j, out.mixture[0, p, j], j))
-                drafted.append(out.mixture[0, p, j])
-                own.append(main.final[0, i - 1])  # the row whose logits predict token i
+                pairs["state_weight"].append((out.mixture[0, p, j], main.final[0, i - 1]))  # whose logits predict i
                 overlap.append(float(out.overlap[0, p, j]))
                 shares.append(out.shares[0, p, j])
             if branch and len(ahead) > depth_of_branch:
-                found.append((n, ahead[depth_of_branch], depth_of_branch, out.last[0, p], "branch"))
-    mine, theirs, used = torch.stack(drafted).double(), torch.stack(own).double(), torch.stack(shares).mean(0)
-    apart = ((mine - theirs) / theirs.std()).abs()
-    smooth = torch.where(apart < 1, apart**2 / 2, apart - 0.5).mean()
-    alike = sum(overlap) / len(overlap) + len(used) * float((used**2).sum()) - 1
-    beside = {"state_weight": float(smooth), "expert_weight": alike}
+                i = ahead[depth_of_branch]
+                found.append((n, i, depth_of_branch, out.last[0, p], "branch"))
+                pairs["last_state_weight"].append((out.last[0, p], main.final[0, i - 1]))
+    beside = {weight: smooth_l1(*map(torch.stack, zip(*some, strict=True))) for weight, some in pairs.items() if some}
+    used = torch.stack(shares).mean(0)
+    beside["expert_weight"] = sum(overlap) / len(overlap) + len(used) * float((used**2).sum()) - 1
     return {"drafts": found, "passes": passes, "beside": beside}
+
+
+def smooth_l1(drafted: Tensor, target: Tensor) -> float:
+    """Equations 9 and 10 of the Jakiro paper, over the spread of the target's states."""
+    apart = ((drafted.double() - target.double()) / target.double().std()).abs()
+    return float(torch.where(apart < 1, apart**2 / 2, apart - 0.5).mean())
 
 
 def early_exit(model: Any, vocabulary: Tensor | None, kept: list[int]) -> float:
@@ -192,7 +201,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "streaming staged kl": ({"recipe": "staged", "target_adapter": "base", "labels": "kl"}, ("streams",)),
     "medusa joint": ({"method": "medusa", "recipe": "joint"}, ("heads", "joint")),
     "medusa staged": ({"method": "medusa", "target_adapter": "base", "own_heads": True}, ("streams",)),
-    "jakiro": (JAKIRO | {"target_adapter": "base"}, ("streams",)),
+    "jakiro": (JAKIRO | {"target_adapter": "base", "last_state_weight": 3.0}, ("streams",)),
     "jakiro one pass": (JAKIRO | {"target_adapter": "base", "unroll": 1, "experts": 3}, ("streams",)),
     "jakiro serial": (JAKIRO | {"target_adapter": "base", "parallel": False, "epochs": 2.0}, ("streams",)),
     "eagle": ({"method": "eagle", "target_adapter": "base", "random_unroll": False}, ("streams",)),
