@@ -24,7 +24,7 @@ from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.training.acceptance_eval import MAX_RANK
 from streamspec.adapters.training.trainer import load_trainable, trainable_state
 from streamspec.adapters.training_run import Run
-from streamspec.atomic import sha256_file, write_bytes, write_text
+from streamspec.atomic import write_bytes, write_text
 from streamspec.bundle.adapter_folder import (
     ACCEPTANCE,
     FORMAT_VERSION,
@@ -142,7 +142,7 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "config": config.to_json(),
         "metrics": metrics,
         "minutes": minutes,
-        "data": {str(p.name): sha256_file(p) for p in (config.data, config.val) if p},
+        "data": run.data,
         "log": run.state.log,
         "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
         "device": run.device.type,

@@ -4,11 +4,15 @@ for answers. What needs neither: `early_checks.py`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.dataset.token_rows import Array, TokenRows
 from streamspec.adapters.early_checks import task_lora
-from streamspec.adapters.task_lora import check_adapter, format_of
-from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import Formatter, TokenRow
+from streamspec.adapters.task_lora import check_adapter, format_of, template_of
+from streamspec.adapters.training.config import AUTO, TrainConfig
 from streamspec.adapters.training_run import say
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, TASK_WEIGHTS, Adapter, read_adapter
@@ -16,17 +20,18 @@ from streamspec.data import Example
 from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 
+CONVERSATIONS = {"messages", "message_lists"}  # shapes of data
 
-def contents(config: TrainConfig, base: Base) -> dict[str, str]:
-    """Hashes of the files a run reads, by option, since files may change under the same path."""
-    files = {
-        "data": config.data,
-        "val": config.val,
-        "warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS,
-    }
+
+def contents(config: TrainConfig, base: Base, data: str, val: str | None) -> dict[str, str]:
+    """Hashes of the files a run reads, by option, since files may change under the same path. `data`, `val`: hashes of
+    the data.
+    """
+    files = {"warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS}
     if config.target_adapter is not None and task_lora(config) is not None:
         files["target_adapter"] = config.target_adapter / TASK_WEIGHTS
-    return {"base": base.sha256} | {name: sha256_file(file) for name, file in files.items() if file is not None}
+    read = {"base": base.sha256, "data": data} | ({"val": val} if val else {})
+    return read | {name: sha256_file(file) for name, file in files.items() if file is not None}
 
 
 def read_target(config: TrainConfig, base: Base) -> Adapter | None:
@@ -39,15 +44,16 @@ def read_target(config: TrainConfig, base: Base) -> Adapter | None:
     return target
 
 
-def chosen_format(config: TrainConfig, base: Base, target: Adapter | None) -> PromptFormat:
-    """The format that the options ask for, else the target adapter's, else raw without a separator.
+def chosen_format(config: TrainConfig, base: Base, target: Adapter | None, shapes: Collection[str]) -> PromptFormat:
+    """The format that the options ask for, else the target adapter's, else the chat template for data of these `shapes`
+    where they are conversations and the base has one, else raw without a separator.
 
     Refuses one other than the target adapter was trained with. A plain PEFT folder names none: it is taken to be
     trained with the chat template, where there is one.
     """
-    given = PromptFormat.given(config.format, config.separator)
+    given = PromptFormat.given(None if config.format == AUTO else config.format, config.separator)
     if target is None:
-        return given or PromptFormat()
+        return given or _format_for(base, shapes)
     own = format_of(base, target)
     if target.prompt_format is None:
         return given or own
@@ -64,7 +70,21 @@ def chosen_format(config: TrainConfig, base: Base, target: Adapter | None) -> Pr
     return own
 
 
-def joined_words(examples: list[Example], prompt_format: PromptFormat) -> str | None:
+def _format_for(base: Base, shapes: Collection[str]) -> PromptFormat:
+    talks, strings = bool(CONVERSATIONS & set(shapes)), "strings" in shapes
+    if not talks or template_of(base, None) is None:
+        return PromptFormat()
+    if strings:
+        raise ConfigError(
+            "conversations and prompts as strings, in several files",
+            "one of them, or a format for both",
+            "give --format",
+        )
+    say("conversations are rendered with the base's chat template; --format raw leaves it out")
+    return PromptFormat("chat")
+
+
+def joined_words(examples: Sequence[Example], prompt_format: PromptFormat) -> str | None:
     """Warns of raw prompts that run into their answers without a blank, as in `AgeTwelve`; None where most do not."""
     pairs = [(e.prompt, e.completion) for e in examples if isinstance(e.prompt, str) and isinstance(e.completion, str)]
     run_on = [(p, c) for p, c in pairs if p[-1:].isalnum() and c[:1].isalnum()]
@@ -77,14 +97,12 @@ def joined_words(examples: list[Example], prompt_format: PromptFormat) -> str | 
     )
 
 
-def check_answers(
-    config: TrainConfig, formatter: Formatter, examples: list[Example], val_examples: list[Example]
-) -> None:
+def check_answers(config: TrainConfig, data: TokenRows, val: TokenRows) -> None:
     """Refuses data of which no prompt leaves room for an answer: drafters are measured, and mostly trained, on the
     target's own answers.
     """
-    for name, group in (("data", examples), ("validation data", val_examples)):
-        if not any(fits(formatter.opening_ids(e), config) for e in group):
+    for name, group in (("data", data), ("validation data", val)):
+        if not fits(group.openings, config).any():
             raise DataError(
                 f"no prompt of the {name} leaves room for {config.max_new_tokens} tokens within {config.max_length}",
                 "prompts of fewer tokens than --max-length less --max-new-tokens",
@@ -92,14 +110,22 @@ def check_answers(
             )
 
 
-def fits(prompt: list[int], config: TrainConfig) -> bool:
-    """Tells whether `prompt` leaves room for `max_new_tokens` within `max_length`."""
-    return len(prompt) + config.max_new_tokens <= config.max_length
+def fits(prompts: Array, config: TrainConfig) -> Array:
+    """bool: which prompts, given by their lengths, leave room for `max_new_tokens` within `max_length`. An empty one
+    is none.
+    """
+    return (prompts > 0) & (prompts + config.max_new_tokens <= config.max_length)
 
 
-def within(rows: list[TokenRow], longest: int) -> list[TokenRow]:
+def fitting_prompts(asked: TokenRows, config: TrainConfig, count: int) -> list[list[int]]:
+    """At most `count` openings that leave room for an answer, from all over `asked`."""
+    fitting = np.flatnonzero(fits(asked.openings, config))
+    return [asked.opening(i) for i in fitting[:: max(1, len(fitting) // count)][:count].tolist()]
+
+
+def within(rows: TokenRows, longest: int) -> TokenRows:
     """Rows of at most `longest` tokens with something to learn; prints how many were dropped."""
-    short = [r for r in rows if len(r.input_ids) <= longest]
-    if len(short) < len(rows):
-        say(f"{len(rows) - len(short)} of {len(rows)} rows are longer than {longest} tokens and were left out")
-    return [r for r in short if any(r.loss_mask[1:])]
+    short = rows.lengths <= longest
+    if not short.all():
+        say(f"{int((~short).sum()):,} of {len(rows):,} rows are longer than {longest} tokens and were left out")
+    return rows.select(short & rows.has_targets())

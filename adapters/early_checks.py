@@ -21,7 +21,7 @@ from streamspec.bundle.adapter_folder import (
     read_adapter,
     streams_of,
 )
-from streamspec.data import read_examples
+from streamspec.data import sample_examples
 from streamspec.errors import AdapterError, ConfigError
 
 WORK = "run"  # folder of an unfinished run, inside --out
@@ -37,9 +37,9 @@ def check_early(config: TrainConfig) -> None:
     """
     check_out(config)
     check_packages(config)
-    for path in (config.data, config.val):
-        if path is not None:
-            read_examples(path, FIRST_ROWS)
+    for data in (config.data, config.val):
+        if data is not None:
+            sample_examples(data, config.renamed, FIRST_ROWS)
     shape = peek(config.base)
     ns = config.ns
     if shape is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from streamspec.adapters.checks import fits
+from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
 from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, RANKED, TEXTS, Deadline
@@ -64,7 +64,7 @@ def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None)
 def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
     """Measures a few tokens of some answers; an answer is then taken to be as long as the references are."""
     config, eos = run.config, run.tokenizer.eos_token_id
-    prompts = [p for e in run.val_examples if fits(p := run.formatter.opening_ids(e), config)][:count]
+    prompts = fitting_prompts(run.val_prompts, config, count)
     seconds = []
     with drafter.drafter_lora(False):
         for tokens in (1, 1 + PROBE_TOKENS):
@@ -81,7 +81,7 @@ def last_work(run: Run) -> dict[str, float]:
     work: dict[str, float] = {TEXTS: len(run.val_rows)}
     if run.config.drafter.model is None:
         return work
-    prompts = min(run.config.val_rows, len(run.val_examples))
+    prompts = min(run.config.val_rows, len(run.val_prompts))
     known = run.state.finished("regenerated_val")
     return work | {ANSWERS: 0 if known else prompts, RANKED: prompts, DESCRIBED: prompts}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -86,12 +87,12 @@ def drafter_class(config: TrainConfig) -> type[DraftingModel]:
     return model
 
 
-def choose_vocabulary(run: Run, rows: list[TokenRow]) -> Tensor | None:
-    """The tokens int64 [D] that the drafter may propose, None for all; on a warm start those of the adapter it starts
-    from.
+def choose_vocabulary(run: Run, *parts: Sequence[TokenRow]) -> Tensor | None:
+    """The tokens int64 [D] of these rows that the drafter may propose, None for all; on a warm start those of the
+    adapter it starts from.
     """
     if run.config.warm_start is not None:
         saved = read_tensors(run.config.warm_start / STREAM_WEIGHTS).get("draft_vocab")
         return None if saved is None else saved.to(run.device)
-    kept = draft_vocabulary(rows, run.config.draft_vocab, len(run.tokenizer), [run.tokenizer.eos_token_id])
+    kept = draft_vocabulary(parts, run.config.draft_vocab, len(run.tokenizer), run.formatter.end_ids)
     return None if kept is None else torch.tensor(kept, device=run.device)

@@ -6,6 +6,7 @@ A stage that is finished is not repeated when the run is resumed.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from transformers import PreTrainedModel
 
 from streamspec.acceptance_stats import node_order, per_stream_accuracy, simulated_tau
 from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
-from streamspec.adapters.checks import fits
+from streamspec.adapters.checks import fitting_prompts
+from streamspec.adapters.dataset.token_rows import TokenRows
 from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
 from streamspec.adapters.last_validation import (
     last_work,
@@ -34,7 +36,6 @@ from streamspec.adapters.training.self_distillation import CompletionFile, regen
 from streamspec.adapters.training.trainer import Stage, run_stage
 from streamspec.adapters.training_run import Run, answers_made_by, say
 from streamspec.atomic import write_text
-from streamspec.data import Example
 from streamspec.draft_tree import DraftTree
 
 REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
@@ -61,7 +62,7 @@ def fit_drafter(
     run: Run,
     name: str,
     drafter: DraftingModel,
-    rows: list[TokenRow],
+    rows: Sequence[TokenRow],
     vocabulary: Tensor | None,
     lr: float,
     share: float = 1.0,
@@ -95,14 +96,13 @@ def fit_drafter(
 
 
 def own_answers(
-    run: Run, model: PreTrainedModel, examples: list[Example], count: int, name: str, until: Deadline = ENDLESS
+    run: Run, model: PreTrainedModel, asked: TokenRows, count: int, name: str, until: Deadline = ENDLESS
 ) -> list[TokenRow]:
     """Rows with the model's own completions, as many as are done by `until`; `text` rows give it their beginning to
     continue.
     """
     config, part = run.config, f"regenerated_{name}"
-    prompts = [p for e in examples if fits(p := run.formatter.opening_ids(e), config)]
-    prompts = prompts[:: max(1, len(prompts) // count)][:count]
+    prompts = fitting_prompts(asked, config, count)
     kept = CompletionFile(config.answers or run.work / f"answers-{name}.jsonl", answers_made_by(config, run.base))
     used = run.work / f"answered-{name}.json"
     if run.state.finished(part):  # cut by time, perhaps: go on with the same answers
@@ -147,7 +147,7 @@ def finish_drafter(
     work.pop(TEXTS)
     with drafter.drafter_lora(False):
         until = run.budget.until_done(ANSWERS, work)
-        rows = own_answers(run, model, run.val_examples, run.config.val_rows, "val", until)
+        rows = own_answers(run, model, run.val_prompts, run.config.val_rows, "val", until)
     rest: dict[str, float] = {RANKED: len(rows), DESCRIBED: len(rows)}
     ranks = record_ranks(drafter, rows, vocabulary, until=run.budget.until_done(RANKED, rest))
     if len(ranks) < len(rows):

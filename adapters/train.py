@@ -11,6 +11,7 @@ Every stage can be interrupted and resumed.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,6 @@ from transformers import set_seed
 from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
-from streamspec.adapters.base_models.tokenizer import load_tokenizer
 from streamspec.adapters.checks import (
     check_answers,
     chosen_format,
@@ -29,6 +29,8 @@ from streamspec.adapters.checks import (
     read_target,
     within,
 )
+from streamspec.adapters.dataset.formatter import Formatter
+from streamspec.adapters.dataset.prepare import digest, read_rows_of
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.early_checks import RUN_STATE, WORK, check_early, check_layers, check_warm_start, task_lora
 from streamspec.adapters.last_validation import measure_loss, stage_end
@@ -37,13 +39,13 @@ from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_a
 from streamspec.adapters.reporting.quiet import our_words_only
 from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import Formatter
+from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.device import spare_allocator, start_budget
 from streamspec.adapters.training.run_state import RunState
 from streamspec.adapters.training.self_distillation import CompletionFile
 from streamspec.adapters.training_run import TIME_USED, Run, answers_made_by, preview, say
 from streamspec.bundle.adapter_folder import read_adapter
-from streamspec.data import Example, read_examples
+from streamspec.data import fingerprints, sample_examples
 from streamspec.errors import DataError
 
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
@@ -82,41 +84,37 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None) -> Run:
     check_early(config)
     budget = budget or start_budget(config, None)
     set_seed(config.seed)
-    examples, val_examples = split_examples(config)
+    sample = sample_examples(config.data, config.renamed)
+    shapes = {example.shape for example in sample}
+    hashes = fingerprints(config.data), fingerprints(config.val or [])
     base = resolve_base(config.base)
     ns = check_layers(config, base.model_type, read_config(base.path).num_hidden_layers)
     target = read_target(config, base)
-    prompt_format = chosen_format(config, base, target)
+    prompt_format = chosen_format(config, base, target, shapes)
     config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
-    formatter = Formatter(load_tokenizer(base, target.path if target else None), prompt_format)
-    if warning := joined_words(examples, prompt_format):
+    formatter = Formatter.of(base, prompt_format, target.path if target else None)
+    if warning := joined_words(sample, prompt_format):
         say(warning)
-    rows = within([formatter.row(e) for e in examples], config.max_length)
-    val_rows = within([formatter.row(e) for e in val_examples[: config.val_rows]], config.max_length)
+    prompts, val_prompts = read_rows_of(config, formatter, *hashes, say)
+    rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
     if not rows or not val_rows:
+        name = "the data" if not rows else "the validation data"
         raise DataError(
-            f"{config.data} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
+            f"{name} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
         )
     if config.warm_start is not None:
         check_warm_start(config, ns)
         read_adapter(config.warm_start).check_base(base.id, base.sha256)
     if config.drafter.model is not None:
-        check_answers(config, formatter, examples, val_examples)
+        check_answers(config, prompts, val_prompts)
     if config.answers:
         CompletionFile(config.answers, answers_made_by(config, base))
-    state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base))
+    state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base, *map(digest, hashes)))
     budget.keep(config.out / WORK / TIME_USED, config.resume)
-    return Run(config, base, formatter.tokenizer, formatter, examples, rows, val_examples, val_rows, ns, state, budget)
-
-
-def split_examples(config: TrainConfig) -> tuple[list[Example], list[Example]]:
-    """Training and validation examples; without --val the last twentieth of the data, at most `val_rows`."""
-    examples = read_examples(config.data)
-    val_examples = read_examples(config.val) if config.val else []
-    if val_examples:
-        return examples, val_examples
-    held = min(config.val_rows, max(1, len(examples) // 20))
-    return examples[:-held], examples[-held:]
+    data = hashes[0] | hashes[1]
+    return Run(
+        config, base, formatter.tokenizer, formatter, prompts, rows, val_prompts, val_rows, ns, state, budget, data
+    )
 
 
 def train_lora(run: Run) -> dict[str, Any]:
@@ -142,7 +140,7 @@ def train_joint(run: Run) -> dict[str, Any]:
     fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, joint)
     if config.self_distill:
         until = stage_end(run, joint + (1 - joint) / 2)
-        rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", until)
+        rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
         fit_drafter(run, "distill", drafter, rows, vocabulary, config.lr / 2)
     write_task_lora(peft, run.base, config.out)
     return finish_drafter(run, drafter, model, vocabulary)
@@ -159,12 +157,12 @@ def train_staged(run: Run) -> dict[str, Any]:
     model = load_target(run, task)
     # Its answers stay the same, so their time is known before the drafter begins.
     until = run.budget.until(used + VALIDATION_SHARE * (1 - used))
-    own_answers(run, model, run.val_examples, config.val_rows, "val", until)
-    rows = run.rows
+    own_answers(run, model, run.val_prompts, config.val_rows, "val", until)
+    rows: Sequence[TokenRow] = run.rows
     if config.regenerate_rows:
         until = run.budget.until(used + ANSWERS_SHARE * (1 - used))
-        rows = own_answers(run, model, run.examples, config.regenerate_rows, "train", until)
-    vocabulary = choose_vocabulary(run, run.rows + rows)
+        rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
+    vocabulary = choose_vocabulary(run, run.rows, rows)
     set_seed(config.seed)  # a resumed run begins here as well
     kind = drafter_class(config)
     kind.prepare_target(run, model)

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.dataset.formatter import Formatter
+from streamspec.adapters.dataset.token_rows import TokenRows
 from streamspec.adapters.early_checks import UNTOUCHED, WORK, task_lora
 from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import Collator, Formatter, TokenRow
+from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.device import clock_of, has_bf16
 from streamspec.adapters.training.run_state import RunState
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
-from streamspec.data import Example
 
 TIME_USED = "time.json"  # in the folder of an unfinished run: the seconds used so far
 
@@ -33,13 +34,14 @@ class Run:
     base: Base
     tokenizer: Any
     formatter: Formatter
-    examples: list[Example]
-    rows: list[TokenRow]
-    val_examples: list[Example]
-    val_rows: list[TokenRow]
+    prompts: TokenRows  # whose openings the target answers: all rows, those too long to learn from included
+    rows: TokenRows
+    val_prompts: TokenRows
+    val_rows: TokenRows
     ns: int  # MSA layers
     state: RunState  # finished parts, saved after each
     budget: TimeBudget  # the minutes of the whole command
+    data: dict[str, str]  # hashes of the data by file name
 
     @property
     def work(self) -> Path:

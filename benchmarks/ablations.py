@@ -142,8 +142,8 @@ def measure(variant: Variant, arguments: argparse.Namespace) -> list[dict[str, A
     rows, val_rows = (
         recipe_stages.own_answers(run, model, some, count, name)
         for some, count, name in (
-            (run.examples, shared.regenerate_rows, "train"),
-            (run.val_examples, shared.val_rows, "val"),
+            (run.prompts, shared.regenerate_rows, "train"),
+            (run.val_prompts, shared.val_rows, "val"),
         )
     )
     # From here on everything is the variant's.

@@ -102,11 +102,11 @@ def answer(config: dict[str, object]) -> None:
 
     prepared = prepare(TrainConfig.from_dict(config))
     model = models.load_target(prepared, prepared.config.target_adapter)
-    for examples, count, name in (
-        (prepared.examples, prepared.config.regenerate_rows, "train"),
-        (prepared.val_examples, prepared.config.val_rows, "val"),
+    for asked, count, name in (
+        (prepared.prompts, prepared.config.regenerate_rows, "train"),
+        (prepared.val_prompts, prepared.config.val_rows, "val"),
     ):
-        own_answers(prepared, model, examples, count, name)
+        own_answers(prepared, model, asked, count, name)
 
 
 def main() -> None:

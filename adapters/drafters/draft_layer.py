@@ -41,6 +41,7 @@ next token.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -143,7 +144,7 @@ class DraftLayerModel(DraftingModel):
         return {"total": total} | {f"place_{j + 1}": value for j, value in enumerate(depths)} | losses
 
     @torch.no_grad()
-    def statistics(self, rows: list[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, Any]:
+    def statistics(self, rows: Sequence[TokenRow], vocabulary: Tensor | None, batch_size: int = 8) -> dict[str, Any]:
         """How the layer's parts are used: `expert_shares`, the experts' weights; `expert_overlap`, the squared cosine
         of the outputs of the two best; where the last position has a branch of its own `branches_agree`, how often its
         best candidate is the mixture's for the last position that the mixture drafts.

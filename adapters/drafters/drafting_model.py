@@ -6,7 +6,7 @@ A target is a Hugging Face causal LM whose main pass also returns what drafters 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -182,7 +182,7 @@ class DraftingModel(TargetModel, ABC):
     def losses(self, step: FitStep) -> dict[str, Tensor]:
         """Scalar losses by name; "total" is the one to minimise, the others are logged."""
 
-    def statistics(self, rows: list[TokenRow], vocabulary: Tensor | None) -> dict[str, Any]:
+    def statistics(self, rows: Sequence[TokenRow], vocabulary: Tensor | None) -> dict[str, Any]:
         """Further metrics of a trained drafter over `rows`; by default none."""
         return {}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -23,7 +23,7 @@ from streamspec.progress import counted
 MAX_RANK = 10
 
 
-def batches_in_time(rows: list[TokenRow], size: int, until: Deadline, label: str) -> Iterator[list[int]]:
+def batches_in_time(rows: Sequence[TokenRow], size: int, until: Deadline, label: str) -> Iterator[list[int]]:
     """Indices of `rows`, batch by batch, as many as are done by `until` and at least one; with a limit in a random
     order, always the same. Shows progress by the row.
     """
@@ -44,7 +44,7 @@ def batches_in_time(rows: list[TokenRow], size: int, until: Deadline, label: str
 @torch.no_grad()
 def record_ranks(
     model: DraftingModel,
-    rows: list[TokenRow],
+    rows: Sequence[TokenRow],
     vocabulary: Tensor | None,
     batch_size: int = 8,
     until: Deadline = ENDLESS,
@@ -103,7 +103,7 @@ def _labels(row: TokenRow, positions: list[int], gamma: int) -> Tensor:
 
 @torch.no_grad()
 def validation_loss(
-    model: TargetModel, rows: list[TokenRow], batch_size: int = 8, until: Deadline = ENDLESS
+    model: TargetModel, rows: Sequence[TokenRow], batch_size: int = 8, until: Deadline = ENDLESS
 ) -> tuple[float, int]:
     """Mean next-token loss per completion token, and the number of rows it comes from: those done by `until`."""
     collate, total, count, done = Collator(model.device), 0.0, 0, 0

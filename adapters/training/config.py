@@ -5,6 +5,7 @@ resolved config and the reference page. Free of torch.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +21,7 @@ from streamspec.adapters.training.option_checks import (
     plain_type,
     require,
 )
+from streamspec.data import COLUMNS
 from streamspec.errors import ConfigError, nearest
 from streamspec.option_fields import option
 from streamspec.prompt.prompt_format import KINDS
@@ -28,6 +30,28 @@ LABELS = ("hard", "kl", "tv", "topk")
 CLOCKS = ("wall", "cpu")
 BASE_BITS = (8, 4)
 MAX_TRAINED_GAMMA = 8
+AUTO = "auto"  # --format
+Paths = str | Path | Sequence[str | Path]  # as given; a list of str from then on
+
+
+def names_of(given: Paths) -> list[str]:
+    """Names of data as a list of text. Raises ConfigError for none and for anything else."""
+    names = [given] if isinstance(given, (str, Path)) else given
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, (str, Path)) for name in names):
+        raise ConfigError(f"data = {given!r}", "one path, or a list of paths", "change --data or --val")
+    return [str(name) for name in names]
+
+
+def parsed_columns(given: Any) -> str:
+    """Column names as `known=name,...`. Raises ConfigError unless each is a pair, and known to `streamspec.data`."""
+    pairs = [f"{known}={name}" for known, name in given.items()] if isinstance(given, dict) else str(given).split(",")
+    known = [pair.partition("=")[0].strip() for pair in pairs]
+    names = [pair.partition("=")[2].strip() for pair in pairs]
+    if not all(names) or len(set(known)) < len(known) or not set(known) <= set(COLUMNS):
+        raise ConfigError(
+            f"columns = {given}", f"NAME=COLUMN,... with NAME of {', '.join(COLUMNS)}", "change --columns"
+        )
+    return ",".join(f"{one}={name}" for one, name in zip(known, names, strict=True))
 
 
 @dataclass
@@ -35,9 +59,26 @@ class InputOptions:
     """Base, data and recipe"""
 
     base: str = field(metadata={"help": "base model: `smollm2-135m`, a Hugging Face name, a folder or a GGUF file"})
-    data: Path = field(metadata={"help": "training data, JSON lines"})
+    data: Paths = field(
+        metadata={
+            "help": "training data: JSON lines, a JSON array, CSV, Parquet, a folder of `datasets` or a NAME:SPLIT of "
+            "the Hugging Face Hub; may be given several times, or a pattern of files",
+            "parse": names_of,
+            "several": True,
+        }
+    )
     out: Path = field(metadata={"help": "adapter folder to write"})
-    val: Path | None = option(None, "validation data, JSON lines; default: the last rows of --data")
+    val: Paths | None = option(
+        None,
+        "validation data, in the same formats; default: rows drawn from --data, which are then not learnt from",
+        parse=names_of,
+        several=True,
+    )
+    columns: str | None = option(
+        None,
+        "what the data call their columns, as prompt=question,completion=answer",
+        parse=parsed_columns,
+    )
     method: str = option("streaming", "how the model drafts; lora: a plain fine-tune", choices=tuple(DRAFTERS))
     recipe: str | None = option(
         None, "default: joint; staged with a target adapter, a warm start or a draft layer", choices=RECIPES
@@ -48,9 +89,14 @@ class InputOptions:
     allow_base_mismatch: bool = option(
         False, "take a target adapter that PEFT saved and whose configuration names another base"
     )
-    format: str | None = option(None, "prompt format; default: the target adapter's, else raw", choices=KINDS)
+    format: str = option(
+        AUTO,
+        "prompt format; auto: the target adapter's, else for conversations the base's chat template where it has one, "
+        "else raw",
+        choices=(AUTO, *KINDS),
+    )
     separator: str | None = option(
-        None, "raw: text between prompt and completion; default: the target adapter's, else none"
+        None, "text between prompt and completion, which makes the format raw; default: the target adapter's, else none"
     )
     warm_start: Path | None = option(
         None, "streaming, staged: begin with the streams of this adapter instead of fresh ones"
@@ -164,7 +210,7 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
             value = getattr(self, name)
             if value is not None and "parse" in rules:
                 value = rules["parse"](value)
-            setattr(self, name, converted(name, value, hint))
+            setattr(self, name, value if "several" in rules else converted(name, value, hint))
         check_rules("method", self.method, type(self).__dataclass_fields__["method"].metadata)
         if self.recipe is None:
             self.recipe = "staged" if self.target_adapter or self.warm_start else self.drafter.recipes[0]
@@ -184,6 +230,11 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         defaults = {name: value for name, value in self.drafter.defaults.items() if given[name] is None}
         return given | defaults | dict(self.drafter.fixed)
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """What the data call columns, by the names that `streamspec.data` knows."""
+        return dict(pair.split("=", 1) for pair in self.columns.split(",")) if self.columns else {}
 
     @property
     def drafter_batch(self) -> int:
@@ -235,8 +286,10 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         """The config as saved; of paths only the last part, so that a shared adapter does not reveal its maker's
         disk.
         """
+        names = {name: [Path(one).name for one in getattr(self, name) or ()] or None for name in ("data", "val")}
         return {
-            k: v.name if isinstance(v, Path) else v for k, v in (asdict(self) | {"base": Path(self.base).name}).items()
+            k: v.name if isinstance(v, Path) else v
+            for k, v in (asdict(self) | names | {"base": Path(self.base).name}).items()
         }
 
     @classmethod

@@ -1,23 +1,17 @@
-"""Examples -> token rows with the completion marked, and padded batches of them.
-
-The prompt's format is `streamspec.prompt.prompt_format`'s, the same that generate and bench use.
-"""
+"""Token rows with the completion marked, their order in training, and padded batches of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
-
-from streamspec.data import Example, Message
-from streamspec.errors import BaseModelError, DataError
-from streamspec.prompt.prompt_format import PromptFormat
 
 
 @dataclass
@@ -26,74 +20,6 @@ class TokenRow:
 
     input_ids: list[int]
     loss_mask: list[bool]
-
-
-class Formatter:
-    """Tokenises examples in one prompt format with one Hugging Face tokenizer.
-
-    Raises BaseModelError for a tokenizer without end-of-text, DataError for chat without a template.
-    """
-
-    def __init__(self, tokenizer: Any, prompt_format: PromptFormat) -> None:
-        self.tokenizer, self.format = tokenizer, prompt_format
-        written = getattr(tokenizer, "chat_template", None)
-        self.template: str | None = written.get("default") if isinstance(written, dict) else written  # several by name
-        if tokenizer.eos_token_id is None:
-            raise BaseModelError(
-                "a base whose tokenizer names no end-of-text token",
-                "eos_token in tokenizer_config.json",
-                "add it there",
-            )
-        if prompt_format.kind == "chat" and not self.template:
-            raise DataError("this base has no chat template", "a chat template", "use --format raw")
-
-    def prompt_ids(self, prompt: str | list[Message]) -> list[int]:
-        """Tokens the model is given before it answers."""
-        text = self.format.render(prompt, self.template, self._specials())
-        return list(self.tokenizer(text, add_special_tokens=self.format.add_special_tokens)["input_ids"])
-
-    def opening_ids(self, example: Example) -> list[int]:
-        """Tokens the model is given to answer `example` itself: its prompt, or the beginning of its text."""
-        if example.shape == "text":
-            return list(self.tokenizer(example.opening)["input_ids"])  # as `row` has it: no separator, no template
-        return self.prompt_ids(example.opening)
-
-    def completion_ids(self, completion: str) -> list[int]:
-        """Tokens of an answer, end-of-text included."""
-        return [*self.tokenizer(completion, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
-
-    def row(self, example: Example) -> TokenRow:
-        """Prompt and answer as one sequence; in conversations every assistant turn counts as an answer."""
-        if example.shape == "text":
-            ids = self.tokenizer(example.completion)["input_ids"] + [self.tokenizer.eos_token_id]
-            return TokenRow(ids, [False] + [True] * (len(ids) - 1))
-        if example.completion is None:
-            raise DataError(
-                f"{example.where} has no completion", "prompt and completion", "use rows with answers to train"
-            )
-        turns = example.prompt if isinstance(example.prompt, list) else [{"role": "user", "content": example.prompt}]
-        answers = example.completion if isinstance(example.completion, list) else None
-        if answers is None and self.format.kind == "raw":
-            return joined(self.prompt_ids(example.prompt), self.completion_ids(str(example.completion)))
-        answers = answers or [{"role": "assistant", "content": str(example.completion)}]
-        return self._conversation([*turns, *answers])
-
-    def _conversation(self, messages: list[Message]) -> TokenRow:
-        ids: list[int] = []
-        mask: list[bool] = []
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            prompt = self.prompt_ids(messages[:i])
-            if prompt[: len(ids)] != ids:  # a template that rewrites earlier turns: keep the last answer only
-                ids, mask = [], []
-            answer = self.completion_ids(message["content"])
-            mask += [False] * (len(prompt) - len(ids)) + [True] * len(answer)
-            ids = prompt + answer
-        return TokenRow(ids, mask)
-
-    def _specials(self) -> dict[str, str]:
-        return {k: getattr(self.tokenizer, k) or "" for k in ("bos_token", "eos_token")}
 
 
 def joined(prompt: list[int], answer: list[int]) -> TokenRow:
@@ -106,8 +32,8 @@ class LengthGroupedOrder(Sampler[int]):
     same batches.
     """
 
-    def __init__(self, rows: list[TokenRow], batch_size: int, seed: int) -> None:
-        self.lengths, self.batch_size, self.seed, self.epoch = [len(r.input_ids) for r in rows], batch_size, seed, 0
+    def __init__(self, rows: Sequence[TokenRow], batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed, self.epoch = row_lengths(rows), batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch whose order the next iteration gives."""
@@ -127,7 +53,7 @@ class Collator:
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
 
-    def __call__(self, rows: list[TokenRow]) -> dict[str, Tensor]:
+    def __call__(self, rows: Sequence[TokenRow]) -> dict[str, Tensor]:
         length = max(len(r.input_ids) for r in rows)
         ids = torch.zeros(len(rows), length, dtype=torch.long)
         attention, loss = torch.zeros_like(ids), torch.zeros(len(rows), length, dtype=torch.bool)
@@ -140,12 +66,32 @@ class Collator:
         return batch if self.device is None else {name: tensor.to(self.device) for name, tensor in batch.items()}
 
 
-def draft_vocabulary(rows: list[TokenRow], size: int, vocab_size: int, always: list[int]) -> list[int] | None:
-    """The `size` most frequent tokens of the data, sorted by id; None where the whole vocabulary is wanted."""
+def row_lengths(rows: Sequence[TokenRow]) -> list[int]:
+    """Counts the tokens of each row; of `TokenRows` without making the rows."""
+    known = getattr(rows, "lengths", None)
+    return [len(row.input_ids) for row in rows] if known is None else known.tolist()
+
+
+def token_pieces(rows: Sequence[TokenRow]) -> Iterator[np.ndarray]:
+    """All tokens of the rows, in order, in arrays of about a million."""
+    if hasattr(rows, "tokens"):
+        yield from rows.tokens()
+    else:
+        yield np.fromiter(chain.from_iterable(row.input_ids for row in rows), np.int64)
+
+
+def draft_vocabulary(
+    parts: Sequence[Sequence[TokenRow]], size: int, vocab_size: int, always: Sequence[int]
+) -> list[int] | None:
+    """The `size` most frequent tokens of the rows in all parts, of equally frequent ones the first to occur, sorted by
+    id; None where the whole vocabulary is wanted.
+    """
     if size == 0 or size >= vocab_size:
         return None
     counts: Counter[int] = Counter()
-    for row in rows:
-        counts.update(row.input_ids)
+    for piece in chain.from_iterable(map(token_pieces, parts)):
+        tokens, first, times = np.unique(piece, return_index=True, return_counts=True)
+        order = np.argsort(first)
+        counts.update(dict(zip(tokens[order].tolist(), times[order].tolist(), strict=True)))
     kept = [token for token, _ in counts.most_common(size)]
     return sorted({*kept[: size - len(always)], *always})

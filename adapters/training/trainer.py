@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class Stage:
     name: str
     model: nn.Module
     loss: Callable[[dict[str, Tensor]], Losses]
-    rows: list[TokenRow]
+    rows: Sequence[TokenRow]
     lr: float
     batch_size: int
     until: Deadline

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from streamspec.adapters.base_models.resolve import Base
-from streamspec.adapters.base_models.tokenizer import load_tokenizer
-from streamspec.adapters.training.data import Formatter, TokenRow
+from streamspec.adapters.dataset.formatter import Formatter
+from streamspec.adapters.training.data import TokenRow
 from streamspec.data import Example, read_examples
 from streamspec.errors import DataError
 from streamspec.export.ops.builder import Array
@@ -54,8 +54,8 @@ class HeldOut:
         """Tokenizes the rows, with the template beside `adapter` if there is one. Raises DataError for a row that the
         context cannot hold.
         """
-        formatter = Formatter(load_tokenizer(base, adapter), prompt_format)
-        rows = [(example, formatter.row(example)) for example in self.read()]
+        formatter = Formatter.of(base, prompt_format, adapter)
+        rows = [(example, row) for example in self.read() for row in formatter.rows(example)]
         for example, row in rows:
             if len(row.input_ids) >= context_length:
                 raise DataError(

@@ -29,7 +29,7 @@ def command(**flags: Any) -> None:
     began = time.monotonic() - time.process_time()  # what starting Python took counts as well
     path, as_json = flags.pop("config"), flags.pop("json")
     values = read_yaml(path) if path else {}
-    values |= {name: value for name, value in flags.items() if value is not None}
+    values |= {name: value for name, value in flags.items() if value not in (None, [])}
     if flags["separator"] is not None:
         values["separator"] = unescaped(flags["separator"])
     config = TrainConfig.from_dict(values)
@@ -103,7 +103,7 @@ def signature() -> inspect.Signature:
     hints = get_type_hints(TrainConfig)
     parameters = []
     for field, group in grouped_fields():
-        kind = plain_type(hints[field.name])
+        kind = list[str] if "several" in field.metadata else plain_type(hints[field.name])
         help_text = help_of(field, group)
         if field.default not in (MISSING, None):
             help_text = f"{help_text} [default: {json.dumps(field.default)}]"

@@ -6,6 +6,7 @@ is useless in another. Templates are untrusted: `streamspec.prompt.template_sand
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,25 +44,70 @@ class PromptFormat:
         return self.kind == "raw"
 
     def render(
-        self, prompt: str | Sequence[Message], template: str | None = None, specials: Mapping[str, str] | None = None
+        self,
+        prompt: str | Sequence[Message],
+        template: str | None = None,
+        specials: Mapping[str, str] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         """Returns the text for the tokenizer.
 
-        `prompt` is a string or a list of messages (`role`, `content`). `specials` holds `bos_token`, `eos_token` and
-        the like for the template. Raises DataError on malformed messages or where the template refuses them,
-        ConfigError where the template is missing or broken.
+        `prompt` is a string or a list of messages (`role`, `content` and what else the template reads, such as
+        `tool_calls`). `specials` holds `bos_token`, `eos_token` and the like for the template, `tools` the JSON schemas
+        of functions that may be called. Without `add_generation_prompt` the last message is not followed by the
+        beginning of an answer. Raises DataError on malformed messages or where the template refuses them, ConfigError
+        where the template is missing or broken.
         """
         if not isinstance(prompt, str):
             check_messages(prompt)
         if self.kind == "raw":
             turns = [prompt] if isinstance(prompt, str) else [str(m["content"]) for m in prompt]
             return "".join(turn + self.separator for turn in turns)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        return render_chat(messages, template, specials)
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(_with_objects, prompt))
+        )
+        try:
+            return render_chat(messages, template, specials, tools, add_generation_prompt)
+        except ConfigError:
+            if all(message["content"] is not None for message in messages):
+                raise
+        filled = [{**m, "content": ""} if m["content"] is None else m for m in messages]  # it adds contents up
+        return render_chat(filled, template, specials, tools, add_generation_prompt)
 
 
-def render_chat(messages: Sequence[Message], template: str | None, specials: Mapping[str, str] | None = None) -> str:
-    """Renders messages with a Hugging Face chat template and a generation prompt. Errors: `PromptFormat.render`."""
+def _with_objects(message: Message) -> Message:
+    """The message with the arguments of its tool calls as objects, as templates take them; OpenAI's API writes them as
+    JSON text.
+    """
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if isinstance(function, Mapping):
+        return {**call, "function": _with_object(function)}
+    if not isinstance(call, Mapping) or not isinstance(call.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(call["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
+
+
+def render_chat(
+    messages: Sequence[Message],
+    template: str | None,
+    specials: Mapping[str, str] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Renders messages with a Hugging Face chat template. Arguments and errors as for `PromptFormat.render`."""
     if not template:
         raise ConfigError(
             "the prompt format is chat but there is no chat template", "chat_template.jinja", "use the raw format"
@@ -78,11 +124,13 @@ def render_chat(messages: Sequence[Message], template: str | None, specials: Map
             {
                 "bos_token": "",
                 "eos_token": "",
-                "tools": None,  # templates ask whether they are none, as in transformers, not whether they are there
+                "tools": list(tools)
+                if tools
+                else None,  # templates ask whether they are none, as in transformers, not whether they are there
                 "documents": None,
                 **(specials or {}),
                 "messages": list(messages),
-                "add_generation_prompt": True,
+                "add_generation_prompt": add_generation_prompt,
             },
         )
     except TemplateRefusal as error:

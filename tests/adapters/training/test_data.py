@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import Collator, Formatter, LengthGroupedOrder, TokenRow, draft_vocabulary
+from streamspec.adapters.training.data import Collator, LengthGroupedOrder, TokenRow, draft_vocabulary
 from streamspec.data import read_examples
 from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
@@ -46,9 +47,9 @@ def test_shapes_are_detected_by_columns(tmp_path: Path, row: dict, shape: str) -
         ([{"question": "a"}], "line 1.*question.*`messages`"),
         ([{"text": "a"}, {"prompt": "a", "completion": "b"}], "line 2 .*`strings` after rows of `text`"),
         ([{"messages": [{"role": "user"}]}], "line 1.*messages"),
-        (["[1]"], "line 1.*list"),
+        (["[1]"], "line 1: '1' in a JSON array"),
         (['{"text": ' + "9" * 5000 + "}"], "line 1.*digits"),
-        (["[" * 200_000], "line 1.*recursion"),
+        (['{"text": "a"}', "[" * 200_000], "line 2.*recursion"),
     ],
 )
 def test_bad_data_names_file_and_line(tmp_path: Path, rows: list, message: str) -> None:
@@ -68,7 +69,7 @@ def test_missing_and_binary_files_are_one_line(tmp_path: Path) -> None:
 def test_only_completion_and_end_are_trained_on(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     formatter = Formatter(tokenizer, PromptFormat("raw", "\n"))
-    row = formatter.row(read_examples(write(tmp_path / "d.jsonl", {"prompt": "ab", "completion": "cd"}))[0])
+    (row,) = formatter.rows(read_examples(write(tmp_path / "d.jsonl", {"prompt": "ab", "completion": "cd"}))[0])
     answer = [t for t, m in zip(row.input_ids, row.loss_mask, strict=True) if m]
     assert answer == [*tokenizer("cd")["input_ids"], tokenizer.eos_token_id]
     assert row.input_ids[: -len(answer)] == tokenizer("ab\n")["input_ids"]
@@ -78,7 +79,7 @@ def test_every_assistant_turn_of_a_conversation_is_trained_on(tmp_path: Path) ->
     tokenizer = tiny_tokenizer(chat=True)
     formatter = Formatter(tokenizer, PromptFormat("chat", "\n"))
     messages = [USER, ANSWER, {"role": "user", "content": "ef"}, {"role": "assistant", "content": "gh"}]
-    row = formatter.row(read_examples(write(tmp_path / "d.jsonl", {"messages": messages}))[0])
+    (row,) = formatter.rows(read_examples(write(tmp_path / "d.jsonl", {"messages": messages}))[0])
     trained = "".join(tokenizer.decode([t]) for t, m in zip(row.input_ids, row.loss_mask, strict=True) if m)
     assert trained.replace(tokenizer.eos_token, "|") == "cd|gh|"
     assert row.input_ids[: row.loss_mask.index(True)] == formatter.prompt_ids([USER])
@@ -105,8 +106,8 @@ def test_order_is_a_function_of_seed_and_epoch_and_visits_each_row_once() -> Non
 
 def test_draft_vocabulary_keeps_the_most_frequent_and_the_end() -> None:
     rows = [TokenRow([5, 5, 5, 9, 9, 30], [True] * 6)]
-    assert draft_vocabulary(rows, 3, 64, [2]) == [2, 5, 9]
-    assert draft_vocabulary(rows, 0, 64, [2]) is None and draft_vocabulary(rows, 64, 64, [2]) is None
+    assert draft_vocabulary([rows], 3, 64, [2]) == [2, 5, 9]
+    assert draft_vocabulary([rows], 0, 64, [2]) is None and draft_vocabulary([rows], 64, 64, [2]) is None
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,5 @@ def test_a_text_is_continued_as_it_was_learnt(tmp_path: Path) -> None:
     example = read_examples(
         write(tmp_path / "d.jsonl", {"text": "The lighthouse keeper counted ships all night long."})
     )[0]
-    opening, row = formatter.opening_ids(example), formatter.row(example)
-    assert 0 < len(opening) < len(row.input_ids)
-    assert formatter.tokenizer.decode(row.input_ids).startswith(formatter.tokenizer.decode(opening))
+    ((row, opening),) = formatter.all_rows([example])[0]
+    assert formatter.tokenizer.decode(row.input_ids[:opening]) == example.opening != ""

@@ -1,0 +1,100 @@
+"""Finds the answers of a conversation: what the chat template writes for each assistant turn, after the prompt that
+generation would begin with. Tests: tests/adapters/dataset/test_formatter.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamspec.data.messages import Message, called
+from streamspec.errors import DataError, StreamspecError
+from streamspec.prompt.prompt_format import PromptFormat
+
+PROBE = "ok"  # an answer that no template changes
+REASONING = ("reasoning_content", "reasoning", "thinking")  # names of what was thought before an answer
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A prompt as generation renders it, and the answer to it; `open_end`: the end-of-text token is to follow."""
+
+    prompt: str
+    answer: str
+    open_end: bool
+
+
+class ChatTurns:
+    """Turns of conversations in the words of one chat template."""
+
+    def __init__(self, layout: PromptFormat, template: str, specials: Mapping[str, str], ends: Sequence[str]) -> None:
+        """`ends`: the texts of the tokens at which generation stops."""
+        self.layout, self.template, self.specials, self.ends = layout, template, specials, ends
+        self.tail = self._tail()
+        self.odd_beginning: str | None = None  # how prompts end where the template writes answers otherwise
+
+    def prompt(self, messages: Sequence[Message], tools: Tools = None) -> str:
+        """The text that generation begins with."""
+        return self.layout.render(messages, self.template, self.specials, tools=tools)
+
+    def turn(self, messages: Sequence[Message], tools: Tools, where: str) -> Turn:
+        """The last message of `messages` as an answer to those before it. Raises DataError where the template leaves
+        out tools, calls or results, or cannot write this answer after its own prompt.
+        """
+        *before, answer = messages
+        prompt = self.prompt(before, tools)
+        self._check_tools(prompt, before, tools, where)
+        whole = self.layout.render(messages, self.template, self.specials, tools=tools, add_generation_prompt=False)
+        calls = answer.get("tool_calls") or ()
+        if whole.startswith(prompt):
+            text = whole[len(prompt) :]
+            missing = [called(call) for call in calls if called(call) not in text]
+            if missing:
+                self._refuse(where, f"leaves out the tool call {missing[0]}")
+            return self._ended(prompt, text)
+        if calls or any(answer.get(name) for name in REASONING):
+            self._refuse(where, "writes an answer with tool calls or reasoning otherwise than its prompt begins one")
+        self.odd_beginning = prompt[-20:]
+        end = next((end for end in self.ends if end in (self.tail or "")), "")
+        return Turn(prompt, answer["content"] + end, not end)
+
+    def _ended(self, prompt: str, text: str) -> Turn:
+        """The answer up to the first token at which generation stops: templates write more, such as a newline."""
+        if self.tail is not None and text.endswith(self.tail):
+            body, tail = text[: len(text) - len(self.tail)], self.tail
+            stops = sorted(tail.index(end) + len(end) for end in self.ends if end in tail)
+            return Turn(prompt, body + tail[: stops[0]] if stops else body, not stops)
+        stop = max((text.rfind(end) + len(end) for end in self.ends if end in text), default=0)
+        return Turn(prompt, text[:stop] if stop else text, not stop)
+
+    def _tail(self) -> str | None:
+        """What the template writes after an answer; None where it does not take the probe."""
+        probe = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": PROBE}]
+        try:
+            text = self.layout.render(probe, self.template, self.specials, add_generation_prompt=False)
+        except StreamspecError:
+            return None
+        _, found, tail = text.rpartition(PROBE)
+        return tail if found else None
+
+    def _check_tools(self, prompt: str, before: Sequence[Message], tools: Tools, where: str) -> None:
+        for tool in tools or ():
+            if called(tool) not in prompt:
+                self._refuse(where, f"leaves out the tool {called(tool)}")
+        for i, message in enumerate(before):
+            if message["role"] == "tool" and not self._shown(message["content"], prompt):
+                changed = [*before[:i], {**message, "content": f"{message['content']}."}, *before[i + 1 :]]
+                if self.prompt(changed, tools) == prompt:
+                    self._refuse(where, "leaves out messages of the role tool")
+
+    def _shown(self, content: str, prompt: str) -> bool:
+        text = content.strip()
+        return text in prompt or json.dumps(text, ensure_ascii=False)[1:-1] in prompt
+
+    def _refuse(self, where: str, why: str) -> None:
+        raise DataError(
+            f"{where}: the chat template {why}", "a base whose template knows tools", "choose one, or drop these rows"
+        )

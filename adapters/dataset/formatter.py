@@ -1,0 +1,184 @@
+"""Examples -> token rows with the answers marked, in one prompt format, with one Hugging Face tokenizer.
+
+The prompt's format is `streamspec.prompt.prompt_format`'s, the same that generate and bench use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.base_models.tokenizer import load_tokenizer
+from streamspec.adapters.dataset.answers import ChatTurns, Tools, Turn
+from streamspec.adapters.training.data import TokenRow
+from streamspec.data import Example, Message
+from streamspec.errors import BaseModelError, DataError
+from streamspec.json_fields import parse_object
+from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.prompt.template_file import special_token
+
+GENERATION = "generation_config.json"
+
+
+class PromptedRow(NamedTuple):
+    """A row, and how many of its first tokens are the prompt of its last answer, or the beginning of a text."""
+
+    row: TokenRow
+    opening: int
+
+
+class Formatter:
+    """Tokenises examples in one prompt format with one Hugging Face tokenizer.
+
+    `ends`: texts of further tokens that end an answer, beside the tokenizer's own. Raises BaseModelError for a
+    tokenizer without end-of-text, DataError for chat without a template.
+    """
+
+    def __init__(self, tokenizer: Any, prompt_format: PromptFormat, ends: Sequence[str] = ()) -> None:
+        self.tokenizer, self.format = tokenizer, prompt_format
+        written = getattr(tokenizer, "chat_template", None)
+        self.template: str | None = written.get("default") if isinstance(written, dict) else written  # several by name
+        if tokenizer.eos_token_id is None:
+            raise BaseModelError(
+                "a base whose tokenizer names no end-of-text token",
+                "eos_token in tokenizer_config.json",
+                "add it there",
+            )
+        self.ends = tuple(dict.fromkeys((tokenizer.eos_token, *ends)))
+        self.chat: ChatTurns | None = None
+        if prompt_format.kind == "chat":
+            if not self.template:
+                raise DataError("this base has no chat template", "a chat template", "use --format raw")
+            self.chat = ChatTurns(prompt_format, self.template, self._specials(), self.ends)
+        self._spaced = self._begins_words()
+
+    @classmethod
+    def of(cls, base: Base, prompt_format: PromptFormat, adapter: Path | None = None) -> Formatter:
+        """The formatter of a base, with the template and the end token beside the LoRA in `adapter` if there are."""
+        tokenizer = load_tokenizer(base, adapter)
+        return cls(tokenizer, prompt_format, end_texts(base.path, tokenizer))
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer, the tokenizer's own first."""
+        known = (self.tokenizer.convert_tokens_to_ids(end) for end in self.ends)
+        return tuple(dict.fromkeys((self.tokenizer.eos_token_id, *(token for token in known if token is not None))))
+
+    def prompt_ids(self, prompt: str | list[Message], tools: Tools = None) -> list[int]:
+        """Tokens the model is given before it answers."""
+        text = self.format.render(prompt, self.template, self._specials(), tools=tools)
+        return self._ids([text], self.format.add_special_tokens)[0]
+
+    def rows(self, example: Example) -> list[TokenRow]:
+        """The rows of one example, as `all_rows` makes them."""
+        return [row for row, _ in self.all_rows([example])[0]]
+
+    def all_rows(self, examples: Sequence[Example]) -> list[list[PromptedRow]]:
+        """The rows of each example, tokenized together.
+
+        A prompt and its answer are one row, and so is a conversation, in which every assistant turn counts. Where a
+        turn's prompt does not go on as the row before it ended, since the template rewrites earlier turns or writes no
+        end after them, it begins a row of its own. An example has none if all its answers are empty. Raises DataError
+        for one without an answer, and for tools that the format cannot show.
+        """
+        texts = [example for example in examples if example.shape == "text"]
+        whole = iter(self._ids([str(example.completion) for example in texts], True))
+        openings = iter(self._ids([str(example.opening) for example in texts], True))
+        turns = {i: self._turns(example) for i, example in enumerate(examples) if example.shape != "text"}
+        flat = [turn for some in turns.values() for turn in some]
+        prompts = self._ids([turn.prompt for turn in flat], self.format.add_special_tokens)
+        pairs = iter(list(zip(prompts, self._answers(flat, prompts), strict=True)))
+        rows: list[list[PromptedRow]] = []
+        for i, example in enumerate(examples):
+            if example.shape == "text":
+                rows.append([self._text_row(next(whole), next(openings))])
+            else:
+                rows.append(_sequences([next(pairs) for _ in turns[i]]))
+        return rows
+
+    def _text_row(self, ids: list[int], opening: list[int]) -> PromptedRow:
+        ids = [*ids, self.tokenizer.eos_token_id]
+        same = next((i for i, (a, b) in enumerate(zip(opening, ids, strict=False)) if a != b), len(opening))
+        return PromptedRow(TokenRow(ids, [False] + [True] * (len(ids) - 1)), same)
+
+    def _turns(self, example: Example) -> list[Turn]:
+        prompt, completion = example.prompt, example.completion
+        if isinstance(prompt, str):
+            if completion is None:
+                raise _no_answer(example)
+            if self.chat is None:
+                return [Turn(self.format.render(prompt), str(completion), True)]
+            prompt = [{"role": "user", "content": prompt}]
+            completion = [{"role": "assistant", "content": str(completion)}]
+        assert not isinstance(completion, str)
+        messages, first = [*prompt, *(completion or [])], 0
+        if example.shape == "message_lists":
+            first = len(prompt)  # of a prompt nothing counts
+        answers = [i for i in range(first, len(messages)) if messages[i]["role"] == "assistant"]
+        if not answers:
+            raise _no_answer(example)
+        answers = [i for i in answers if messages[i]["content"] or messages[i].get("tool_calls")]
+        answers = [i for i in answers if messages[i].get("weight") != 0]  # OpenAI's mark of turns that do not count
+        if self.chat is not None:
+            return [self.chat.turn(messages[: i + 1], example.tools, example.where) for i in answers]
+        if example.tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages):
+            raise DataError(f"{example.where} has tools", "--format chat: raw text knows none", "use it")
+        return [Turn(self.format.render(messages[:i]), messages[i]["content"], True) for i in answers]
+
+    def _answers(self, turns: Sequence[Turn], prompts: Sequence[list[int]]) -> list[list[int]]:
+        """Tokens of the answers, the end included. As they stand after their prompts where the tokenizer puts a blank
+        before each text.
+        """
+        alone = self._ids([turn.answer for turn in turns], False)
+        if self._spaced and self.chat is not None:
+            whole = self._ids([turn.prompt + turn.answer for turn in turns], False)
+            for i, (ids, prompt) in enumerate(zip(whole, prompts, strict=True)):
+                if ids[: len(prompt)] == prompt:
+                    alone[i] = ids[len(prompt) :]
+        end = [self.tokenizer.eos_token_id]
+        return [ids + end if turn.open_end else ids for ids, turn in zip(alone, turns, strict=True)]
+
+    def _begins_words(self) -> bool:
+        before, after, both = self._ids(["\n", "ab", "\nab"], False)
+        return both != before + after
+
+    def _ids(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded = self.tokenizer(
+            list(texts), add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False
+        )
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def _specials(self) -> dict[str, str]:
+        return {k: getattr(self.tokenizer, k) or "" for k in ("bos_token", "eos_token")}
+
+
+def _sequences(pairs: Sequence[tuple[list[int], list[int]]]) -> list[PromptedRow]:
+    """Rows of prompts and answers in order, one as long as each prompt goes on where the row before it ended."""
+    rows: list[PromptedRow] = []
+    for prompt, answer in pairs:
+        known, counted = rows[-1].row if rows else TokenRow([], []), 0
+        if prompt[: len(known.input_ids)] == known.input_ids:
+            counted = len(known.input_ids)
+            rows = rows[:-1]
+        mask = known.loss_mask[:counted] + [False] * (len(prompt) - counted) + [True] * len(answer)
+        rows.append(PromptedRow(TokenRow(prompt + answer, mask), len(prompt)))
+    return rows
+
+
+def _no_answer(example: Example) -> DataError:
+    return DataError(f"{example.where} has no completion", "prompt and completion", "use rows with answers to train")
+
+
+def end_texts(folder: Path, tokenizer: Any) -> list[str]:
+    """Texts of the tokens at which generation stops: the base's end-of-text and those of its generation config."""
+    file = folder / GENERATION
+    named = parse_object(file.read_bytes(), str(file), BaseModelError, "fetch it again") if file.is_file() else {}
+    ends = named.get("eos_token_id")
+    ids = [i for i in (ends if isinstance(ends, list) else [ends]) if isinstance(i, int) and 0 <= i < len(tokenizer)]
+    own = special_token(folder, "eos_token")
+    return [*([own] if own else []), *(str(tokenizer.convert_ids_to_tokens(i)) for i in ids)]

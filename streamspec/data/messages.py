@@ -1,0 +1,121 @@
+"""Checks the messages of a conversation and the tools it may call, and reads ShareGPT's words for them.
+
+A message keeps what it holds (`name`, `tool_calls`, `tool_call_id`, ...): chat templates read it. Tests:
+tests/core/data/test_examples.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from streamspec.errors import DataError
+
+Message = dict[str, Any]
+MEND = "mend or drop the line"
+SPEAKERS = {  # ShareGPT's `from`: the role
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "chatgpt": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "function_call": "function_call",
+}
+
+
+def written(role: str, content: str) -> Message:
+    """A message of text."""
+    return {"role": role, "content": content}
+
+
+def checked_messages(value: Any, where: str) -> list[Message]:
+    """A list of messages with text alone as their content, null only where a message calls tools. Raises DataError."""
+    good = isinstance(value, list) and value and all(_is_message(m) for m in value)
+    if not good:
+        raise DataError(f"{where}: not a list of messages", 'a list of {"role": ..., "content": ...}', MEND)
+    return [_message(m, where) for m in value]
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), (str, list)) or (
+        message.get("content") is None and ("content" in message or bool(message.get("tool_calls")))
+    )
+
+
+def _message(message: Message, where: str) -> Message:
+    kept = {name: value for name, value in message.items() if value is not None and value != []}
+    calls = kept.get("tool_calls")
+    if calls is not None:
+        _check_calls(calls, where)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_part(part, where) for part in content)
+    return kept | {"content": content if calls is not None else content or ""}
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise DataError(f"{where}: a message with {kind}", "text: language models alone are trained", "drop the line")
+
+
+def _check_calls(calls: Any, where: str) -> None:
+    good = isinstance(calls, list) and all(isinstance(one, dict) and called(one) for one in calls)
+    if not good:
+        raise DataError(
+            f"{where}: tool_calls without a name", '[{"function": {"name": ..., "arguments": {...}}}]', MEND
+        )
+
+
+def called(call: Mapping[str, Any]) -> str:
+    """The name of the function that a tool call, or a tool's schema, is about; "" without one."""
+    function = call.get("function", call)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def checked_tools(value: Any, where: str) -> list[dict[str, Any]] | None:
+    """The tools of a row, None without any. Raises DataError unless each is an object that names a function."""
+    if not value:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) and called(tool) for tool in value):
+        raise DataError(
+            f"{where}: tools are no list of functions", '[{"type": "function", "function": {"name": ...}}]', MEND
+        )
+    return value
+
+
+def spoken(value: Any, where: str) -> list[Message]:
+    """Messages of ShareGPT's `conversations`: `from` and `value` (or `role` and `content`, as some write there)."""
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: conversations without turns", '[{"from": "human", "value": ...}, ...]', MEND)
+    if all(isinstance(turn, dict) and "from" not in turn for turn in value):
+        return checked_messages(value, where)
+    messages = []
+    for turn in value:
+        speaker = turn.get("from") if isinstance(turn, dict) else None
+        if not isinstance(speaker, str) or speaker not in SPEAKERS or not isinstance(turn.get("value"), str):
+            raise DataError(f"{where}: a turn from {speaker!r} of no known kind", ", ".join(SPEAKERS), MEND)
+        role = SPEAKERS[speaker]
+        messages.append(_calling(turn["value"], where) if role == "function_call" else written(role, turn["value"]))
+    return messages
+
+
+def _calling(text: str, where: str) -> Message:
+    """A turn whose text is the JSON of one call, or of several."""
+    try:
+        calls = json.loads(text)
+    except (ValueError, RecursionError):
+        calls = None
+    calls = calls if isinstance(calls, list) else [calls]
+    _check_calls([call or {} for call in calls], where)
+    return {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": c} for c in calls]}
