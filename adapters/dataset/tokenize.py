@@ -82,6 +82,8 @@ def tokenize(
         made = Path(mkdtemp(prefix="unfinished-", dir=folder.parent))
         try:
             _write(made / "rows", formatter, track(iterate_examples(data, columns), label, total))
+            if _read(folder) is None:  # damaged
+                shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another process has made it meanwhile
                 os.replace(made / "rows", folder)
         finally:

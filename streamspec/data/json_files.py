@@ -53,7 +53,7 @@ def csv_rows(path: Path) -> Iterator[Located]:
                     raise DataError(f"{where}: more or fewer cells than columns", f"{len(names)}", "mend the line")
                 yield dict(row), where
         except csv.Error as error:
-            raise DataError(f"{path}, line {reader.line_num}: {error}", "CSV", "mend or drop the line") from None
+            raise DataError(f"{path}, after line {reader.line_num}: {error}", "CSV", "mend or drop the line") from None
 
     yield from _reading(path, rows)
 
