@@ -275,10 +275,11 @@ class Session:
         """Tells whether the bundle is in memory: False after `unload`, or after `idle` seconds, until the next use."""
         return self.runner.model.unloader.loaded
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Returns the token ids of a prompt rendered in the bundle's prompt format. Token ids pass unchanged.
 
-        Raises DataError for an empty prompt, text that is not valid Unicode, or ids out of range.
+        `tools`: JSON schemas of functions that the answer may call, for the chat template. Raises DataError for an
+        empty prompt, text that is not valid Unicode, ids out of range, or tools that the prompt format does not show.
         """
         if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
             raise DataError(
@@ -289,7 +290,7 @@ class Session:
             ids = [int(i) for i in content]
         else:
             layout = self.manifest.prompt_format
-            text = layout.render(content, self.template, self._specials())
+            text = layout.render(content, self.template, self._specials(), tools=tools)
             try:
                 text.encode()
             except UnicodeEncodeError as error:  # bytes of another encoding, or half of a surrogate pair

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamspec.data.messages import Message, called
+from streamspec.data import Message
 from streamspec.errors import DataError, StreamspecError
-from streamspec.prompt.prompt_format import PromptFormat
+from streamspec.prompt.prompt_format import PromptFormat, function_name
 
 PROBE = "ok"  # an answer that no template changes
 REASONING = ("reasoning_content", "reasoning", "thinking")  # names of what was thought before an answer
@@ -45,13 +45,16 @@ class ChatTurns:
         out tools, calls or results, or cannot write this answer after its own prompt.
         """
         *before, answer = messages
-        prompt = self.prompt(before, tools)
-        self._check_tools(prompt, before, tools, where)
+        try:
+            prompt = self.prompt(before, tools)
+        except DataError as error:
+            raise DataError(f"{where}: {error.found}", error.expected, error.fix) from None
+        self._check_results(prompt, before, tools, where)
         whole = self.layout.render(messages, self.template, self.specials, tools=tools, add_generation_prompt=False)
         calls = answer.get("tool_calls") or ()
         if whole.startswith(prompt):
             text = whole[len(prompt) :]
-            missing = [called(call) for call in calls if called(call) not in text]
+            missing = [name for name in map(function_name, calls) if name not in text]
             if missing:
                 self._refuse(where, f"leaves out the tool call {missing[0]}")
             return self._ended(prompt, text)
@@ -80,10 +83,7 @@ class ChatTurns:
         _, found, tail = text.rpartition(PROBE)
         return tail if found else None
 
-    def _check_tools(self, prompt: str, before: Sequence[Message], tools: Tools, where: str) -> None:
-        for tool in tools or ():
-            if called(tool) not in prompt:
-                self._refuse(where, f"leaves out the tool {called(tool)}")
+    def _check_results(self, prompt: str, before: Sequence[Message], tools: Tools, where: str) -> None:
         for i, message in enumerate(before):
             if message["role"] == "tool" and not self._shown(message["content"], prompt):
                 changed = [*before[:i], {**message, "content": f"{message['content']}."}, *before[i + 1 :]]
@@ -96,5 +96,5 @@ class ChatTurns:
 
     def _refuse(self, where: str, why: str) -> None:
         raise DataError(
-            f"{where}: the chat template {why}", "a base whose template knows tools", "choose one, or drop these rows"
+            f"{where}: the chat template {why}", "a template that knows tools", "choose such a base, or drop these rows"
         )

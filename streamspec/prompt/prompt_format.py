@@ -57,24 +57,41 @@ class PromptFormat:
         `prompt` is a string or a list of messages (`role`, `content` and what else the template reads, such as
         `tool_calls`). `specials` holds `bos_token`, `eos_token` and the like for the template, `tools` the JSON schemas
         of functions that may be called. Without `add_generation_prompt` the last message is not followed by the
-        beginning of an answer. Raises DataError on malformed messages or where the template refuses them, ConfigError
-        where the template is missing or broken.
+        beginning of an answer. Raises DataError on malformed messages, where the template refuses them and where the
+        format leaves out tools, ConfigError where the template is missing or broken.
         """
         if not isinstance(prompt, str):
             check_messages(prompt)
         if self.kind == "raw":
+            if tools:
+                raise DataError("tools with the prompt format raw", "the format chat", "leave them out")
             turns = [prompt] if isinstance(prompt, str) else [str(m["content"]) for m in prompt]
             return "".join(turn + self.separator for turn in turns)
         messages = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(_with_objects, prompt))
         )
         try:
-            return render_chat(messages, template, specials, tools, add_generation_prompt)
+            text = render_chat(messages, template, specials, tools, add_generation_prompt)
         except ConfigError:
             if all(message["content"] is not None for message in messages):
                 raise
-        filled = [{**m, "content": ""} if m["content"] is None else m for m in messages]  # it adds contents up
-        return render_chat(filled, template, specials, tools, add_generation_prompt)
+            filled = [{**m, "content": ""} if m["content"] is None else m for m in messages]  # it adds contents up
+            text = render_chat(filled, template, specials, tools, add_generation_prompt)
+        missing = [name for name in map(function_name, tools or ()) if name not in text]
+        if missing:
+            raise DataError(
+                f"the chat template leaves out the tool {missing[0]}", "a template that knows tools", "leave tools out"
+            )
+        return text
+
+
+def function_name(call: Mapping[str, Any]) -> str:
+    """The name of the function that a tool call, or a tool's schema, is about. Raises DataError without one."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise DataError(f"a tool {str(call)[:60]!r}", '{"type": "function", "function": {"name": ...}}', "name it")
+    return name
 
 
 def _with_objects(message: Message) -> Message:
