@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+from streamspec.export.answer_store import StoreFiles
 from streamspec.export.bundle_writer import export_bundle
 from streamspec.export.deployment_target import Target
 from streamspec.export.onnxruntime_genai import export_genai
@@ -23,6 +24,7 @@ export = export_bundle
 __all__ = [
     "HeldOut",
     "PromptFormat",
+    "StoreFiles",
     "Target",
     "adapt",
     "export",

@@ -32,6 +32,7 @@ def card(manifest: Manifest) -> str:
         ("drafter", drafter),
         ("precision", f"{manifest.rounding}, {manifest.weights_bytes / 1e6:.0f} MB of weights"),
         *([("adapters", f"none in the weights; room for {manifest.swappable}")] if manifest.swappable else []),
+        *([("store", f"{manifest.store.tokens:,} tokens of answers to draft from")] if manifest.store else []),
         ("prompt format", manifest.prompt_format.kind),
         ("context", f"{model.context_length} tokens"),
     ]

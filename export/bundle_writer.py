@@ -36,6 +36,7 @@ from streamspec.bundle.onnx_check import check_graphs
 from streamspec.bundle.precision_cost import ANSWERS
 from streamspec.bundle.write_files import bundle_folder, finish
 from streamspec.errors import ConfigError
+from streamspec.export.answer_store import StoreFiles, add_store
 from streamspec.export.bundle_card import write_card
 from streamspec.export.deployment_target import PLAIN_CPU, ROWS, SLOTS, Target
 from streamspec.export.drafters.adapter_section import read_nodes
@@ -99,6 +100,7 @@ def export_bundle(
     prompt_format: PromptFormat | None = None,
     allow_base_mismatch: bool = False,
     kv_cache_dtype: str = DTYPES[0],
+    store: StoreFiles | None = None,
 ) -> Manifest:
     """Exports a base and an adapter as the bundle `out` and returns its manifest.
 
@@ -116,6 +118,7 @@ def export_bundle(
       template (or the one beside a LoRA of PEFT), else raw without a separator.
     - `allow_base_mismatch`: takes a LoRA of PEFT whose configuration names another base.
     - `kv_cache_dtype`: float32, or float16 for half the memory of keys and values; they are computed in float32.
+    - `store`: answers or other texts that the runtime drafts from as well.
 
     Raises StreamspecError; `out` then stays as it was.
     """
@@ -129,6 +132,7 @@ def export_bundle(
     check_hidden_size(kind, read_config(resolved.path).hidden_size)
     if held_out is not None:
         held_out.read()  # its faults are reported before the long work
+    stored = store.read(resolved.sha256) if store is not None else []
     with bundle_folder(out, force) as folder:
         say("loading the base")
         parts = _load(resolved, described)
@@ -141,6 +145,8 @@ def export_bundle(
             provider=target.name,
             block_size=block_size,
         )
+        if store is not None:
+            manifest = add_store(folder, manifest, stored, store.most, tokenizer)
         rows = _held_out_rows(held_out, parts, manifest) if held_out else []
         texts = {ANSWERS: rows} | texts_for(precision, tokenizer, parts.spec, slow=parts.static is not None)
         reference = _run_pytorch(parts, tokenizer, texts, say)

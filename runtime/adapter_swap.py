@@ -20,6 +20,7 @@ from streamspec.bundle.manifest import TEMPLATE, Manifest
 from streamspec.errors import AdapterError
 from streamspec.runtime.decoding.model_runner import ModelRunner
 from streamspec.runtime.decoding.policy import AdaptiveState, DecodingPolicy
+from streamspec.runtime.draft_sources.registry import NO_DATA, SourceData
 from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
 from streamspec.runtime.options import LoadOptions
@@ -42,11 +43,13 @@ class _Adapter(NamedTuple):
 
 class AdapterSwapper:
     """Swaps the adapters of one runner. The policy and the adaptive state of an adapter are kept for when it returns.
-    `options`: of the load.
+    `options`: of the load; `data`: for the sources of drafts.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, runner: OrtRunner, options: LoadOptions) -> None:
-        self.folder, self.bundle, self.runner, self.options = folder, manifest, runner, options
+    def __init__(
+        self, folder: Path, manifest: Manifest, runner: OrtRunner, options: LoadOptions, data: SourceData = NO_DATA
+    ) -> None:
+        self.folder, self.bundle, self.runner, self.options, self._data = folder, manifest, runner, options, data
         self._active = _Adapter(None, manifest, Tensors())
         self._policies: dict[str, tuple[DecodingPolicy, AdaptiveState]] = {}
         self._shared: WeakValueDictionary[str, Tensors] = WeakValueDictionary()
@@ -56,7 +59,7 @@ class AdapterSwapper:
         adaptive states are each one's own.
         """
         assert isinstance(runner, OrtRunner)
-        new = AdapterSwapper(self.folder, self.bundle, runner, self.options)
+        new = AdapterSwapper(self.folder, self.bundle, runner, self.options, self._data)
         new._policies = {key: (policy, AdaptiveState(policy)) for key, (policy, _) in self._policies.copy().items()}
         new._shared = self._shared
         return new
@@ -77,7 +80,7 @@ class AdapterSwapper:
             runner.prefill([0], draft=0 < runner.gamma < runner.context_length)  # runs with sizes that fit, or fails
             runner.reset()
             if key not in self._policies:
-                policy = choose_policy(runner, chosen.manifest, self.options)
+                policy = choose_policy(runner, chosen.manifest, self.options, self._data)
                 self._policies[key] = policy, AdaptiveState(policy)
         except BaseException:
             runner.use(before.manifest, before.tensors)

@@ -7,8 +7,12 @@ from typing import Unpack
 
 from streamspec.background import Background
 from streamspec.bundle import swappable_adapters as swappable
-from streamspec.bundle.files import read_manifest, verified
+from streamspec.bundle.files import COPY_AGAIN, read_manifest, read_small, verified
+from streamspec.bundle.manifest import Manifest
 from streamspec.bundle.onnx_check import check_graphs
+from streamspec.bundle.store_section import STORE, decode
+from streamspec.runtime.draft_sources.registry import SourceData
+from streamspec.runtime.draft_sources.store import AnswerStore
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory
 from streamspec.runtime.options import LoadKwargs, LoadOptions
@@ -31,6 +35,7 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `spin`: worker threads spin for up to a millisecond while they wait, which is faster and uses more power.
     - `cache_dir`: folder for measurements of this machine (default: the user's cache folder).
     - `ngram`: also drafts from n-grams of the text.
+    - `store`: also drafts from the bundle's store of answers, where it has one.
     - `pruning`: which rows of a draft continue after the early exit (default: what `tune` found to pay here, else all).
       The output never depends on it.
     - `adapter`: adapter of a swappable bundle, by name or folder (default: the base alone).
@@ -59,22 +64,22 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     with verified(folder, manifest, options.verify):
         check_graphs(folder, manifest)
         # From here on: the library lets no other Python run, and opening the graph needs none.
-        reading = Background(lambda: read_tokenizer(folder))
+        reading = Background(lambda: (read_tokenizer(folder), _source_data(folder, manifest, options)))
         template = read_template(folder, manifest)
         runner, provider = open_runner(
             folder, manifest, options.provider, options.threads, options.spin, options.cache_dir
         )
-        tokenizer = reading.result()
+        tokenizer, data = reading.result()
     runner.model.hashes = options.verify
     if options.context is not None:
         runner = runner.fork(options.context)
     if manifest.swappable is None:
-        policy = choose_policy(runner, manifest, options)
+        policy = choose_policy(runner, manifest, options, data)
         session = Session(runner, manifest, tokenizer, template, policy, provider)
     else:
         from streamspec.runtime.adapter_swap import AdapterSwapper
 
-        swapper = AdapterSwapper(folder, manifest, runner, options)
+        swapper = AdapterSwapper(folder, manifest, runner, options, data)
         session = Session(runner, manifest, tokenizer, template, provider=provider, swapper=swapper)
         session.swap(options.adapter)
         if options.pruning is not None:
@@ -82,3 +87,12 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     runner.model.unloader.limit(options.idle)
     session.vocabulary.prepare(options.prepare_grammar)
     return session
+
+
+def _source_data(folder: Path, manifest: Manifest, options: LoadOptions) -> SourceData:
+    """The bundle's store of answers, if it has one. Raises BundleError for one that is not what the manifest says."""
+    info, vocab_size = manifest.store, manifest.model.vocab_size
+    if info is None or not options.store:
+        return SourceData()
+    data = read_small(folder, STORE, COPY_AGAIN, info.bytes(vocab_size))
+    return SourceData(AnswerStore(*decode(data, info, vocab_size), info.separator))

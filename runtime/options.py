@@ -124,6 +124,7 @@ class LoadKwargs(TypedDict, total=False):
     spin: bool
     cache_dir: str | Path | None
     ngram: bool
+    store: bool
     pruning: Pruning | None
     adapter: str | Path | None
     context: int | None
@@ -152,6 +153,7 @@ class LoadOptions:
         None, "Folder for measurements of this machine; default: the user's cache folder."
     )
     ngram: bool = option(True, "Also draft from n-grams of the text.")
+    store: bool = option(True, "Also draft from the bundle's store of answers, where it has one.")
     pruning: Pruning | None = option(None, "Which rows of a draft continue after the early exit.")
     adapter: str | Path | None = option(
         None, "Adapter of a swappable bundle, by name or folder; default: the base alone."

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.source import DraftSource
-
-# By the option of `load` that turns it off: makes the source; None where the bundle has nothing for it.
-SOURCES: dict[str, Callable[[], DraftSource | None]] = {"ngram": lambda: NGRAM}
+from streamspec.runtime.draft_sources.store import AnswerStore, store_source
 
 
-def chosen(switches: dict[str, bool]) -> tuple[DraftSource, ...]:
-    """The sources that are on."""
-    made = [make() for option, make in SOURCES.items() if switches[option]]
+@dataclass(frozen=True)
+class SourceData:
+    """What a loaded bundle has for sources. `store`: its answers."""
+
+    store: AnswerStore | None = None
+
+
+# By the option of `load` that turns it off: makes the source; None where there is nothing for it.
+SOURCES: dict[str, Callable[[SourceData], DraftSource | None]] = {
+    "ngram": lambda data: NGRAM,
+    "store": lambda data: None if data.store is None else store_source(data.store),
+}
+NO_DATA = SourceData()
+
+
+def chosen(options: Any, data: SourceData = NO_DATA) -> tuple[DraftSource, ...]:
+    """The sources that `options`, of `load`, leave on."""
+    made = [make(data) for option, make in SOURCES.items() if getattr(options, option)]
     return tuple(source for source in made if source is not None)

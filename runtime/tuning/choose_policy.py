@@ -11,8 +11,8 @@ from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_tree_search import MAX_ROWS, PYTHON_SEARCH
 from streamspec.runtime.decoding.model_runner import Pruning
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, DecodingPolicy
-from streamspec.runtime.draft_sources.ngram import CONTINUATION
-from streamspec.runtime.draft_sources.registry import SOURCES, chosen
+from streamspec.runtime.draft_sources.ngram import CONTINUATION, NGRAM
+from streamspec.runtime.draft_sources.registry import NO_DATA, SourceData, chosen
 from streamspec.runtime.hardware import native_search
 from streamspec.runtime.options import LoadOptions
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from streamspec.runtime.engine.ort_runner import OrtRunner
 
 
-def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -> DecodingPolicy:
-    """Takes up what is known of the cost of steps; answers tell the rest."""
+def choose_policy(
+    runner: OrtRunner, manifest: Manifest, options: LoadOptions, data: SourceData = NO_DATA
+) -> DecodingPolicy:
+    """Takes up what is known of the cost of steps; answers tell the rest. `data`: for the sources of drafts."""
     from streamspec.runtime.costs.learned_costs import LearnedRowCosts
     from streamspec.runtime.tuning.cost_file import CostKeeper, costs_file, read_record
 
     rows, costs, expected = 1, None, None
     reason = PLAIN_REQUESTED if manifest.streams is not None else "the bundle has no streams"
     pruning = options.pruning if manifest.streams is not None and manifest.streams.pruning else None
-    sources = chosen({option: getattr(options, option) for option in SOURCES})
+    sources = chosen(options, data)
     if (manifest.trees is not None or sources) and options.tree not in ("plain", 1):
         if isinstance(options.tree, int):
             rows = min(options.tree, runner.rows or options.tree)
@@ -37,7 +39,8 @@ def choose_policy(runner: OrtRunner, manifest: Manifest, options: LoadOptions) -
             known = read_record(file)
             if manifest.trees is not None:
                 expected = np.cumsum([node[2] for node in manifest.trees.nodes])
-            most = MAX_ROWS if manifest.trees is not None else CONTINUATION + 1  # what n-grams alone draft: a chain
+            # What n-grams alone draft is a chain.
+            most = CONTINUATION + 1 if manifest.trees is None and sources == (NGRAM,) else MAX_ROWS
             if runner.rows is not None:  # every step is the same call
                 rows = min(runner.rows, most)
                 costs = RowCosts(np.ones(rows))

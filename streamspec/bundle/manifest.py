@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from streamspec.bundle.model_section import MAX_LAYERS, ModelInfo, read_model, said
+from streamspec.bundle.store_section import STORE, StoreInfo, read_section
 from streamspec.draft_tree import MAX_GAMMA, DraftTree
 from streamspec.errors import BundleError, ConfigError
 from streamspec.json_fields import Fields, parse_json
@@ -157,6 +158,7 @@ class Manifest:
     parity: dict[str, Any] = field(default_factory=dict)
     weights_bytes: int = 0
     block_size: int | None = None  # of int4: weights that share a scale
+    store: StoreInfo | None = None  # of answers, to draft from
     tools: dict[str, str] = field(default_factory=dict)
     files: dict[str, FileInfo] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -178,6 +180,8 @@ class Manifest:
         """Returns JSON text. Raises ValueError for numbers JSON does not have (NaN, infinities)."""
         content = asdict(self)
         content["model"] = said(content["model"])
+        if self.store is None:  # as it was before there were stores
+            del content["store"]
         return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False)
 
     @classmethod
@@ -202,6 +206,10 @@ class Manifest:
         files = _files(raw)
         if static is not None and CHOICE not in files:
             raise BundleError(f"a static bundle without {CHOICE}", f"an entry for {CHOICE} in manifest.files", AGAIN)
+        store = read_section(raw.nested("store"), model.vocab_size) if raw.optional("store") else None
+        if store is not None and (STORE not in files or files[STORE].bytes != store.bytes(model.vocab_size)):
+            found = f"{files[STORE].bytes} bytes" if STORE in files else "no such file"
+            raise BundleError(f"{STORE} with {found}", f"{store.bytes(model.vocab_size)} bytes", AGAIN)
         return cls(
             base=read_base(raw),
             method=method,
@@ -221,6 +229,7 @@ class Manifest:
             parity=dict(raw.items("parity", 1000)),
             weights_bytes=raw.integer("weights_bytes", 0, 1 << 50),
             block_size=raw.integer("block_size", 1, 1 << 16) if raw.optional("block_size") else None,
+            store=store,
             tools={k: str(v) for k, v in raw.items("tools", 100)},
             files=files,
             format_version=version,

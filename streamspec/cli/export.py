@@ -82,6 +82,17 @@ def command(
             show_default=False,
         ),
     ] = None,
+    store: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Data, answers that train kept, or plain text whose answers are drafted from as well; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    store_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of --store, 6 bytes each; default: 300000.", show_default=False),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of --val; default: 20.", show_default=False)] = None,
     swappable: Annotated[
         bool,
@@ -95,6 +106,7 @@ def command(
 ) -> None:
     """Write a bundle: graph, quantized weights, tokenizer and draft trees, checked against PyTorch."""
     from streamspec.export import PromptFormat, Target, export_bundle, export_genai, export_swappable
+    from streamspec.export.answer_store import TOKENS, StoreFiles
     from streamspec.export.validate.perplexity import LIMIT, HeldOut
 
     adapters, shape = adapter or [], Target(target, static, rows, context)
@@ -102,7 +114,10 @@ def command(
     named: dict[str, Any] = {"prompt_format": layout, "allow_base_mismatch": allow_base_mismatch}
     shaped = "--static" if static else f"--target {target}"
     weights = {"--block-size": block_size, shaped: shape != Target(), "--stream-weights": stream_weights != "merged"}
+    weights["--store"] = bool(store)
     check_options(len(adapters), swappable, plain_genai, val, limit, weights)
+    if store_tokens is not None and not store:
+        raise ConfigError("--store-tokens without --store", "both", "add --store")
     if plain_genai and layout is not None:
         raise ConfigError("--plain-genai with --format or --separator", "neither", "leave them out")
     first = adapters[0] if adapters else None
@@ -133,6 +148,7 @@ def command(
         block_size=block_size,
         target=shape,
         kv_cache_dtype=kv_cache_dtype,
+        store=StoreFiles(store, TOKENS if store_tokens is None else store_tokens) if store else None,
         **named,
     )
     rows_default = manifest.trees.default_rows if manifest.trees else 0

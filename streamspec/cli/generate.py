@@ -12,6 +12,7 @@ from streamspec.cli.shared_options import (
     MaxNewTokens,
     MinP,
     NoNgram,
+    NoStore,
     Provider,
     RepetitionPenalty,
     Seed,
@@ -44,6 +45,7 @@ def command(
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
+    no_store: NoStore = False,
     temperature: Temperature = Sampling.temperature,
     top_k: TopK = Sampling.top_k,
     top_p: TopP = Sampling.top_p,
@@ -81,6 +83,7 @@ def command(
         provider=provider,
         tree=rows or "auto",
         ngram=not no_ngram,
+        store=not no_store,
         adapter=use,
         prepare_grammar=options.grammar is not None,
     )

@@ -21,6 +21,7 @@ from streamspec.bundle.adapter_folder import (
 )
 from streamspec.bundle.manifest import DRAFT_LAYERS, DrafterInfo, Manifest
 from streamspec.bundle.precision_cost import costs
+from streamspec.bundle.store_section import STORE
 from streamspec.errors import StreamspecError, one_line
 from streamspec.layer_cache import in_words
 from streamspec.model_families.text_parts import left_out, text_names
@@ -86,6 +87,10 @@ def _bundle(path: Path) -> Rows:
             ("trees", f"1..{len(nodes)} rows, default {manifest.trees.default_rows} (depth {tree.depth})"),
             ("expected tokens per step", f"{expected:.2f} at {len(tree)} rows, on validation data"),
         ]
+    if manifest.store:
+        rows.append(
+            ("store of answers", f"{manifest.store.tokens:,} tokens, {_megabytes(manifest.files[STORE].bytes)}")
+        )
     if manifest.static:
         rows.append(("static", f"{manifest.static.rows} rows in every call, a cache of {manifest.static.slots} tokens"))
     if manifest.swappable is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.shared_options import Context, Idle, NoNgram, PrepareGrammar, Provider, Threads
+from streamspec.cli.shared_options import Context, Idle, NoNgram, NoStore, PrepareGrammar, Provider, Threads
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def command(
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
+    no_store: NoStore = False,
 ) -> None:
     """Serve a bundle to programs on this machine through an OpenAI-compatible API."""
     from streamspec.serve import Limits, serve
@@ -66,6 +67,7 @@ def command(
         threads=threads,
         provider=provider,
         ngram=not no_ngram,
+        store=not no_store,
         context=context,
         idle=idle,
         prepare_grammar=prepare_grammar,
