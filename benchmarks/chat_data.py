@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Writes prompts for a chat drafter: `python benchmarks/chat_data.py --data DIR --out chat`.
 
-Writes chat/train.jsonl and chat/dev.jsonl. `DIR` holds `sgd/` and `gsm8k/` (train.jsonl) and `books/train.jsonl.gz`. A
-quarter each: beginnings of assistant dialogues up to a user's turn, mathematical questions, instructions about a
-passage of a book, and instructions about a topic. The drafter learns what the model itself answers; completions here
-only add their tokens to the draft vocabulary and measure the next-token loss on validation data. Where no reference
-answer exists a sentence of the passage or the instruction itself is the completion. The same seed gives the same files.
+Writes chat/train.jsonl and chat/dev.jsonl. `DIR` holds train.jsonl of `sgd/`, `gsm8k/`, `dialogsum/`, `wikisql/` and
+`e2e/`, and `books/train.jsonl.gz`. The same number of prompts of each kind in `SOURCES`: a drafter that saw few kinds
+of prompts drafts well for those alone. It learns what the model itself answers; completions here only add their tokens
+to the draft vocabulary and measure the next-token loss on validation data. Where no reference answer exists a sentence
+of the prompt or the prompt itself is the completion. The same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -155,6 +155,90 @@ PROGRAMS = (
     "finds the second largest element",
     "prints a multiplication table",
 )
+SUMMARY_TASKS = ("Summarize:", "Summarize:", "Give a summary of the following text.", "TL;DR of this, please:")
+QUESTIONS_OF_TEXTS = (
+    "Who is mentioned first, and what happens to that person?",
+    "What does the text say about the place where this happens?",
+    "Why do the people in the text act as they do?",
+    "What happens at the end?",
+    "Which reasons are given?",
+    "How many people appear, and who are they?",
+    "What is described in the first part, and how does the second differ?",
+)
+FOLLOW_UPS = (
+    "Explain that again as if I were five years old.",
+    "Rewrite your previous response in one sentence.",
+    "Can you check each step of your answer?",
+    "What would change if all the numbers were doubled?",
+    "Which assumptions did you make? Are they valid?",
+    "Write the same as a numbered list.",
+    "Now write it as a JSON object.",
+)
+ROLES = (
+    "a pirate captain",
+    "a medieval knight",
+    "a famous physicist",
+    "a museum guide",
+    "a football coach",
+    "a strict teacher",
+    "a detective of the 1920s",
+    "an astronaut",
+    "a cook with a restaurant of his own",
+    "a machine that has just become conscious",
+)
+ROLE_TASKS = (
+    "How do you like {}?",
+    "What is your opinion about {}?",
+    "Tell me how you first heard of {}.",
+    "Describe your day, and mention {}.",
+    "Can you teach me something about {}?",
+)
+EXTRACTION_TASKS = (
+    "Extract the name, the kind of food, the price and the area as a JSON object:",
+    "Rate this description of a restaurant from 1 to 5 and explain your choice:",
+    "Make a table of everything that this text says about the restaurant:",
+    "Rewrite this as an advertisement:",
+)
+# Sentences to be translated, of three parts.
+GERMAN = (
+    (
+        "Die Regierung",
+        "Ein Sprecher der Polizei",
+        "Die Schule",
+        "Mein Bruder",
+        "Das Unternehmen",
+        "Der Trainer",
+        "Die Wissenschaftlerin",
+        "Die Stadt Hamburg",
+        "Der alte Mann",
+        "Die Mannschaft",
+        "Der Minister",
+        "Unser Arzt",
+    ),
+    (
+        "hat am Montag erklärt, dass",
+        "glaubt seit Jahren, dass",
+        "sagte der Zeitung, dass",
+        "bezweifelt jedoch, dass",
+        "hofft auch in diesem Jahr, dass",
+        "wurde gestern gefragt, ob",
+        "möchte vor allem wissen, warum",
+    ),
+    (
+        "die Preise weiter steigen .",
+        "der Zug nach Berlin zu spät kommt .",
+        "das neue Gesetz allen Bürgern hilft .",
+        "die Arbeiten an der Brücke bald beendet sind .",
+        "viele Menschen keine Wohnung finden .",
+        "die Zahl der Unfälle gesunken ist .",
+        "das Spiel trotz des Regens stattfindet .",
+        "junge Leute weniger Bücher lesen .",
+        "der Vertrag mit der Bank unterschrieben wird .",
+        "die Krankheit heute besser behandelt werden kann .",
+        "im Winter mehr Strom gebraucht wird .",
+    ),
+)
+LANGUAGES = ("German", "French", "Spanish", "Italian")
 OPENINGS = ("", "", "", "Please help me. ", "Hello! ", "I have a question. ", "Keep it short. ")
 Row = tuple[list[dict[str, str]], str]
 
@@ -190,12 +274,78 @@ def books(data: Path) -> list[str]:
         return [json.loads(line)["text"] for line in file]
 
 
+def excerpt(texts: list[str], rng: random.Random, least: int, most: int) -> str:
+    """Between `least` and `most` words of a book, to the end of a sentence."""
+    words = rng.choice(texts).split()
+    start = rng.randrange(max(1, len(words) - most))
+    passage = " ".join(words[start : start + rng.randrange(least, most)])
+    return passage[: passage.rfind(". ") + 1] or passage
+
+
+def summaries(data: Path, rng: random.Random) -> Iterator[Row]:
+    texts = books(data)
+    for row in shuffled(data / "dialogsum" / "train.jsonl", rng):
+        yield user(f"{rng.choice(SUMMARY_TASKS)} {row['prompt']}"), row["completion"]
+        passage = excerpt(texts, rng, 150, 420)
+        yield user(f"{rng.choice(SUMMARY_TASKS)} {passage}"), passage.split(". ")[0]
+
+
+def questions(data: Path, rng: random.Random) -> Iterator[Row]:
+    for row in shuffled(data / "wikisql" / "train.jsonl", rng):
+        question = row["prompt"].rpartition("-- ")[2]
+        yield user(question), question
+
+
+def grounded(data: Path, rng: random.Random) -> Iterator[Row]:
+    texts = books(data)
+    while True:
+        passages = "\n\n".join(excerpt(texts, rng, 60, 140) for _ in range(rng.randrange(2, 4)))
+        question = rng.choice(QUESTIONS_OF_TEXTS)
+        yield user(rng.choice((f"{passages}\n\n{question}", f"{question}\n\n{passages}"))), passages.split(". ")[0]
+
+
+def translations(data: Path, rng: random.Random) -> Iterator[Row]:
+    texts = books(data)
+    while True:
+        sentence = " ".join(map(rng.choice, GERMAN))
+        yield user(f"Translate German to English: {sentence}"), sentence
+        english = excerpt(texts, rng, 8, 30)
+        yield user(f"Translate English to {rng.choice(LANGUAGES)}: {english}"), english
+
+
+def follow_ups(data: Path, rng: random.Random) -> Iterator[Row]:
+    for row in shuffled(data / "gsm8k" / "train.jsonl", rng):
+        answer, task = re.sub(r"<<.*?>>", "", row["completion"]), rng.choice(FOLLOW_UPS)
+        yield [*user(row["prompt"]), {"role": "assistant", "content": answer}, *user(task)], answer
+
+
+def roles(data: Path, rng: random.Random) -> Iterator[Row]:
+    for row in shuffled(data / "e2e" / "train.jsonl", rng):
+        role, task = rng.choice(ROLES), rng.choice(ROLE_TASKS).format(rng.choice(TOPICS))
+        yield user(f"Pretend to be {role} in all of the following conversations. {task}"), task
+        yield user(f"{rng.choice(EXTRACTION_TASKS)}\n{row['completion']}"), row["completion"]
+
+
 def topics(_: Path, rng: random.Random) -> Iterator[Row]:
     while True:
         task = rng.choice(CODE_TASKS).format(rng.choice(PROGRAMS))
         if rng.random() < 0.75:
             task = rng.choice(TOPIC_TASKS).format(*rng.sample(TOPICS, 2))
         yield user(rng.choice(OPENINGS) + task), task
+
+
+SOURCES = (
+    dialogues,
+    mathematics,
+    passages,
+    topics,
+    summaries,
+    questions,
+    grounded,
+    translations,
+    follow_ups,
+    roles,
+)
 
 
 def shuffled(file: Path, rng: random.Random) -> list[dict[str, Any]]:
@@ -224,8 +374,7 @@ def asked(description: str | None, rows: int) -> argparse.Namespace:
 def main() -> None:
     arguments = asked(__doc__, rows=4000)
     rng = random.Random(arguments.seed)
-    sources = (dialogues, mathematics, passages, topics)
-    rows = [row for source in sources for row in islice(source(arguments.data, rng), arguments.rows // len(sources))]
+    rows = [row for source in SOURCES for row in islice(source(arguments.data, rng), arguments.rows // len(SOURCES))]
     rng.shuffle(rows)
     held = len(rows) // 20
     for name, some in (("dev", rows[:held]), ("train", rows[held:])):
