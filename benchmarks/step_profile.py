@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures the time of a step by part and rows:
-`python benchmarks/step_profile.py BUNDLE [--rows 1 4 8 16] [--context 64] [--steps 30]`.
+`python benchmarks/step_profile.py BUNDLE [--provider native] [--rows 1 4 8 16] [--context 64] [--steps 30]`.
 
 Times without the profiler come first (medians, row counts interleaved); the profiler's shares of the parts are then
 applied to them, because profiling itself slows small nodes down. Parts follow the node names of the exported graph.
@@ -22,6 +22,7 @@ from streamspec.runtime.decoding.model_runner import ROOT_ONLY
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.loaded_model import LoadedModel
 from streamspec.runtime.engine.ort_runner import OrtRunner
+from streamspec.runtime.hardware.providers import named
 
 PARTS = ("trunk", "attention", "main head", "streams", "stream head", "acceptance and rest")
 
@@ -33,7 +34,7 @@ def part_of(name: str) -> str:
     if name.startswith("streams"):
         return "stream head" if "/head" in name or "TopK" in name else "streams"
     if name.startswith("layers."):
-        return "attention" if "/attention" in name else "trunk"
+        return "attention" if "ttention" in name else "trunk"
     if name.startswith("head"):
         return "main head"
     return "acceptance and rest"
@@ -70,10 +71,15 @@ def measure(engine: OrtRunner, trees: dict[int, DraftTree], context: int, steps:
     }
 
 
-def shares(bundle: Path, tree: DraftTree, context: int, steps: int) -> dict[str, float]:
+def opened(bundle: Path, provider: str, profile: Path | None = None) -> OrtRunner:
+    graph = named(provider).graph
+    return OrtRunner(LoadedModel(bundle / graph, read_manifest(bundle), provider=provider, profile=profile))
+
+
+def shares(bundle: Path, provider: str, tree: DraftTree, context: int, steps: int) -> dict[str, float]:
     """Returns each part's share of the nodes' time, from ONNX Runtime's profiler."""
     with tempfile.TemporaryDirectory() as folder:
-        engine = OrtRunner(LoadedModel(bundle / "model.onnx", read_manifest(bundle), profile=Path(folder) / "profile"))
+        engine = opened(bundle, provider, Path(folder) / "profile")
         prepare(engine, context)
         for _ in range(steps):
             step(engine, tree, context)
@@ -92,6 +98,7 @@ def shares(bundle: Path, tree: DraftTree, context: int, steps: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
+    parser.add_argument("--provider", choices=("cpu", "native"), default="cpu")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 6, 8, 12, 16])
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--steps", type=int, default=30)
@@ -99,13 +106,13 @@ def main() -> None:
     manifest = read_manifest(arguments.bundle)
     nodes = manifest.trees.nodes if manifest.trees else [(0, 0, 1.0)]
     trees = {n: DraftTree.from_nodes(nodes, n) if n > 1 else ROOT_ONLY for n in arguments.rows if n <= len(nodes)}
-    engine = OrtRunner(LoadedModel(arguments.bundle / "model.onnx", manifest))
+    engine = opened(arguments.bundle, arguments.provider)
     times = measure(engine, trees, arguments.context, arguments.steps)
     del engine
     print("| rows | step ms | " + " | ".join(PARTS) + " | call overhead |")
     print("|---" * (len(PARTS) + 3) + "|")
     for rows, (whole, graph) in times.items():
-        found = shares(arguments.bundle, trees[rows], arguments.context, arguments.steps)
+        found = shares(arguments.bundle, arguments.provider, trees[rows], arguments.context, arguments.steps)
         cells = " | ".join(f"{graph * found[part]:.2f}" for part in PARTS)
         print(f"| {rows} | {whole:.2f} | {cells} | {whole - graph:.2f} |", flush=True)
 
