@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from streamspec.adapters.last_validation import (
     stage_end,
 )
 from streamspec.adapters.models import with_task_lora
+from streamspec.adapters.reporting.periodic_validation import REPORTED_ROWS, measured, sample
 from streamspec.adapters.training.acceptance_eval import record_ranks
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.data import TokenRow, joined
@@ -37,8 +39,6 @@ from streamspec.adapters.training.trainer import Stage, run_stage
 from streamspec.adapters.training_run import Run, answers_made_by, say
 from streamspec.atomic import write_text
 from streamspec.draft_tree import DraftTree
-
-REPORTED_ROWS = 16  # tau is printed for the tree of this many rows
 
 
 def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
@@ -51,7 +51,8 @@ def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
         return {"total": next_token_loss(plain, main, batch)}
 
-    stage = Stage("task", plain, loss, run.rows, run.config.lr, run.config.batch_size, stage_end(run, share), run.note)
+    check, end = partial(measured, plain, sample(run.val_rows), None), stage_end(run, share)
+    stage = Stage("task", plain, loss, run.rows, run.config.lr, run.config.batch_size, end, run.note, check)
     log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
     write_task_lora(peft, run.base, out)
     run.state.finish("task", used, log)
@@ -89,7 +90,8 @@ def fit_drafter(
         load_stage(done, drafter)
         return
     measure_drafter(run, drafter, vocabulary)
-    stage = Stage(name, drafter, loss, rows, lr, config.drafter_batch, stage_end(run, share), run.note)
+    check, end = partial(measured, drafter, sample(checked_rows(run, drafter)), vocabulary), stage_end(run, share)
+    stage = Stage(name, drafter, loss, rows, lr, config.drafter_batch, end, run.note, check)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_stage(done, drafter)
     run.state.finish(name, used, log)
@@ -102,8 +104,7 @@ def own_answers(
     continue.
     """
     config, part = run.config, f"regenerated_{name}"
-    prompts = fitting_prompts(asked, config, count)
-    kept = CompletionFile(config.answers or run.work / f"answers-{name}.jsonl", answers_made_by(config, run.base))
+    prompts, kept = fitting_prompts(asked, config, count), kept_answers(run, name)
     used = run.work / f"answered-{name}.json"
     if run.state.finished(part):  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
@@ -135,6 +136,23 @@ def own_answers(
         write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
         run.state.finish(part, seconds / 60, log)
     return [joined(prompt, answer) for prompt, answer in answered]
+
+
+def kept_answers(run: Run, name: str) -> CompletionFile:
+    """The file that keeps the answers of this name."""
+    file = run.config.answers or run.work / f"answers-{name}.jsonl"
+    return CompletionFile(file, answers_made_by(run.config, run.base))
+
+
+def checked_rows(run: Run, drafter: DraftingModel) -> Sequence[TokenRow]:
+    """The rows that validate a drafter while it trains: the target's own answers where it stays the same and they are
+    there, else the references.
+    """
+    if not drafter.frozen:
+        return run.val_rows
+    known = kept_answers(run, "val").known
+    prompts = fitting_prompts(run.val_prompts, run.config, run.config.val_rows)
+    return [joined(p, known[tuple(p)]) for p in prompts if tuple(p) in known] or run.val_rows
 
 
 def finish_drafter(

@@ -1,15 +1,24 @@
-"""Shows the progress of a long operation: a bar on a terminal, a line every ten seconds elsewhere; always on stderr."""
+"""Shows the progress of a long operation, always on stderr: on a terminal one region that is redrawn, elsewhere a line
+every ten seconds.
+
+One operation is shown at a time; those inside it are silent. Of several processes of a training run the first alone
+shows something.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
-EVERY = 10.0  # seconds
+EVERY = 10.0  # seconds between two lines
+REDRAWN = 4  # times a second
+_busy = threading.Lock()  # held while an operation is shown
 
 
 def track(items: Iterable[T], label: str, total: int) -> Iterator[T]:
@@ -25,21 +34,91 @@ def counted(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Gives a function that adds to what is done and shows how many of `total` that are; `add(0)` shows that work goes
     on.
     """
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True)) as bar:
-            task = bar.add_task(label, total=total)
-            yield lambda count: bar.update(task, advance=count)
-        return
-    last, done = time.monotonic(), 0
+    done, began = 0, time.monotonic()
 
     def add(count: int) -> None:
-        nonlocal last, done
+        nonlocal done
         done += count
-        if time.monotonic() - last > EVERY:
-            print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
-            last = time.monotonic()
+        show()
 
-    yield add
+    def parts() -> list[str]:
+        left = (time.monotonic() - began) / done * (total - done) if done else 0.0
+        return [f"{label}: {done}/{total}", *([f"{duration(left)} left"] if 0 < done < total else [])]
+
+    with region(parts) as show:
+        yield add
+
+
+@contextmanager
+def region(parts: Callable[[], list[str]], first: bool = False) -> Iterator[Callable[[], None]]:
+    """Shows what `parts` returns while the block runs: its first item, and the others after it.
+
+    Gives a function to call when something has changed. On a terminal the region is redrawn anyway; elsewhere a line
+    comes at the first call if `first`, then every `EVERY` seconds if `parts` have changed, without a call too, and a
+    last one at the end.
+    """
+    if os.environ.get("RANK", "0") != "0" or not _busy.acquire(blocking=False):
+        yield lambda: None
+        return
+    try:
+        with (_drawn if sys.stderr.isatty() else _lines)(parts, first) as show:
+            yield show
+    finally:
+        _busy.release()
+
+
+@contextmanager
+def _drawn(parts: Callable[[], list[str]], first: bool) -> Iterator[Callable[[], None]]:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    def text() -> Text:
+        title, *others = parts() or [""]
+        return Text("\n  ".join([title, *others]))
+
+    with Live(get_renderable=text, console=Console(stderr=True), refresh_per_second=REDRAWN):
+        yield lambda: None
+
+
+@contextmanager
+def _lines(parts: Callable[[], list[str]], first: bool) -> Iterator[Callable[[], None]]:
+    printed, last = "", -EVERY if first else time.monotonic()
+    changed, ended, printing = threading.Event(), threading.Event(), threading.Lock()
+
+    def line() -> None:
+        nonlocal printed, last
+        with printing:
+            if time.monotonic() - last >= EVERY or ended.is_set():
+                text = ", ".join(parts())
+                if text != printed:
+                    print(text, file=sys.stderr, flush=True)
+                printed, last = text, time.monotonic()
+
+    def show() -> None:
+        changed.set()
+        if time.monotonic() - last >= EVERY:
+            line()
+
+    def wait() -> None:  # a step may take longer than `EVERY`
+        changed.wait()
+        while not ended.wait(max(EVERY - (time.monotonic() - last), 0.01)):
+            line()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        ended.set()
+        changed.set()
+        thread.join()
+        if printed:
+            line()
+
+
+def duration(seconds: float) -> str:
+    """Spells a time for people: 42 s, 7 min, 3.4 h."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

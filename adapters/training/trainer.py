@@ -6,9 +6,6 @@ file is there.
 
 from __future__ import annotations
 
-import math
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +19,13 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from streamspec.adapters.reporting.periodic_validation import PeriodicValidation
+from streamspec.adapters.reporting.stage_display import CHECKED, StageDisplay
+from streamspec.adapters.reporting.trackers import trackers
 from streamspec.adapters.training.budget import Deadline
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import Collator, LengthGroupedOrder, TokenRow
 from streamspec.adapters.training.device import has_bf16
-from streamspec.progress import EVERY
 
 COMPLETE = "complete"  # marker: everything of this checkpoint is on disk
 Losses = dict[str, Tensor]
@@ -35,7 +34,7 @@ Losses = dict[str, Tensor]
 @dataclass(frozen=True)
 class Stage:
     """One stage: model, rows, loss and end. `loss(batch)` returns scalar losses by name, "total" among them. `note` is
-    called now and then, to write down the time used.
+    called now and then, to write down the time used; `check` measures the model on a few validation texts.
     """
 
     name: str
@@ -46,6 +45,7 @@ class Stage:
     batch_size: int
     until: Deadline
     note: Callable[[], None] = lambda: None
+    check: Callable[[], dict[str, float]] | None = None
 
 
 def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dict[str, float]], float]:
@@ -67,6 +67,7 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
         logging_steps=10,
+        logging_first_step=True,
         save_steps=config.save_steps,
         save_total_limit=2,
         report_to=[],
@@ -74,21 +75,25 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
         disable_tqdm=True,
     )
     clock = Clock(stage.until, config.warmup)
+    display = StageDisplay(stage.name, stage.until.left)
+    checks = [] if stage.check is None else [PeriodicValidation(stage.check)]
     trainer = _StageTrainer(
         stage,
         clock,
+        display,
+        *checks,
         model=stage.model,
         args=arguments,
         train_dataset=stage.rows,
         data_collator=Collator(),
-        callbacks=[clock, _Completeness(), _Lines(stage, clock), *_tensorboard(config, stage)],
+        callbacks=[clock, _Completeness(), display, *checks, *trackers(config, stage.name)],
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which belongs to the result
     if last is not None:
         clock.load(last)
-    with _autocast_only(stage.model):
+    with _autocast_only(stage.model), display.shown():
         trainer.train(resume_from_checkpoint=str(last) if last else None)
-    return [entry for entry in trainer.state.log_history if "loss" in entry], clock.elapsed() / 60
+    return [entry for entry in trainer.state.log_history if {"loss", *CHECKED} & set(entry)], clock.elapsed() / 60
 
 
 @contextmanager
@@ -160,55 +165,40 @@ class _Completeness(TrainerCallback):
         (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
 
-class _Lines(TrainerCallback):
-    """Prints progress to stderr: at the first entry of the log, at the last, and every ten seconds between."""
-
-    def __init__(self, stage: Stage, clock: Clock) -> None:
-        self.stage, self.clock, self.last = stage, clock, 0.0
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        self.stage.note()
-        logs = logs or {}
-        if "loss" not in logs or (time.monotonic() - self.last < EVERY and state.global_step < state.max_steps):
-            return
-        self.last = time.monotonic()
-        granted = self.clock.granted()
-        budget = "" if math.isinf(granted) else f" of {granted / 60:.1f}"
-        parts = [f"{name} {value:.3f}" for name, value in logs.items() if name.startswith(("loss", "next", "stream"))]
-        print(
-            f"{self.stage.name}: step {state.global_step}/{state.max_steps}, {logs['minutes']:.1f}{budget} min, "
-            f"{', '.join(parts)}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def _tensorboard(config: TrainConfig, stage: Stage) -> list[TrainerCallback]:
-    """TensorBoard's writer where it is asked for, in a folder of the adapter that outlives the run."""
-    if not config.tensorboard:
-        return []
-    from torch.utils.tensorboard import SummaryWriter
-    from transformers.integrations import TensorBoardCallback
-
-    return [TensorBoardCallback(SummaryWriter(log_dir=str(config.out / "tensorboard" / stage.name)))]
-
-
 class _StageTrainer(Trainer):
     """Trainer that computes a stage's losses, logs each by name and stores trainable tensors only."""
 
-    def __init__(self, stage: Stage, clock: Clock, **kwargs: Any) -> None:
+    def __init__(
+        self, stage: Stage, clock: Clock, display: StageDisplay, check: PeriodicValidation | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.stage, self.clock = stage, clock
+        self.stage, self.clock, self.display, self.check = stage, clock, display, check
         self.parts: dict[str, list[float]] = {}
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        with torch.autocast(self.args.device.type, dtype=torch.bfloat16, enabled=self.args.bf16):
+        with self._autocast():
             losses = self.stage.loss(inputs)
         for name, value in losses.items():
             self.parts.setdefault(name, []).append(float(value.detach()))
         return (losses["total"], losses) if return_outputs else losses["total"]
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.args.device.type, dtype=torch.bfloat16, enabled=self.args.bf16)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        self.display.batch(inputs)
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Measures on a few validation texts, as PeriodicValidation asked for."""
+        assert self.check is not None
+        with self._autocast():
+            found = self.check.run()
+        super().log(found)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        return found
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedOrder:
         return LengthGroupedOrder(self.stage.rows, self.args.per_device_train_batch_size, self.args.seed)
@@ -217,6 +207,7 @@ class _StageTrainer(Trainer):
         logs |= {name: round(sum(v) / len(v), 4) for name, v in self.parts.items() if name != "total" and v}
         logs["minutes"] = round(self.clock.elapsed() / 60, 2)
         self.parts.clear()
+        self.stage.note()
         super().log(logs, *args, **kwargs)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

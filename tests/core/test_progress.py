@@ -1,14 +1,87 @@
+"""Progress goes to stderr: one region on a terminal, lines now and then elsewhere."""
+
 from __future__ import annotations
+
+import sys
+import time
 
 import pytest
 
 from streamspec import progress
+from streamspec.progress import counted, duration, region, track
 
 
 def test_every_item_comes_and_progress_goes_to_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "EVERY", -1.0)  # a line after each item
-    assert list(progress.track("abc", "reading", 3)) == ["a", "b", "c"]
+    assert list(track("abc", "reading", 3)) == ["a", "b", "c"]
     out, err = capsys.readouterr()
-    assert out == "" and err.splitlines() == ["reading: 1/3", "reading: 2/3", "reading: 3/3"]
+    assert out == "" and err.splitlines() == ["reading: 1/3, 0 s left", "reading: 2/3, 0 s left", "reading: 3/3"]
+
+
+def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    list(track("abc", "reading", 3))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_first_line_comes_at_once_and_a_last_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    step = 0
+    with region(lambda: ["task", f"step {step}"], first=True) as show:
+        assert capsys.readouterr().err == ""
+        for step in range(1, 5):
+            show()
+            if step == 1:
+                assert capsys.readouterr().err == "task, step 1\n"
+    assert capsys.readouterr().err == "task, step 4\n"
+
+
+def test_lines_go_on_while_a_step_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    began = time.monotonic()
+    with region(lambda: [f"{time.monotonic() - began:.2f} s"], first=True) as show:
+        show()
+        time.sleep(0.5)
+    assert 3 <= len(capsys.readouterr().err.splitlines()) <= 12
+
+
+def test_what_goes_on_inside_a_shown_operation_is_silent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", -1.0)
+    with counted("outer", 2) as add:
+        assert list(track("ab", "inner", 2)) == ["a", "b"]
+        add(2)
+    assert capsys.readouterr().err == "outer: 2/2\n"
+    with counted("after", 1) as add:
+        add(1)
+    assert capsys.readouterr().err == "after: 1/1\n"
+
+
+def test_the_first_of_several_processes_shows_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", -1.0)
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        list(track("a", f"of {rank}", 1))
+    assert capsys.readouterr().err == "of 0: 1/1\n"
+
+
+def test_on_a_terminal_one_region_is_redrawn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with counted("reading", 3) as add:
+        add(2)
+        print("a remark", file=sys.stderr)
+        add(1)
+    shown = capsys.readouterr().err
+    assert "a remark\n" in shown and "\r\x1b[2Kreading: 3/3\n" in shown
+
+
+def test_times_are_spelt_for_people() -> None:
+    assert [duration(s) for s in (7.4, 200, 6000, 40000)] == ["7 s", "3 min", "1.7 h", "11.1 h"]
