@@ -197,7 +197,7 @@ class _StageTrainer(Trainer):
         with self._autocast():
             found = self.check.run()
         super().log(found)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
         return found
 
     def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedOrder:
