@@ -12,6 +12,7 @@ import typer
 
 from streamspec.cli import adapt, bench, demo, doctor, export, generate, inspect, serve, shrink, train, tune
 from streamspec.cli.errors import guarded
+from streamspec.cli.help_panels import PanelledCommand
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.command,
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for name, function in COMMANDS.items():
-    app.command(name)(guarded(name, function))
+    app.command(name, cls=PanelledCommand if name == "train" else None)(guarded(name, function))
 
 
 @app.callback(invoke_without_command=True)

@@ -18,16 +18,34 @@ from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
 from streamspec.adapters.training.option_checks import flag, plain_type
+from streamspec.cli.help_panels import THIS_COMMAND, help_all
 from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError, meant, names_in
 
 MAX_YAML = 1 << 20  # bytes
+# What `--help` shows first, and what `--help-all` alone shows: settings of the papers that a task seldom needs.
+ESSENTIAL = ("base", "data", "val", "out", "method", "recipe", "target_adapter", "max_minutes", "epochs", "resume")
+PAPERS = (
+    *("alpha", "alpha_decay", "labels", "bigram_rank", "prune_rank", "stream_rank", "stream_rows", "positions"),
+    *("root_token", "fit_start", "stream_embedding", "heads_share", "own_heads", "taps", "state_weight"),
+    *("prefix_attention", "unroll", "random_unroll", "experts", "active", "contrast", "parallel", "two_lists"),
+    *(
+        "last_weight",
+        "last_state_weight",
+        "expert_weight",
+        "lora_alpha",
+        "clock",
+        "warmup",
+        "task_share",
+        "distill_share",
+    ),
+)
 
 
 def command(**flags: Any) -> None:
     """Fine-tune an adapter that also drafts its own next tokens."""
     began = time.monotonic() - time.process_time()  # what starting Python took counts as well
-    path, as_json = flags.pop("config"), flags.pop("json")
+    path, as_json, _ = flags.pop("config"), flags.pop("json"), flags.pop("help_all")
     values = read_yaml(path) if path else {}
     values |= {name: value for name, value in flags.items() if value not in (None, [])}
     if flags["separator"] is not None:
@@ -99,10 +117,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def signature() -> inspect.Signature:
-    """One keyword per field of TrainConfig, absent unless given; `--config` and `--json` beside them."""
+    """One keyword per field of TrainConfig, absent unless given, the essential ones first; `--config`, `--json` and
+    `--help-all` beside them.
+    """
     hints = get_type_hints(TrainConfig)
     parameters = []
-    for field, group in grouped_fields():
+    for field, group in sorted(grouped_fields(), key=lambda pair: pair[0].name not in ESSENTIAL):
         kind = list[str] if "several" in field.metadata else plain_type(hints[field.name])
         help_text = help_of(field, group)
         if field.default not in (MISSING, None):
@@ -110,12 +130,17 @@ def signature() -> inspect.Signature:
         name = flag(field.name)
         if kind is bool:
             name += "/--no-" + name[2:]
-        option = typer.Option(None, name, help=help_text, show_default=False)
+        panel = "Essentials" if field.name in ESSENTIAL else (group.__doc__ or "").partition("\n")[0]
+        hidden = field.name in PAPERS
+        option = typer.Option(None, name, help=help_text, show_default=False, rich_help_panel=panel, hidden=hidden)
         parameters.append(_keyword(field.name, kind | None, option))
-    config = typer.Option(None, "--config", help="YAML file with the same options; flags win.", show_default=False)
+    text = "YAML file with the same options; flags win."
+    config = typer.Option(None, "--config", help=text, show_default=False, rich_help_panel=THIS_COMMAND)
     parameters.append(_keyword("config", Path | None, config))
-    as_json = typer.Option(False, "--json", help="Print the result as one JSON object, the last line on stdout.")
+    text = "Print the result as one JSON object, the last line on stdout."
+    as_json = typer.Option(False, "--json", help=text, rich_help_panel=THIS_COMMAND)
     parameters.append(_keyword("json", bool, as_json))
+    parameters.append(_keyword("help_all", bool, help_all()))
     return inspect.Signature(parameters)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -104,7 +105,24 @@ def test_version() -> None:
 
 def test_every_field_of_the_schema_is_a_flag() -> None:
     names = set(train.signature().parameters)
-    assert names == {f.name for f in fields(TrainConfig)} | {"config", "json"}
+    assert names == {f.name for f in fields(TrainConfig)} | {"config", "json", "help_all"}
+
+
+def test_help_shows_essentials_first_and_options_of_papers_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 100)
+    short, whole = (run("train", flag).stdout for flag in ("--help", "--help-all"))
+    shown = [re.findall(r"^│ (--[a-z-]+)", text, re.MULTILINE) for text in (short, whole)]
+    names = [train.flag(f.name) for f in fields(TrainConfig)]
+    assert shown[0][:10] == [name for name in names if name in map(train.flag, train.ESSENTIAL)]
+    assert set(shown[1]) == {*names, "--config", "--json", "--help", "--help-all"}
+    assert set(shown[1]) - set(shown[0]) == set(map(train.flag, train.PAPERS))
+    assert "[default: 8]" in short and "--no-resume" not in whole and "--no-root-token" in whole
+
+
+def test_the_tables_of_the_help_name_options_with_a_text() -> None:
+    known = {f.name: f.metadata["help"] for f in fields(TrainConfig)}
+    assert {*train.ESSENTIAL, *train.PAPERS} <= set(known) and not {*train.ESSENTIAL} & {*train.PAPERS}
+    assert all(known.values())
 
 
 def test_the_help_of_a_flag_stands_at_its_field() -> None:
@@ -119,7 +137,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
 
     monkeypatch.setattr(train, "check_early", lambda config: None)
     seen: list[TrainConfig] = []
-    monkeypatch.setattr(module, "train", lambda config: seen.append(config) or {"val_loss": 0.5, "minutes": 3.2})
+    monkeypatch.setattr(module, "train", lambda config, *_: seen.append(config) or {"val_loss": 0.5, "minutes": 3.2})
     return seen
 
 

@@ -1,0 +1,58 @@
+"""The help of a command with many options: in panels, the essential ones first, those of the papers behind
+`--help-all`.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+THIS_COMMAND = "This command"  # panel of --config, --json and the two helps
+
+OFF = "[default: false]"
+
+
+class PanelledCommand(TyperCommand):
+    """A command whose help is drawn in panels, also in an app that draws no others."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.rich_help_panel = THIS_COMMAND
+        return option
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from typer import rich_utils
+
+        drawn = copy(self)
+        drawn.params = [copy(parameter) for parameter in self.params]
+        shown: list[Any] = drawn.params
+        for one in shown:
+            text = one.help or ""
+            if OFF in text:
+                one.secondary_opts = []  # --no-... of what is off
+            one.help = text.replace("[", r"\[")  # markup to rich
+        rich_utils.rich_format_help(obj=drawn, ctx=ctx, markup_mode="rich")
+
+
+def help_all() -> Any:
+    """The flag that shows the help with hidden options."""
+
+    def show(ctx: typer.Context, wanted: bool) -> None:
+        if wanted:
+            for one in ctx.command.params:
+                one.hidden = False  # type: ignore[attr-defined]
+            typer.echo(ctx.get_help(), nl=False)
+            raise typer.Exit()
+
+    return typer.Option(
+        False,
+        "--help-all",
+        help="Show this message with every option, those of the papers too, and exit.",
+        is_eager=True,
+        callback=show,
+        rich_help_panel=THIS_COMMAND,
+    )
