@@ -17,6 +17,7 @@ from streamspec.adapters.reporting.quiet import our_words_only
 ROOT = Path(__file__).parents[3]
 OURS = (
     r"note: prompts run into their answers, .*",
+    r"\d+ of \d+ rows drawn for validation; --val names a file",
     r"example:",
     r".*\[\[.*</s>\]\]",
     r"(task|streams): step \d+/\d+, .*",
