@@ -1,4 +1,4 @@
-"""The help of a command with many options: in panels, the essential ones first, those of the papers behind
+"""The help of a command with many options: in panels, the essential ones first, those of the papers with
 `--help-all`.
 """
 
