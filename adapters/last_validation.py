@@ -63,13 +63,13 @@ def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None)
 
 def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
     """Measures a few tokens of some answers; an answer is then taken to be as long as the references are."""
-    config, eos = run.config, run.tokenizer.eos_token_id
+    config, ends = run.config, run.formatter.end_ids
     prompts = fitting_prompts(run.val_prompts, config, count)
     seconds = []
     with drafter.drafter_lora(False):
         for tokens in (1, 1 + PROBE_TOKENS):
             began = run.budget.now()
-            answer_batch(drafter.model, prompts, eos, tokens)
+            answer_batch(drafter.model, prompts, ends, tokens)
             seconds.append(run.budget.now() - began)
     length = sum(sum(row.loss_mask) for row in run.val_rows) / len(run.val_rows)
     each = max(seconds[1] - seconds[0], 0.0) / PROBE_TOKENS

@@ -34,7 +34,7 @@ from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RAN
 from streamspec.adapters.training.data import TokenRow, joined
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.losses import lookup_table, next_token_loss, pick_rows
-from streamspec.adapters.training.self_distillation import CompletionFile, regenerate
+from streamspec.adapters.training.self_distillation import CompletionFile, regenerate, up_to_end
 from streamspec.adapters.training.trainer import Stage, run_stage
 from streamspec.adapters.training_run import Run, answers_made_by, say
 from streamspec.atomic import write_text
@@ -115,7 +115,7 @@ def own_answers(
     answered = regenerate(
         model,
         prompts,
-        run.tokenizer.eos_token_id,
+        run.formatter.end_ids,
         kept,
         max_new_tokens=config.max_new_tokens,
         batch_size=config.regenerate_batch,
@@ -135,7 +135,7 @@ def own_answers(
         reached = {tuple(prompt) for prompt, _ in answered}
         write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
         run.state.finish(part, seconds / 60, log)
-    return [joined(prompt, answer) for prompt, answer in answered]
+    return [joined(prompt, up_to_end(answer, run.formatter.end_ids)) for prompt, answer in answered]
 
 
 def kept_answers(run: Run, name: str) -> CompletionFile:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def rows_in_time(count: int, until: Deadline, speeds: Speeds, first: bool) -> in
 def regenerate(
     model: PreTrainedModel,
     prompts: list[list[int]],
-    eos: int,
+    ends: Sequence[int],
     kept: CompletionFile,
     *,
     max_new_tokens: int,
@@ -140,7 +140,7 @@ def regenerate(
     label: str = "regenerating",
     note: Callable[[], None] = lambda: None,
 ) -> list[tuple[list[int], list[int]]]:
-    """(prompt, answer) in the order of `prompts`, end-of-text included where it was reached.
+    """(prompt, answer) in the order of `prompts`, the one of the tokens `ends` included that was reached, if any.
 
     `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept`
     are not made again, new ones are added to it batch by batch, after which `note` is called. Ends by `until`, but for
@@ -160,7 +160,7 @@ def regenerate(
             while batch:
                 rows, began = rows_in_time(len(batch), until, speeds, first), until.now()
                 part, stop = batch[:rows], ENDLESS if first else until
-                answers = answer_batch(model, part, eos, max_new_tokens, choose, stop, add) if part else None
+                answers = answer_batch(model, part, ends, max_new_tokens, choose, stop, add) if part else None
                 if answers is None:
                     return answered(prompts, known)
                 kept.add(part, answers)
@@ -168,6 +168,12 @@ def regenerate(
                 note()
                 batch, first = batch[rows:], False
     return answered(prompts, known)
+
+
+def up_to_end(answer: list[int], ends: Sequence[int]) -> list[int]:
+    """The answer up to the first of `ends`: files of answers may come from runs that knew fewer."""
+    stop = next((i for i, token in enumerate(answer, start=1) if token in ends), len(answer))
+    return answer[:stop]
 
 
 def answered(prompts: list[list[int]], known: dict[tuple[int, ...], list[int]]) -> list[tuple[list[int], list[int]]]:
@@ -178,21 +184,21 @@ def answered(prompts: list[list[int]], known: dict[tuple[int, ...], list[int]]) 
 def answer_batch(
     model: PreTrainedModel,
     prompts: list[list[int]],
-    eos: int,
+    ends: Sequence[int],
     max_new_tokens: int,
     choose: Choose = best,
     until: Deadline = ENDLESS,
     finished: Callable[[int], None] = lambda count: None,
 ) -> list[list[int]] | None:
-    """Answers to left-padded prompts; a row ends with `eos` (kept) or after `max_new_tokens`. None where the time was
-    over before. `finished` is called after each step with the number of rows that ended in it.
+    """Answers to left-padded prompts; a row ends with one of `ends` (kept) or after `max_new_tokens`. None where the
+    time was over before. `finished` is called after each step with the number of rows that ended in it.
 
     Finished rows leave the batch once they are half of it: one straggler must not cost a whole batch's time.
     """
     length = max(map(len, prompts))
     device = model.get_input_embeddings().weight.device
     body, head = model.base_model, model.get_output_embeddings()
-    tokens = torch.tensor([[eos] * (length - len(p)) + p for p in prompts], device=device)
+    tokens = torch.tensor([[ends[0]] * (length - len(p)) + p for p in prompts], device=device)
     mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=device)
     answers: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each row of the batch answers
@@ -205,9 +211,9 @@ def answer_batch(
         # two dimensions: with a third, torch copies the head's matrix once per row of the batch
         choices = choose(head(out.last_hidden_state[:, -1]), rows)
         for row, token in zip(rows, choices.tolist(), strict=True):
-            if not answers[row] or answers[row][-1] != eos:
+            if not answers[row] or answers[row][-1] not in ends:
                 answers[row].append(token)
-        going = [i for i, row in enumerate(rows) if answers[row][-1] != eos]
+        going = [i for i, row in enumerate(rows) if answers[row][-1] not in ends]
         finished(alive - len(going))
         alive = len(going)
         if not going:

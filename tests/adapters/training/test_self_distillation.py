@@ -15,7 +15,7 @@ import torch
 
 from streamspec.adapters.training import self_distillation
 from streamspec.adapters.training.budget import ANSWERS, Deadline, Speeds
-from streamspec.adapters.training.self_distillation import CompletionFile, answer_batches, drawn, regenerate
+from streamspec.adapters.training.self_distillation import CompletionFile, answer_batches, drawn, regenerate, up_to_end
 from streamspec.errors import DataError
 from tests.support.tiny_models import tiny_model
 
@@ -28,7 +28,7 @@ MADE_BY = {"target": "tiny"}
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "opt", "gpt2", "phi", "lfm2"])
 def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, seed=3)
-    eos = 17
+    eos = [17]
     answered = regenerate(
         model, PROMPTS, eos, CompletionFile(tmp_path / "answers", MADE_BY), max_new_tokens=20, batch_size=4
     )
@@ -40,11 +40,20 @@ def test_answers_equal_generate_one_prompt_at_a_time(family: str, tmp_path: Path
         assert answer == out[0, len(prompt) :].tolist()
 
 
+def test_answers_end_with_the_first_of_several_ends(tmp_path: Path) -> None:
+    model = tiny_model("llama", seed=3)
+    free = regenerate(model, PROMPTS, [63], CompletionFile(tmp_path / "free", MADE_BY), max_new_tokens=9, batch_size=4)
+    ends = [63, free[0][1][4], free[2][1][2]]
+    cut = regenerate(model, PROMPTS, ends, CompletionFile(tmp_path / "cut", MADE_BY), max_new_tokens=9, batch_size=4)
+    assert [answer for _, answer in cut] == [up_to_end(answer, ends) for _, answer in free]
+    assert len(cut[0][1]) <= 5 and len(cut[2][1]) <= 3
+
+
 def run(path: Path, prompts: list[list[int]] = PROMPTS, **options: Any) -> list[tuple[list[int], list[int]]]:
     return regenerate(
         tiny_model("llama", seed=3),
         prompts,
-        17,
+        [17],
         CompletionFile(path, MADE_BY),
         max_new_tokens=8,
         batch_size=2,
