@@ -15,13 +15,13 @@ import numpy as np
 from streamspec.errors import BundleError
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
-from streamspec.runtime.decoding.draft_tree_search import Draft, build_draft_tree
+from streamspec.runtime.decoding.draft_tree_search import DRAFTER, Draft, build_draft_tree
 from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
 from streamspec.runtime.decoding.sampling_params import logprob
-from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.decoding.stats import SourceCounts, Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, follow, off_borders
 from streamspec.runtime.draft_sources.source import CandidateTree, Found, merged
 
@@ -60,6 +60,7 @@ class SpeculativeDecoder:
         sources = self.policy.sources if self.rows > 1 else ()
         rates = self.adaptive.calibration.rates_of
         self._sources = [(source.begin(), rates(source), 2 << i) for i, source in enumerate(sources)]
+        self._bits = {"drafter": DRAFTER} | {source.name: 2 << i for i, source in enumerate(sources)}
         self._found: list[Found] = []  # what the last draft was made with,
         self._others: CandidateTree | None = None  # as one tree
         self._gate = self.adaptive.gate if runner.gamma and self._sources else None
@@ -186,6 +187,7 @@ class SpeculativeDecoder:
         self.runner.commit(path)
         proposal, self._proposal = self._proposal, result.proposal
         done = commit(tokens, result.choices, path, self.policy.eos, remaining)
+        self._count_sources(draft.sources, path[: 1 + sum(done.drafted)])
         if not paused:
             cost = None if costs is None else costs.item(len(tree) - 1)
             self._controller.step(len(path), cost, self._clock() - self._step_began)
@@ -277,6 +279,15 @@ class SpeculativeDecoder:
         """Whether draft tokens after the row at `position` can be used and stay within the context."""
         usable = self.rows > 1 and self.runner.gamma > 0
         return usable and position + self.runner.gamma < self.runner.context_length
+
+    def _count_sources(self, sources: Sequence[int], path: Sequence[int]) -> None:
+        """Counts the nodes of a draft by their `sources`, and those of the accepted `path`."""
+        counts = dict(self.stats.sources)
+        for name, bit in self._bits.items():
+            if drafted := sum(1 for bits in sources if bits & bit):
+                before, accepted = counts.get(name, SourceCounts()), sum(1 for node in path if sources[node] & bit)
+                counts[name] = SourceCounts(before.drafted + drafted, before.accepted + accepted)
+        self.stats.sources = counts
 
     def _count(self, done: Committed, rows: int) -> None:
         """`rows`: that the call verified; 1: a plain step, 0: it read the prompt."""

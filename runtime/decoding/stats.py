@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class SourceCounts(NamedTuple):
+    """Draft tokens that a source proposed among those verified, and how many of them came true."""
+
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass
@@ -14,6 +23,8 @@ class Stats:
     - `steps`: verification steps; `step_tokens`: tokens they committed. End-of-text counts; the first token, which
       prefill gives, does not. `plain_steps`: steps of one token each.
     - `rows`: rows that the newest call verified; 1 for a plain step, 0 for prefill.
+    - `sources`: draft tokens of verification steps by what proposed them: `drafter`, `n-grams`, `store`. One that
+      several proposed counts for each of them.
     - `forced_tokens`: tokens for which the grammar allowed a single choice.
     - `prefill_seconds`, `decode_seconds`; of the latter, `graph_seconds` inside the model and `waited_seconds` in the
       scheduler's queue.
@@ -28,6 +39,7 @@ class Stats:
     step_tokens: int = 0
     plain_steps: int = 0
     rows: int = 0  # that the newest call verified; 1: a plain step, 0: it read the prompt
+    sources: Mapping[str, SourceCounts] = field(default_factory=dict)  # never changed, but replaced
     forced_tokens: int = 0  # that a grammar left no choice about
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -65,6 +77,7 @@ class Stats:
 
     def __str__(self) -> str:
         reused = f" ({self.reused_tokens} known)" if self.reused_tokens else ""
+        shares = ", ".join(f"{name} {n.accepted} of {n.drafted}" for name, n in self.sources.items())
         fixed = f"; every call computes {self.call_rows} rows, plain ones too" if self.call_rows else ""
         return (
             f"{self.new_tokens} tokens, {self.tokens_per_second:.1f}/s, {self.tau:.2f} per step over {self.steps} "
@@ -73,6 +86,7 @@ class Stats:
             f"tokens{reused}, "
             f"decode {self.decode_seconds:.2f} s ({100 * self.host_seconds / max(self.decode_seconds, 1e-9):.0f} % "
             f"host); "
+            f"{f'drafts accepted: {shares}; ' if shares else ''}"
             f"{f'{self.forced_tokens} tokens forced by the grammar; ' if self.forced_tokens else ''}"
             f"speculation: {self.speculation}{fixed}"
         )

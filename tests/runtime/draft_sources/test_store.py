@@ -134,6 +134,21 @@ def test_answers_like_those_of_the_store_take_few_steps() -> None:
         [51, 52, 53],
     )
     assert run.stats.tau > 5
+    drafted, accepted = run.stats.sources["store"]
+    assert set(run.stats.sources) == {"store"}
+    assert drafted >= accepted and run.stats.step_tokens - run.stats.steps <= accepted <= run.stats.step_tokens
+    assert f"drafts accepted: store {accepted} of {drafted}; " in str(run.stats)
+
+
+def test_drafts_count_for_every_source_that_proposed_them() -> None:
+    text = [1, 4, 2, 3, 7, 6, 2, 8] * 6
+    runner = ToyRunner(scripted(3, text), 50, gamma=3, width=2, context=200, skill=1.0)
+    setup = Setup(40, rows=6, sources=(store_source(store_of(text)),))
+    _, _, run = decode(runner, setup, [11, 12, 13])
+    counts = run.stats.sources
+    assert set(counts) == {"drafter", "n-grams", "store"}
+    assert all(0 < accepted <= drafted for drafted, accepted in counts.values())
+    assert sum(accepted for _, accepted in counts.values()) > run.stats.step_tokens - run.stats.steps
 
 
 @pytest.mark.parametrize("size", [300_000])
