@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from streamspec.adapters.base_models.resolve import peek
+from streamspec.adapters.runs.run_lock import check_unused, only_locked
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.option_checks import flag
 from streamspec.bundle.adapter_folder import (
@@ -35,6 +36,7 @@ def check_early(config: TrainConfig) -> None:
     """Refuses what can be refused without a model library. Raises ConfigError, DataError, AdapterError or
     BaseModelError.
     """
+    check_unused(config.out / WORK)
     check_out(config)
     check_packages(config)
     for data in (config.data, config.val):
@@ -65,7 +67,7 @@ def check_out(config: TrainConfig) -> None:
         raise AdapterError(
             f"{out} is a finished adapter", "a new folder, or an unfinished run with --resume", "choose another --out"
         )
-    if not any(out.iterdir()):
+    if only_locked(out, out / WORK):
         return
     if not (out / WORK / RUN_STATE).exists():
         raise AdapterError(f"{out} is neither empty nor an unfinished run", "a new folder", "choose another --out")

@@ -32,11 +32,21 @@ from streamspec.adapters.checks import (
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.prepare import digest, read_rows_of
 from streamspec.adapters.drafters.drafting_model import TargetModel
-from streamspec.adapters.early_checks import RUN_STATE, WORK, check_early, check_layers, check_warm_start, task_lora
+from streamspec.adapters.early_checks import (
+    RUN_STATE,
+    WORK,
+    check_early,
+    check_layers,
+    check_out,
+    check_warm_start,
+    task_lora,
+)
 from streamspec.adapters.last_validation import measure_loss, stage_end
 from streamspec.adapters.models import choose_vocabulary, drafter_class, load_target, with_task_lora
 from streamspec.adapters.recipe_stages import finish_drafter, fit_drafter, own_answers, task_stage
 from streamspec.adapters.reporting.quiet import our_words_only
+from streamspec.adapters.runs.failures import one_line_failures
+from streamspec.adapters.runs.run_lock import sole_owner
 from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.data import TokenRow
@@ -66,7 +76,8 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     budget = start_budget(config, began)
     if config.base_bits is None:  # else memory is short: what is freed goes back
         spare_allocator()
-    with our_words_only(), budget:
+    check_early(config)
+    with our_words_only(), one_line_failures(config.out), sole_owner(config.out / WORK), budget:
         run = prepare(config, budget)
         say(f"example:\n{preview(run)}")
         if config.drafter.model is None:
@@ -81,7 +92,7 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
 
 def prepare(config: TrainConfig, budget: TimeBudget | None = None) -> Run:
     """Reads everything a run needs and checks all that can be checked before the first gradient."""
-    check_early(config)
+    check_out(config)
     budget = budget or start_budget(config, None)
     set_seed(config.seed)
     sample = sample_examples(config.data, config.renamed)
@@ -111,10 +122,22 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None) -> Run:
         CompletionFile(config.answers, answers_made_by(config, base))
     state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base, *map(digest, hashes)))
     budget.keep(config.out / WORK / TIME_USED, config.resume)
+    if state.grew:
+        reopen_last(config, state)
     data = hashes[0] | hashes[1]
     return Run(
         config, base, formatter.tokenizer, formatter, prompts, rows, val_prompts, val_rows, ns, state, budget, data
     )
+
+
+def reopen_last(config: TrainConfig, state: RunState) -> None:
+    """Lets a resumed run that has more time or epochs now go on with its last stage, where that was done."""
+    last = "streams" if config.recipe == "staged" else "distill" if config.self_distill else "joint"
+    if state.finished(last):
+        state.reopen(last)
+    if config.recipe == "joint":  # the target learns on: what it answered before is no longer its answer
+        state.reopen("regenerated_val")
+        (config.out / WORK / "answers-val.jsonl").unlink(missing_ok=True)
 
 
 def train_lora(run: Run) -> dict[str, Any]:

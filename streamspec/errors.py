@@ -82,7 +82,7 @@ class ProviderError(StreamspecError):
 
 
 class ResourceError(StreamspecError):
-    """The machine has less memory than needed."""
+    """The machine has less memory or disk than needed, or its GPU failed."""
 
     code = "memory"
 

@@ -15,6 +15,7 @@ from streamspec.atomic import write_text
 from streamspec.errors import AdapterError, ConfigError
 
 MAY_CHANGE = ("out", "resume", "threads", "save_steps", "tensorboard")  # options that a resumed run need not repeat
+MAY_GROW = ("max_minutes", "epochs")  # options of which a resumed run may have more
 
 
 class RunState:
@@ -29,6 +30,7 @@ class RunState:
         self.file = file
         self.options = {k: v for k, v in config.to_json().items() if k not in MAY_CHANGE}
         self.options |= {k: f"{self.options[k]} ({digest[:12]})" for k, digest in (contents or {}).items()}
+        self.grew = False  # resumed, with more time or epochs than it began with
         self.log: dict[str, Any] = {}
         self.minutes: dict[str, float] = {}
         if config.resume and file.exists():
@@ -54,14 +56,30 @@ class RunState:
                 f"{self.file}: {error}", "the saved state of a run", "start anew with another --out"
             ) from None
         changed = sorted(k for k in self.options | options if self.options.get(k) != options.get(k))
+        self.grew = bool(changed) and all(k in MAY_GROW and _more(self.options[k], options.get(k)) for k in changed)
+        if self.grew:  # from now on at least as much
+            self._write()
+            return
         if changed:
-            name = changed[0]
+            name = next((k for k in changed if k not in MAY_GROW), changed[0])
+            least = "at least " if name in MAY_GROW else ""
             raise ConfigError(
                 f"--{name.replace('_', '-')} {self.options.get(name)}",
-                f"{options.get(name)} as when the run began",
+                f"{least}{options.get(name)} as when the run began",
                 "resume with the same options, or start anew with another --out",
             )
+
+    def reopen(self, part: str) -> None:
+        """Forgets that `part` is done."""
+        self.log.pop(part, None)
+        self.minutes.pop(part, None)
+        self._write()
 
     def _write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_text(self.file, json.dumps({"options": self.options, "log": self.log, "minutes": self.minutes}))
+
+
+def _more(now: Any, before: Any) -> bool:
+    """Tells whether a limit is higher than before; None is none."""
+    return before is not None and (now is None or now >= before)

@@ -155,7 +155,7 @@ class Clock(TrainerCallback, ExportableState):
         """Stops training once most of another step would come too late."""
         self.steps += 1
         if self.until.over((self.until.now() - self.started) / self.steps / 2):
-            control.should_training_stop = control.should_log = True
+            control.should_training_stop = control.should_log = control.should_save = True
 
 
 class _Completeness(TrainerCallback):

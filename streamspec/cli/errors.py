@@ -22,6 +22,7 @@ EXTRA_OF = {
     "peft": "train",
     "accelerate": "train",
     "gguf": "train",
+    "filelock": "train",
     "yaml": "train",
     "starlette": "serve",
     "uvicorn": "serve",
@@ -44,8 +45,8 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
             function(*args, **kwargs)
         except StreamspecError as error:
             fail(str(error), error.exit_status)
-        except KeyboardInterrupt:
-            fail("interrupted", INTERRUPTED)
+        except KeyboardInterrupt as error:
+            fail(str(error) or "interrupted", INTERRUPTED)
         except BrokenPipeError:  # stdout was closed early, for example by `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(BROKEN_PIPE) from None
