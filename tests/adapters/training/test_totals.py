@@ -260,9 +260,11 @@ def test_of_a_conversation_every_answer_reaches_the_stage(
     chat_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, watch = tmp_path / "chat.jsonl", Watch(monkeypatch)
-    said = [("user", "ab"), ("assistant", "cd"), ("user", "ef"), ("assistant", "gh")]
-    row = json.dumps({"messages": [{"role": role, "content": text} for role, text in said]})
-    data.write_text(f"{row}\n" * 4)
+    for letter in "abcde":
+        said = [("user", letter), ("assistant", "cd"), ("user", "ef"), ("assistant", "gh")]
+        row = {"messages": [{"role": role, "content": text} for role, text in said]}
+        with data.open("a") as file:
+            file.write(json.dumps(row) + "\n")
     train(options(chat_base, data, tmp_path / "out", format="chat", recipe="joint", **FIGURES, **SMALL))
     tokenizer = tiny_tokenizer(chat=True)
     for one in watch.rows["joint"]:
@@ -274,9 +276,11 @@ def test_ranks_end_with_an_answer_and_do_not_pass_a_gap(
     base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(recipe_stages, "record_ranks", lambda *given: seen.append(given) or record_ranks(*given))
+    monkeypatch.setattr(
+        recipe_stages, "record_ranks", lambda *given, **named: seen.append(given) or record_ranks(*given, **named)
+    )
     train(options(base, data, tmp_path / "out", target_adapter="base", **FIGURES, **SMALL))
-    drafter, _, vocabulary = seen[0]
+    drafter, vocabulary = seen[0][0], seen[0][2]
     for row, ranks in zip(ROWS, record_ranks(drafter, ROWS, vocabulary), strict=True):
         ahead = dict(drafted_tokens(row))
         positions = [t for t in range(len(row.input_ids) - 1) if row.loss_mask[t + 1]]
@@ -290,9 +294,12 @@ def test_streams_work_at_the_scale_of_the_states_they_are_added_to(
     base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ns: int
 ) -> None:
     Watch(monkeypatch)
-    train(options(base, data, tmp_path / "out", target_adapter="base", **FIGURES, **SMALL | {"ns": ns}))
+    rows = [{"prompt": "ab", "completion": "cdefghij"[: 1 + i // 2] * (1 + i % 3)} for i in range(16)]
+    some = tmp_path / "rows.jsonl"  # as many as are measured
+    some.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shape = FIGURES | SMALL | {"ns": ns}
+    train(options(base, some, tmp_path / "out", val=data, target_adapter="base", **shape))
     plain = AutoModelForCausalLM.from_pretrained(base)
-    rows = [json.loads(line) for line in data.read_text().splitlines()][:16]
     sizes = []
     for row in rows:
         ids = tiny_tokenizer()(row["prompt"] + row["completion"])["input_ids"] + [2]
