@@ -8,6 +8,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
 from streamspec.adapters.base_models.resolve import peek
 from streamspec.adapters.runs.run_lock import check_unused, only_locked
 from streamspec.adapters.training.config import TrainConfig
@@ -22,6 +23,7 @@ from streamspec.bundle.adapter_folder import (
     read_adapter,
     streams_of,
 )
+from streamspec.bundle.files import read_manifest
 from streamspec.data import sample_examples
 from streamspec.errors import AdapterError, ConfigError
 
@@ -47,6 +49,8 @@ def check_early(config: TrainConfig) -> None:
     if shape is not None:
         ns = check_layers(config, *shape)
     check_target_folder(config)
+    if config.answers_from is not None:
+        check_answers_from(config.answers_from)
     if config.warm_start is not None:
         check_warm_start(config, ns)
 
@@ -80,6 +84,14 @@ def check_packages(config: TrainConfig) -> None:
     for name, package in PACKAGES.items():
         if getattr(config, name) and find_spec(package) is None:
             raise ConfigError(f"{flag(name)} without the package {package}", "the package", f"pip install {package}")
+
+
+def check_answers_from(place: str) -> None:
+    """Refuses a folder that is no bundle, and a server that does not answer."""
+    if is_server(place):
+        OpenAiServer(place)
+    else:
+        read_manifest(Path(place))
 
 
 def check_layers(config: TrainConfig, family: str, layers: int) -> int:

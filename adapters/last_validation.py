@@ -13,19 +13,21 @@ from torch import Tensor
 from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
 from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
-from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, RANKED, TEXTS, Deadline
+from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.self_distillation import answer_batch
 from streamspec.adapters.training_run import Run, say
 
+VALIDATION_ANSWERS = "regenerated_val"  # part of a run
 PER_MINUTE = 4  # rows measured for each minute of the budget
 FEWEST, MOST = 2, 8  # of them
 PROBE_TOKENS = 8  # of an answer whose time is measured
 
 
 def measured_rows(run: Run) -> int:
-    """How many rows to measure the speed of the last validation on; 0 where time is not limited."""
+    """How many rows to measure the speed of the last validation on; 0 where time is not limited or nearly over."""
     minutes = run.config.max_minutes
-    return 0 if minutes is None else min(max(int(PER_MINUTE * minutes), FEWEST), MOST)
+    late = run.budget.until(1 - MOST_KEPT).over()
+    return 0 if minutes is None or late else min(max(int(PER_MINUTE * minutes), FEWEST), MOST)
 
 
 def measure(run: Run, kind: str, count: int, work: Callable[[], object]) -> None:
@@ -56,7 +58,7 @@ def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None)
     if run.budget.speeds.cost(RANKED, 1) is None:
         measure(run, RANKED, len(rows), lambda: record_ranks(drafter, rows, vocabulary))
         measure(run, DESCRIBED, len(rows), lambda: drafter.statistics(rows, vocabulary))
-    if run.budget.speeds.cost(ANSWERS, 1) is None:
+    if run.budget.speeds.cost(ANSWERS, 1) is None and not run.state.finished(VALIDATION_ANSWERS):
         measure_answers(run, drafter, len(rows))
     drafter.train(training)
 
@@ -82,7 +84,7 @@ def last_work(run: Run) -> dict[str, float]:
     if run.config.drafter.model is None:
         return work
     prompts = min(run.config.val_rows, len(run.val_prompts))
-    known = run.state.finished("regenerated_val")
+    known = run.state.finished(VALIDATION_ANSWERS)
     return work | {ANSWERS: 0 if known else prompts, RANKED: prompts, DESCRIBED: prompts}
 
 

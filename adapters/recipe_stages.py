@@ -6,7 +6,8 @@ A stage that is finished is not repeated when the run is resumed.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 
 from streamspec.acceptance_stats import node_order, per_stream_accuracy, simulated_tau
 from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
+from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
 from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRows
 from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
@@ -39,6 +41,8 @@ from streamspec.adapters.training.trainer import Stage, run_stage
 from streamspec.adapters.training_run import Run, answers_made_by, say
 from streamspec.atomic import write_text
 from streamspec.draft_tree import DraftTree
+
+COMPARED = "answers_from"  # part of a run: a sample of the source's answers was compared with the target
 
 
 def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
@@ -97,39 +101,55 @@ def fit_drafter(
     run.state.finish(name, used, log)
 
 
+@contextmanager
+def answering(model: PreTrainedModel) -> Iterator[None]:
+    """The model as it answers fastest: in eval mode, with SDPA but for scores with a soft cap."""
+    attention, training = model.config._attn_implementation, model.training
+    if model._supports_sdpa:
+        model.set_attn_implementation("sdpa")
+    model.eval()
+    yield
+    model.train(training)
+    model.set_attn_implementation(attention)
+
+
+def make_answers(
+    run: Run, model: PreTrainedModel, prompts: list[list[int]], kept: CompletionFile, until: Deadline, name: str
+) -> list[tuple[list[int], list[int]]]:
+    """Answers of the model, or of the source that answers for it, once a sample of those was compared with it."""
+    config, source = run.config, run.source
+    drawn = (config.answer_temperature, config.answer_top_p, config.seed) if config.answer_temperature else None
+    how: dict[str, Any] = {"max_new_tokens": config.max_new_tokens, "until": until, "speeds": run.budget.speeds}
+    how |= {"label": f"regenerating ({name})", "note": run.note}
+    if source is None:
+        ends, most = run.formatter.end_ids, config.regenerate_batch
+        return regenerate(model, prompts, ends, kept, batch_size=most, sampled=drawn, **how)
+    if not run.state.finished(COMPARED):
+        some = prompts[:: max(1, len(prompts) // SAMPLE)][:SAMPLE]
+        began = run.budget.elapsed()
+        report = check_answers_from(model, ask(source, some, kept, **how), config.answers_from or "")
+        run.state.finish(COMPARED, (run.budget.elapsed() - began) / 60, report | source.made_by())
+    return ask(source, prompts, kept, sampled=drawn, **how)
+
+
 def own_answers(
     run: Run, model: PreTrainedModel, asked: TokenRows, count: int, name: str, until: Deadline = ENDLESS
 ) -> list[TokenRow]:
-    """Rows with the model's own completions, as many as are done by `until`; `text` rows give it their beginning to
-    continue.
+    """Rows with the model's own completions, as many as are done by `until`, perhaps none; `text` rows give it their
+    beginning to continue.
     """
     config, part = run.config, f"regenerated_{name}"
     prompts, kept = fitting_prompts(asked, config, count), kept_answers(run, name)
     used = run.work / f"answered-{name}.json"
     if run.state.finished(part):  # cut by time, perhaps: go on with the same answers
         prompts = [prompts[i] for i in json.loads(used.read_text(encoding="utf-8"))]
-    began, attention, training = run.budget.elapsed(), model.config._attn_implementation, model.training
-    if model._supports_sdpa:  # not where scores have a soft cap
-        model.set_attn_implementation("sdpa")
-    model.eval()
-    answered = regenerate(
-        model,
-        prompts,
-        run.formatter.end_ids,
-        kept,
-        max_new_tokens=config.max_new_tokens,
-        batch_size=config.regenerate_batch,
-        sampled=(config.answer_temperature, config.answer_top_p, config.seed) if config.answer_temperature else None,
-        until=ENDLESS if run.state.finished(part) else until,
-        speeds=run.budget.speeds,
-        label=f"regenerating ({name})",
-        note=run.note,
-    )
-    model.train(training)
-    model.set_attn_implementation(attention)
+    began = run.budget.elapsed()
+    with answering(model):
+        answered = make_answers(run, model, prompts, kept, ENDLESS if run.state.finished(part) else until, name)
     if not run.state.finished(part):
         if len(answered) < len(prompts):
-            say(f"regenerating ({name}): {len(answered)} of {len(prompts)} prompts in the time for it")
+            instead = "" if answered else ": the references are taken instead"
+            say(f"regenerating ({name}): {len(answered)} of {len(prompts)} prompts in the time for it{instead}")
         tokens, seconds = sum(len(answer) for _, answer in answered), run.budget.elapsed() - began
         log = {"completions": len(answered), "tokens": tokens, "seconds": round(seconds, 1)}
         reached = {tuple(prompt) for prompt, _ in answered}
@@ -141,7 +161,7 @@ def own_answers(
 def kept_answers(run: Run, name: str) -> CompletionFile:
     """The file that keeps the answers of this name."""
     file = run.config.answers or run.work / f"answers-{name}.jsonl"
-    return CompletionFile(file, answers_made_by(run.config, run.base))
+    return CompletionFile(file, answers_made_by(run.config, run.base, run.source))
 
 
 def checked_rows(run: Run, drafter: DraftingModel) -> Sequence[TokenRow]:
@@ -165,7 +185,8 @@ def finish_drafter(
     work.pop(TEXTS)
     with drafter.drafter_lora(False):
         until = run.budget.until_done(ANSWERS, work)
-        rows = own_answers(run, model, run.val_prompts, run.config.val_rows, "val", until)
+        own = own_answers(run, model, run.val_prompts, run.config.val_rows, "val", until)
+    rows: Sequence[TokenRow] = own or run.val_rows
     rest: dict[str, float] = {RANKED: len(rows), DESCRIBED: len(rows)}
     ranks = record_ranks(drafter, rows, vocabulary, until=run.budget.until_done(RANKED, rest))
     if len(ranks) < len(rows):
@@ -175,7 +196,7 @@ def finish_drafter(
         "tau": round(simulated_tau(ranks, tree), 3),
         "tau_rows": REPORTED_ROWS,
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
-        "val_answers": len(ranks),
+        "val_answers": min(len(own), len(ranks)),
     }
     statistics = drafter.statistics(rows[: len(ranks)], vocabulary)
     return finish_drafting(run, drafter, vocabulary, ranks, metrics | measured | statistics)

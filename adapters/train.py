@@ -11,7 +11,7 @@ Every stage can be interrupted and resumed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from transformers import set_seed
 
 from streamspec.adapters.adapter_writer import copy_task_lora, finish_plain, load_drafter, write_task_lora
+from streamspec.adapters.answers.source import open_source
 from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.checks import (
@@ -62,12 +63,13 @@ VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answe
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
 
 
-def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
+def train(config: TrainConfig, began: float | None = None, load: Callable[..., Any] | None = None) -> dict[str, Any]:
     """Trains an adapter and writes it to `config.out`.
 
     Returns the summary that `streamspec train --json` prints: `out`, `method`, `recipe`, `minutes`, `val_loss`, and for
     drafters `tau`, `tau_rows` and `per_stream_accuracy`. Prints progress to stderr. An interrupted run continues with
     `resume=True`. `began`: when the command that this is began, by `time.monotonic()`; its time counts from then on.
+    `load`: `streamspec.load`, where `answers_from` is a bundle.
 
     Raises DataError, BaseModelError, ConfigError or AdapterError, before training where possible.
     """
@@ -78,7 +80,7 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
         spare_allocator()
     check_early(config)
     with our_words_only(), one_line_failures(config.out), sole_owner(config.out / WORK), budget:
-        run = prepare(config, budget)
+        run = prepare(config, budget, load)
         say(f"example:\n{preview(run)}")
         if config.drafter.model is None:
             summary = train_lora(run)
@@ -90,7 +92,7 @@ def train(config: TrainConfig, began: float | None = None) -> dict[str, Any]:
     return summary
 
 
-def prepare(config: TrainConfig, budget: TimeBudget | None = None) -> Run:
+def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callable[..., Any] | None = None) -> Run:
     """Reads everything a run needs and checks all that can be checked before the first gradient."""
     check_out(config)
     budget = budget or start_budget(config, None)
@@ -118,15 +120,28 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None) -> Run:
         read_adapter(config.warm_start).check_base(base.id, base.sha256)
     if config.drafter.model is not None:
         check_answers(config, prompts, val_prompts)
+    source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
     if config.answers:
-        CompletionFile(config.answers, answers_made_by(config, base))
+        CompletionFile(config.answers, answers_made_by(config, base, source))
     state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base, *map(digest, hashes)))
     budget.keep(config.out / WORK / TIME_USED, config.resume)
     if state.grew:
         reopen_last(config, state)
     data = hashes[0] | hashes[1]
     return Run(
-        config, base, formatter.tokenizer, formatter, prompts, rows, val_prompts, val_rows, ns, state, budget, data
+        config,
+        base,
+        formatter.tokenizer,
+        formatter,
+        prompts,
+        rows,
+        val_prompts,
+        val_rows,
+        ns,
+        state,
+        budget,
+        data,
+        source,
     )
 
 
@@ -163,7 +178,7 @@ def train_joint(run: Run) -> dict[str, Any]:
     fit_drafter(run, "joint", drafter, run.rows, vocabulary, config.lr, joint)
     if config.self_distill:
         until = stage_end(run, joint + (1 - joint) / 2)
-        rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
+        rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until) or run.rows
         fit_drafter(run, "distill", drafter, rows, vocabulary, config.lr / 2)
     write_task_lora(peft, run.base, config.out)
     return finish_drafter(run, drafter, model, vocabulary)
@@ -184,7 +199,7 @@ def train_staged(run: Run) -> dict[str, Any]:
     rows: Sequence[TokenRow] = run.rows
     if config.regenerate_rows:
         until = run.budget.until(used + ANSWERS_SHARE * (1 - used))
-        rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until)
+        rows = own_answers(run, model, run.prompts, config.regenerate_rows, "train", until) or run.rows
     vocabulary = choose_vocabulary(run, run.rows, rows)
     set_seed(config.seed)  # a resumed run begins here as well
     kind = drafter_class(config)

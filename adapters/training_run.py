@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from streamspec.adapters.answers.request import AnswerSource
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRows
@@ -42,6 +43,7 @@ class Run:
     state: RunState  # finished parts, saved after each
     budget: TimeBudget  # the minutes of the whole command
     data: dict[str, str]  # hashes of the data by file name
+    source: AnswerSource | None = None  # who answers instead of the target as PyTorch computes it
 
     @property
     def work(self) -> Path:
@@ -73,8 +75,8 @@ class Run:
         self.state.finish("start", (now() - began) / 60, {"unexplained": round(left, 4)})
 
 
-def answers_made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
-    """Base, target and sampling that regenerated answers depend on, besides their prompts."""
+def answers_made_by(config: TrainConfig, base: Base, source: AnswerSource | None) -> dict[str, Any]:
+    """Base, target, source and sampling that regenerated answers depend on, besides their prompts."""
     target = "trained in this run"
     if config.target_adapter is not None:
         task = task_lora(config)
@@ -82,6 +84,7 @@ def answers_made_by(config: TrainConfig, base: Base) -> dict[str, Any]:
             UNTOUCHED if task is None else " ".join(sha256_file(task / name) for name in (TASK_WEIGHTS, TASK_CONFIG))
         )
     made = {"base": base.sha256, "target": target, "max_new_tokens": config.max_new_tokens}
+    made |= source.made_by() if source is not None else {}
     drawn = {"temperature": config.answer_temperature, "top_p": config.answer_top_p, "seed": config.seed}
     return made | drawn if config.answer_temperature else made
 

@@ -25,19 +25,19 @@ MAX_RANK = 10
 
 def batches_in_time(rows: Sequence[TokenRow], size: int, until: Deadline, label: str) -> Iterator[list[int]]:
     """Indices of `rows`, batch by batch, as many as are done by `until` and at least one; with a limit in a random
-    order, always the same. Shows progress by the row.
+    order, always the same, first one alone. Shows progress by the row.
     """
-    order = list(range(len(rows)))
-    if not math.isinf(until.at):
+    order, done = list(range(len(rows))), 0
+    limited, began = not math.isinf(until.at), until.now()
+    if limited:
         random.Random(0).shuffle(order)
-    began, done = until.now(), 0
     with counted(label, len(rows)) as add:
-        for start in range(0, len(rows), size):
-            if done and until.over((until.now() - began) / done):
+        while done < len(rows):
+            batch = order[done : done + (1 if limited and not done else size)]
+            if done and until.over((until.now() - began) / done * len(batch)):
                 return
-            batch = order[start : start + size]
             yield batch
-            done += 1
+            done += len(batch)
             add(len(batch))
 
 

@@ -55,7 +55,7 @@ class Speeds:
 
     def cost(self, kind: str, units: float) -> float | None:
         """Seconds that `units` of work of this kind take; None where none was measured."""
-        done, took = self.seen.get(kind, (0.0, 0.0))
+        done, took = self.seen.get(kind, (0.0, 0.0)) if units else (1.0, 0.0)
         return units * took / done if done else None
 
 

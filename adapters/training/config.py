@@ -174,6 +174,11 @@ class SelfDistillationOptions:
     answers: Path | None = option(
         None, "with a target adapter: file that keeps the regenerated answers for later runs; default: this run only"
     )
+    answers_from: str | None = option(
+        None,
+        "with a target adapter: who answers instead of PyTorch, the target's own exported bundle (a folder) or an "
+        "OpenAI-compatible server of it (http://127.0.0.1:8080/v1)",
+    )
     max_new_tokens: int = option(128, "tokens per regenerated answer", minimum=1)
     answer_temperature: float = option(
         0.0, "above 0: every second answer is sampled at it, so that the drafter also suits sampling", minimum=0
@@ -277,20 +282,25 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
                 " or ".join(f"--method {name} --recipe {' or '.join(recipes)}" for name, recipes in rows),
                 "drop one of the two",
             )
-        if self.answers and not self.target_adapter:
-            raise ConfigError(
-                "--answers without --target-adapter", "a target that is there before the run", "drop --answers"
-            )
+        for name in ("answers", "answers_from"):
+            if getattr(self, name) and not self.target_adapter:
+                raise ConfigError(
+                    f"{flag(name)} without --target-adapter",
+                    "a target that is there before the run",
+                    f"drop {flag(name)}",
+                )
 
     def to_json(self) -> dict[str, Any]:
-        """The config as saved; of paths only the last part, so that a shared adapter does not reveal its maker's
-        disk.
+        """The config as saved; of paths only the last part and of a server nothing, so that a shared adapter does not
+        reveal its maker's disk or network.
         """
-        names = {name: [Path(one).name for one in getattr(self, name) or ()] or None for name in ("data", "val")}
-        return {
-            k: v.name if isinstance(v, Path) else v
-            for k, v in (asdict(self) | names | {"base": Path(self.base).name}).items()
+        names: dict[str, Any] = {
+            name: [Path(one).name for one in getattr(self, name) or ()] or None for name in ("data", "val")
         }
+        names["base"] = Path(self.base).name
+        if self.answers_from is not None:
+            names["answers_from"] = "server" if "://" in self.answers_from else Path(self.answers_from).name
+        return {k: v.name if isinstance(v, Path) else v for k, v in (asdict(self) | names).items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:

@@ -112,7 +112,7 @@ def answer_batches(
     return batches
 
 
-def rows_in_time(count: int, until: Deadline, speeds: Speeds, first: bool) -> int:
+def rows_in_time(count: int, until: Deadline, speeds: Speeds) -> int:
     """How many of `count` prompts to answer at once: as many as are done by `until`; of the first a few, which tell
     how long they take.
     """
@@ -120,8 +120,8 @@ def rows_in_time(count: int, until: Deadline, speeds: Speeds, first: bool) -> in
     if math.isinf(left):
         return count
     each = speeds.cost(ANSWERS, 1)
-    if each is None or first:
-        return min(count, FIRST_PROMPTS)
+    if each is None:
+        return 0 if left <= 0 else min(count, FIRST_PROMPTS)
     return min(count, max(0, int(left / max(each, 1e-9))))
 
 
@@ -143,14 +143,13 @@ def regenerate(
     """(prompt, answer) in the order of `prompts`, the one of the tokens `ends` included that was reached, if any.
 
     `sampled`: temperature, top_p and seed of every second answer of a batch; None: all are greedy. Answers in `kept`
-    are not made again, new ones are added to it batch by batch, after which `note` is called. Ends by `until`, but for
-    the first few answers: prompts without one are then left out. The time an answer takes is added to `speeds`.
+    are not made again, new ones are added to it batch by batch, after which `note` is called. Ends by `until`: prompts
+    without an answer are then left out. The time an answer takes is added to `speeds`.
     """
     known, speeds = kept.known, speeds or Speeds()
     most = MOST_TOKENS["cuda" if model.get_input_embeddings().weight.is_cuda else "cpu"]
     batches = answer_batches([list(p) for p in dict.fromkeys(map(tuple, prompts))], max_new_tokens, batch_size, most)
     missing = [[p for p in batch if tuple(p) not in known] for batch in batches]
-    first = not any(tuple(p) in known for p in prompts)
     with counted(label, sum(map(len, missing))) as add:
         for number, batch in enumerate(missing):
             choose: Choose = best
@@ -158,15 +157,15 @@ def regenerate(
                 temperature, top_p, seed = sampled
                 choose = drawn(temperature, top_p, torch.Generator(model.device).manual_seed(seed + number))
             while batch:
-                rows, began = rows_in_time(len(batch), until, speeds, first), until.now()
-                part, stop = batch[:rows], ENDLESS if first else until
-                answers = answer_batch(model, part, ends, max_new_tokens, choose, stop, add) if part else None
+                rows, began = rows_in_time(len(batch), until, speeds), until.now()
+                part = batch[:rows]
+                answers = answer_batch(model, part, ends, max_new_tokens, choose, until, add) if part else None
                 if answers is None:
                     return answered(prompts, known)
                 kept.add(part, answers)
                 speeds.measured(ANSWERS, rows, until.now() - began)
                 note()
-                batch, first = batch[rows:], False
+                batch = batch[rows:]
     return answered(prompts, known)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
+from collections.abc import Callable
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -56,7 +57,11 @@ def command(**flags: Any) -> None:
 
     from streamspec.adapters.train import train
 
-    result = train(config, began)
+    load: Callable[..., Any] | None = None
+    if config.answers_from is not None:
+        from streamspec.runtime import load
+
+    result = train(config, began, load)
     print(json.dumps(result) if as_json else summary(result, config))
 
 

@@ -1,0 +1,129 @@
+"""Asks another program for the target's answers, several at once, and compares a sample of them with the target.
+
+Tests: tests/adapters/answers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from streamspec.adapters.answers.bundle import BundleAnswers
+from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
+from streamspec.adapters.answers.request import AnswerRequest, AnswerSource
+from streamspec.adapters.training.budget import ANSWERS, ENDLESS, Deadline, Speeds
+from streamspec.adapters.training.self_distillation import CompletionFile, answered
+from streamspec.errors import ConfigError, DataError
+from streamspec.progress import counted
+
+SAMPLE = 16  # answers that are compared with the target
+FEWEST_EQUAL = 0.9  # of their tokens have to be the target's own (docs/guides/training.md)
+SIGN_OF_LIFE = 1.0  # seconds between two looks at the time while answers are awaited
+
+
+def open_source(
+    place: str | None, tokenizer: Any, ends: Sequence[int], threads: int, load: Callable[..., Any] | None
+) -> AnswerSource | None:
+    """The source at `place`, a bundle's folder or a server's address; None for none. `ends`: tokens that end its answers;
+    `load`: opens bundles.
+    """
+    if place is None:
+        return None
+    if is_server(place):
+        return OpenAiServer(place, tokenizer, ends)
+    if load is None:
+        raise ConfigError(
+            f"answers_from = {place} without the runtime",
+            "a function that opens bundles",
+            "train(..., load=streamspec.load)",
+        )
+    return BundleAnswers(Path(place), load, threads)
+
+
+def ask(
+    source: AnswerSource,
+    prompts: list[list[int]],
+    kept: CompletionFile,
+    *,
+    max_new_tokens: int,
+    sampled: tuple[float, float, int] | None = None,
+    until: Deadline = ENDLESS,
+    speeds: Speeds | None = None,
+    label: str = "regenerating",
+    note: Callable[[], None] = lambda: None,
+) -> list[tuple[list[int], list[int]]]:
+    """As `self_distillation.regenerate`, one prompt a request: in a random order, always the same, each answer kept as
+    it comes. Prompts whose answers have no token ids are left out.
+    """
+    known, speeds = kept.known, speeds or Speeds()
+    order = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
+    random.Random(0).shuffle(order)
+    left = [(i, p) for i, p in enumerate(order) if tuple(p) not in known][::-1]
+    began, done = until.now(), 0
+    pending: dict[Future[list[int] | None], list[int]] = {}
+    pool = ThreadPoolExecutor(source.parallel)
+    try:
+        with counted(label, len(left)) as add:
+            while left or pending:
+                each = (until.now() - began) * source.parallel / done if done else 0.0
+                if until.over():
+                    break
+                left = [] if until.over(each) else left
+                while left and len(pending) < source.parallel:
+                    number, prompt = left.pop()
+                    request = AnswerRequest(prompt, max_new_tokens)
+                    if sampled is not None and number % 2:
+                        temperature, top_p, seed = sampled
+                        request = AnswerRequest(prompt, max_new_tokens, temperature, top_p, seed + number)
+                    pending[pool.submit(source.answer, request)] = prompt
+                for future in wait(pending, SIGN_OF_LIFE, FIRST_COMPLETED).done:
+                    prompt, answer = pending.pop(future), future.result()
+                    if answer:
+                        kept.add([prompt], [answer])
+                    done += 1
+                    add(1)
+                add(0)
+                note()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        if pending:
+            source.close()
+    if done:
+        speeds.measured(ANSWERS, done, until.now() - began)
+    return answered(prompts, known)
+
+
+@torch.no_grad()
+def equal_tokens(model: PreTrainedModel, answers: list[tuple[list[int], list[int]]]) -> tuple[int, int]:
+    """Counts the tokens of greedy answers that are the target's own best after the tokens before them, and all of them.
+
+    So one token where two were nearly equal counts once, though all that follows differs.
+    """
+    device, head = model.get_input_embeddings().weight.device, model.get_output_embeddings()
+    equal = total = 0
+    for prompt, answer in answers:
+        ids = torch.tensor([prompt + answer], device=device)
+        hidden = model.base_model(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
+        equal += int((head(hidden).argmax(-1) == ids[0, len(prompt) :]).sum())
+        total += len(answer)
+    return equal, total
+
+
+def check_answers_from(model: PreTrainedModel, answers: list[tuple[list[int], list[int]]], name: str) -> dict[str, Any]:
+    """Compares a sample of greedy answers of the source `name` with the target; returns the report of it. Raises
+    DataError where they are another model's.
+    """
+    equal, total = equal_tokens(model, answers)
+    if not total or equal < FEWEST_EQUAL * total:
+        raise DataError(
+            f"--answers-from {name}: {equal} of {total} tokens of {len(answers)} answers are the target's own",
+            f"at least {FEWEST_EQUAL:.0%}",
+            "give the target's own bundle or server: the same base, adapter and weights",
+        )
+    return {"compared": len(answers), "tokens": total, "equal": round(equal / total, 4)}
