@@ -30,8 +30,8 @@ SIGN_OF_LIFE = 1.0  # seconds between two looks at the time while answers are aw
 def open_source(
     place: str | None, tokenizer: Any, ends: Sequence[int], threads: int, load: Callable[..., Any] | None
 ) -> AnswerSource | None:
-    """The source at `place`, a bundle's folder or a server's address; None for none. `ends`: tokens that end its answers;
-    `load`: opens bundles.
+    """The source at `place`, a bundle's folder or a server's address; None for none. `ends`: tokens that end its
+    answers. `load`: opens bundles.
     """
     if place is None:
         return None

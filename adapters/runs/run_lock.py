@@ -1,0 +1,79 @@
+"""A run's folder belongs to one process at a time. Free of torch.
+
+The lock is the operating system's (fcntl or msvcrt, through filelock): it ends with its process, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from streamspec.errors import AdapterError
+
+LOCK, OWNER = "lock", "process"  # files in the folder of an unfinished run; the second holds the number of the process
+
+
+@contextmanager
+def sole_owner(work: Path) -> Iterator[None]:
+    """Holds the folder `work` of an unfinished run while the block runs. Raises AdapterError where another process
+    does. Of several processes of one run the first holds it.
+
+    Where the block leaves nothing in the folder, that and its empty parent are removed again.
+    """
+    if not _is_first():
+        yield
+        return
+    new = [folder for folder in (work, *work.parents) if not folder.exists()]
+    work.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(work / LOCK, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise _in_use(work) from None
+    try:
+        (work / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+        with suppress(OSError):  # on Windows not while another process looks
+            (work / OWNER).unlink(missing_ok=True)
+            (work / LOCK).unlink(missing_ok=True)
+            for folder in (work, *(one for one in new if one != work)):
+                folder.rmdir()  # fails where something is in it
+
+
+def check_unused(work: Path) -> None:
+    """Raises AdapterError where another process holds the folder `work`."""
+    if not _is_first() or not (work / LOCK).exists():
+        return
+    lock = FileLock(work / LOCK, thread_local=False)
+    try:
+        lock.acquire(timeout=0)
+        lock.release()
+    except Timeout:
+        raise _in_use(work) from None
+
+
+def only_locked(out: Path, work: Path) -> bool:
+    """Tells whether the folder `out` holds nothing but what `sole_owner` puts into `work`."""
+    return all(one in (work, work / LOCK, work / OWNER) for one in out.rglob("*"))
+
+
+def _is_first() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0  # as torchrun and accelerate number processes
+
+
+def _in_use(work: Path) -> AdapterError:
+    try:
+        process = (work / OWNER).read_text(encoding="utf-8")[:20]
+    except OSError:
+        process = ""
+    return AdapterError(
+        f"{work.parent} is in use by process {process if process.isdecimal() else 'unknown'}",
+        "a folder that no other run writes",
+        "wait for that run, end it, or choose another --out",
+    )
