@@ -17,7 +17,14 @@ from streamspec.adapters.early_checks import RUN_STATE, WORK
 from streamspec.errors import ResourceError, StreamspecError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-DISK_WORDS = ("No space left", "StorageFull", "os error 28", "Disk quota exceeded", "inline_container", "file write failed")
+DISK_WORDS = (
+    "No space left",
+    "StorageFull",
+    "os error 28",
+    "Disk quota exceeded",
+    "inline_container",
+    "file write failed",
+)
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
 GPU_WORDS = ("CUDA error", "CUDA driver", "HIP error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "NCCL error")
 
