@@ -45,6 +45,7 @@ class Tokens:
     examples: int
     split: int
     empty: int
+    odd: str | None  # how prompts end where the chat template writes answers otherwise
 
     def notes(self, name: str) -> list[str]:
         """What a user should know of these rows, a line each."""
@@ -56,6 +57,11 @@ class Tokens:
             )
         if self.empty:
             lines.append(f"{name}: {self.empty:,} of {self.examples:,} rows have empty answers and were left out")
+        if self.odd is not None:
+            lines.append(
+                f"{name}: prompts end with {self.odd!r}, which the chat template does not write before an answer; "
+                "answers are trained right after it"
+            )
         return lines
 
 
@@ -124,7 +130,7 @@ def _read(folder: Path, in_memory: bool = False) -> Tokens | None:
     rows, about = found
     with suppress(OSError):
         (folder / ABOUT).touch()
-    return Tokens(rows, about["examples"], about["split"], about["empty"])
+    return Tokens(rows, about["examples"], about["split"], about["empty"], about["odd"])
 
 
 def _write(folder: Path, formatter: Formatter, examples: Iterator[Example]) -> None:
@@ -139,7 +145,8 @@ def _write(folder: Path, formatter: Formatter, examples: Iterator[Example]) -> N
             counts["empty"] += sum(not rows for rows in prompted)
         if not writer.rows:
             raise DataError("data without an answer in any row", "rows to learn from", "check the data")
-        writer.finish({name: counts[name] for name in ("examples", "split", "empty")})
+        odd = formatter.chat.odd_beginning if formatter.chat else None
+        writer.finish({name: counts[name] for name in ("examples", "split", "empty")} | {"odd": odd})
     finally:
         writer.close()
 

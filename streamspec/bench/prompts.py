@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamspec.data import Example, read_examples
+from streamspec.errors import DataError
 
 Message = dict[str, str]
 Prompt = str | list[Message]
@@ -36,6 +37,8 @@ def read_cases(path: str | Path, limit: int | None = None) -> list[BenchPrompt]:
 
 
 def _case(example: Example) -> BenchPrompt:
+    if example.tools:
+        raise DataError(f"{example.where} has tools", "prompts without tools", "leave these rows out")
     category = str(example.extra["category"]) if "category" in example.extra else None
     if example.shape == "turns":
         return BenchPrompt(list(example.extra["turns"]), list(example.references), category)
@@ -44,7 +47,7 @@ def _case(example: Example) -> BenchPrompt:
     references = list(example.references)
     if not references and example.completion is not None:
         answer = example.completion
-        references = [answer if isinstance(answer, str) else answer[-1]["content"]]
+        references = [answer if isinstance(answer, str) else answer[-1]["content"] or ""]
     references = [text for text in references if text]  # an empty one is no answer to be judged by
     return BenchPrompt([example.prompt], references, category)
 

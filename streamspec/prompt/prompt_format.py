@@ -7,7 +7,7 @@ is useless in another. Templates are untrusted: `streamspec.prompt.template_sand
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,17 +67,12 @@ class PromptFormat:
                 raise DataError("tools with the prompt format raw", "the format chat", "leave them out")
             turns = [prompt] if isinstance(prompt, str) else [str(m["content"]) for m in prompt]
             return "".join(turn + self.separator for turn in turns)
+        names = [function_name(tool) for tool in tools or ()]
         messages = (
-            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(_with_objects, prompt))
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(_for_template, prompt))
         )
-        try:
-            text = render_chat(messages, template, specials, tools, add_generation_prompt)
-        except ConfigError:
-            if all(message["content"] is not None for message in messages):
-                raise
-            filled = [{**m, "content": ""} if m["content"] is None else m for m in messages]  # it adds contents up
-            text = render_chat(filled, template, specials, tools, add_generation_prompt)
-        missing = [name for name in map(function_name, tools or ()) if name not in text]
+        text = _in_its_spelling(messages, template, specials, tools, add_generation_prompt)
+        missing = [name for name in names if name not in text]
         if missing:
             raise DataError(
                 f"the chat template leaves out the tool {missing[0]}", "a template that knows tools", "leave tools out"
@@ -94,27 +89,84 @@ def function_name(call: Mapping[str, Any]) -> str:
     return name
 
 
-def _with_objects(message: Message) -> Message:
-    """The message with the arguments of its tool calls as objects, as templates take them; OpenAI's API writes them as
-    JSON text.
+def _in_its_spelling(messages: list[Message], *rest: Any) -> str:
+    """Renders messages in the first spelling that the template takes and of whose tool calls it shows all. Templates
+    differ in what they expect of a message without words, and of arguments; most take all of these.
     """
+    failure: DataError | ConfigError | None = None
+    first: str | None = None
+    for spelt in _spellings(messages):
+        try:
+            text = render_chat(spelt, *rest)
+        except (ConfigError, DataError) as error:
+            failure = failure or error
+            continue
+        if all(name in text for message in messages for name in map(function_name, message.get("tool_calls") or ())):
+            return text
+        first = first or text
+    if first is None:
+        assert failure is not None
+        raise failure
+    return first
+
+
+def _spellings(messages: list[Message]) -> Iterator[list[Message]]:
+    """The messages with null contents left out, as transformers has them, as null and as empty text; then the same with
+    the arguments of tool calls as JSON text.
+    """
+    silent = any(message["content"] is None for message in messages)
+    calling = any(message.get("tool_calls") for message in messages)
+    for written in (messages, [_with_text(message) for message in messages])[: 1 + calling]:
+        if silent:
+            yield [{k: v for k, v in m.items() if k != "content" or v is not None} for m in written]
+        yield written
+        if silent:
+            yield [{**m, "content": m["content"] or ""} for m in written]
+
+
+def _for_template(message: Message) -> Message:
+    """The message as transformers has it: arguments of tool calls as objects, though OpenAI's API writes them as JSON
+    text; reasoning under both of its names.
+    """
+    thought = next(
+        (message[name] for name in ("reasoning_content", "thinking", "reasoning") if message.get(name)), None
+    )
+    if thought is not None:
+        message = {"thinking": thought, **message, "reasoning_content": thought}
     calls = message.get("tool_calls")
     if not isinstance(calls, (list, tuple)):
         return message
-    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+    return {**message, "tool_calls": [_with_arguments(call, _object_of) for call in calls]}
 
 
-def _with_object(call: Any) -> Any:
+def _with_text(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, (list, tuple)):
+        return message
+    return {**message, "tool_calls": [_with_arguments(call, _text_of) for call in calls]}
+
+
+def _with_arguments(call: Any, spelt: Callable[[Any], Any]) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if isinstance(function, Mapping):
-        return {**call, "function": _with_object(function)}
-    if not isinstance(call, Mapping) or not isinstance(call.get("arguments"), str):
-        return call
+        return {**call, "function": _with_arguments(function, spelt)}
+    return (
+        {**call, "arguments": spelt(call["arguments"])} if isinstance(call, Mapping) and "arguments" in call else call
+    )
+
+
+def _object_of(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
     try:
-        arguments = json.loads(call["arguments"] or "{}")
+        parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return call
-    return {**call, "arguments": arguments} if isinstance(arguments, dict) else call
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _text_of(arguments: Any) -> Any:
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
 def render_chat(

@@ -142,6 +142,10 @@ def _weighed(value: Any) -> Any:
     return value
 
 
+def _text(value: Any) -> str:
+    return str(value)  # plain: text marked as safe would have its neighbours escaped
+
+
 def _step(work: int) -> bool:
     pay(work)
     return True
@@ -271,7 +275,7 @@ class _PayingNodes(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         total: nodes.Expr = nodes.Const("", lineno=node.lineno)
         for part in node.nodes:
-            total = nodes.Add(total, _filtered(self.visit(part), "string"), lineno=node.lineno)
+            total = nodes.Add(total, _filtered(self.visit(part), _text.__name__), lineno=node.lineno)
         return total
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
@@ -329,6 +333,7 @@ def _compile(template: str) -> Any:
         extensions=["jinja2.ext.loopcontrols", _Generation],
     )
     own = {"join": _join, "sum": _sum, "round": _round, "format": _printf, "indent": _indent, "tojson": _to_json}
+    own["_text"] = _text
     filters = {name: one for name, one in (environment.filters | own).items() if name not in REMOVED}
     environment.filters = {name: paid_call(name, one, name not in SHALLOW) for name, one in filters.items()}
     environment.filters |= {one.__name__: one for one in (_weighed, _step)}

@@ -210,3 +210,19 @@ def test_examples_tokenized_together_are_as_each_alone(tmp_path: Path) -> None:
         for prompted in together:
             for row, opening in prompted:
                 assert row.loss_mask[opening:].count(False) == 0 or some is texts
+
+
+def test_answers_after_a_beginning_that_the_template_does_not_write(tmp_path: Path) -> None:
+    """As of models that think first: what a prompt ends with is not in the turns that the template writes."""
+    template = PLAIN.replace("<|im_start|>assistant\n{% endif", "<|im_start|>assistant\n<think></think>{% endif")
+    (tmp_path / "d.jsonl").write_text(json.dumps({"messages": TALK[4:]}))
+    formatter = Formatter(tokenizer(template), PromptFormat("chat"))
+    (row,) = formatter.rows(next(iterate_examples(tmp_path / "d.jsonl")))
+    assert trained(row) == ["Bye<|im_end|>"]
+    assert tokenizer(None).decode(row.input_ids).endswith("assistant\n<think></think>Bye<|im_end|>")
+    assert formatter.chat is not None and formatter.chat.odd_beginning == "tant\n<think></think>"
+
+
+def test_a_refusal_of_the_template_names_the_row(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="line 1: the chat template refused the messages: no system"):
+        rows("{{ raise_exception('no system') }}", {"messages": TALK[4:]}, tmp_path)

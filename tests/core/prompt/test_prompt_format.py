@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -116,3 +117,49 @@ def test_hostile_and_broken_templates_fail_in_one_line(template: str) -> None:
         PromptFormat("chat").render("hi", template)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
     assert time.perf_counter() - started < 20
+
+
+SCHEMA = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+CALL = {"function": {"name": "weather", "arguments": '{"city": "x"}'}}
+CALLING = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+NAMES = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+END = "{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (NAMES + "{{ c.function.arguments.city }}{{ m.content is defined }}" + END, "weatherxFalse"),
+        (NAMES + "{{ c.function.arguments + '' }}" + END, 'weather{"city": "x"}'),
+        ("{% for m in messages if m.content is none %}{{ m.tool_calls[0].function.name }}{% endfor %}", "weather"),
+        (NAMES + "{{ m.content + '|' }}" + END, "weather|"),
+    ],
+    ids=["as transformers", "arguments as text", "content is null", "content is text"],
+)  # fmt: skip
+def test_calls_are_spelt_as_the_template_takes_them(template: str, text: str) -> None:
+    before = json.dumps(CALLING)
+    assert PromptFormat("chat").render(CALLING, template) == text
+    assert json.dumps(CALLING) == before
+
+
+def test_reasoning_has_both_of_its_names() -> None:
+    template = "{% for m in messages %}{{ m.thinking }}{{ m.reasoning_content }}{% endfor %}"
+    for name in ("thinking", "reasoning_content", "reasoning"):
+        messages = [{"role": "assistant", "content": "a", name: "hm"}]
+        assert PromptFormat("chat").render(messages, template) == "hmhm"
+
+
+def test_tools_reach_the_template_or_are_refused_by_name() -> None:
+    template = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ add_generation_prompt }}"
+    assert PromptFormat("chat").render("a", template, tools=[SCHEMA]) == "weatherTrue"
+    assert PromptFormat("chat").render("a", template, tools=[SCHEMA], add_generation_prompt=False) == "weatherFalse"
+    with pytest.raises(DataError, match="leaves out the tool weather"):
+        PromptFormat("chat").render("a", CHATML, tools=[SCHEMA])
+    with pytest.raises(DataError, match="tools with the prompt format raw"):
+        PromptFormat("raw").render("a", tools=[SCHEMA])
+    with pytest.raises(DataError, match="a tool '{}'"):
+        PromptFormat("chat").render("a", template, tools=[{}])
+
+
+def test_text_marked_as_safe_leaves_its_neighbours_alone() -> None:
+    assert PromptFormat("chat").render("a", "{{ '<b>' ~ ('<i>' | safe) ~ '&' }}") == "<b><i>&"
