@@ -30,7 +30,6 @@ from streamspec.errors import AdapterError, ConfigError
 WORK = "run"  # folder of an unfinished run, inside --out
 RUN_STATE = "journal.json"  # in WORK: its options, finished parts and minutes
 UNTOUCHED = "base"  # --target-adapter: no task LoRA under the drafter
-PACKAGES = {"tensorboard": "tensorboard", "base_bits": "bitsandbytes"}  # that an option needs
 FIRST_ROWS = 20  # of the data, read before anything is loaded; the rest is read later
 
 
@@ -81,9 +80,11 @@ def check_out(config: TrainConfig) -> None:
 
 def check_packages(config: TrainConfig) -> None:
     """Refuses options whose package is not installed."""
-    for name, package in PACKAGES.items():
-        if getattr(config, name) and find_spec(package) is None:
-            raise ConfigError(f"{flag(name)} without the package {package}", "the package", f"pip install {package}")
+    needed = {"report_to": config.report_to, "base_bits": config.base_bits and "bitsandbytes"}
+    for name, package in needed.items():
+        if package and find_spec(package) is None:
+            found = f"{flag(name)} {getattr(config, name)} without the package {package}"
+            raise ConfigError(found, "the package", f"pip install {package}")
 
 
 def check_answers_from(place: str) -> None:

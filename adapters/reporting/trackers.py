@@ -1,20 +1,83 @@
-"""Sends what a run logs to TensorBoard, Weights & Biases or trackio, through transformers' own integrations."""
+"""Sends what a run logs to TensorBoard, Weights & Biases or trackio (`--report-to`), through transformers' own
+integrations. Every stage is a run of its own there, called OUT-STAGE.
+"""
 
 from __future__ import annotations
 
+import io
+import os
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
 from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training_run import say
+from streamspec.errors import ConfigError
+
+PROJECT = "streamspec"  # where no variable of the tracker names another
+
+
+class StageWandb(WandbCallback):
+    """A run of Weights & Biases for one stage. Its files lie in the adapter folder, also with WANDB_MODE=offline."""
+
+    def __init__(self, config: TrainConfig, stage: str) -> None:
+        for name, value in (("PROJECT", PROJECT), ("SILENT", "true"), ("DIR", str(config.out))):
+            os.environ.setdefault(f"WANDB_{name}", value)
+        super().__init__()
+        self.run_name = f"{config.out.name}-{stage}"
+
+    def setup(self, args: Any, state: Any, model: Any, **more: Any) -> None:
+        args.run_name = self.run_name
+        try:
+            super().setup(args, state, model, **more)
+        except Exception as error:  # of wandb's own types: no key, no network
+            advice = "run `wandb login`, or set WANDB_MODE=offline"
+            raise ConfigError(f"--report-to wandb: {error}", "an account that it can log to", advice) from None
+        if self._wandb.run is not None:
+            say(f"wandb: {self.run_name} goes to {self._wandb.run.url or self._wandb.run.dir}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        super().on_train_end(args, state, control, **more)
+        self._wandb.finish()
+
+
+class StageTrackio(TrackioCallback):
+    """A run of trackio for one stage. What trackio prints stays away: stdout belongs to the result."""
+
+    def __init__(self, config: TrainConfig, stage: str) -> None:
+        super().__init__()
+        self.run_name = f"{config.out.name}-{stage}"
+
+    def setup(self, args: Any, state: Any, model: Any, **more: Any) -> None:
+        args.run_name, args.project = self.run_name, os.environ.get("TRACKIO_PROJECT", PROJECT)
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            super().setup(args, state, model, **more)
+        say(f"trackio: {self.run_name}; `trackio show --project {args.project}` shows it")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            super().on_train_end(args, state, control, **more)
+
+
+def tensorboard(config: TrainConfig, stage: str) -> TrainerCallback:
+    """TensorBoard's writer, in a folder of the adapter."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return TensorBoardCallback(SummaryWriter(log_dir=str(config.out / "tensorboard" / stage)))
+
+
+TRACKERS: dict[str, Callable[[TrainConfig, str], TrainerCallback]] = {
+    "tensorboard": tensorboard,
+    "wandb": StageWandb,
+    "trackio": StageTrackio,
+}
 
 
 def trackers(config: TrainConfig, stage: str) -> list[TrainerCallback]:
-    """The callbacks of `--report-to` for a stage."""
-    if not config.tensorboard:
+    """The callback of `--report-to` for a stage; none in processes after the first."""
+    if config.report_to is None or os.environ.get("RANK", "0") != "0":
         return []
-    from torch.utils.tensorboard import SummaryWriter
-    from transformers.integrations import TensorBoardCallback
-
-    writer: Any = SummaryWriter(log_dir=str(config.out / "tensorboard" / stage))
-    return [TensorBoardCallback(writer)]
+    return [TRACKERS[config.report_to](config, stage)]

@@ -29,6 +29,7 @@ from streamspec.prompt.prompt_format import KINDS
 LABELS = ("hard", "kl", "tv", "topk")
 CLOCKS = ("wall", "cpu")
 BASE_BITS = (8, 4)
+TRACKERS = ("tensorboard", "wandb", "trackio")  # also the names of their packages
 MAX_TRAINED_GAMMA = 8
 AUTO = "auto"  # --format
 Paths = str | Path | Sequence[str | Path]  # as given; a list of str from then on
@@ -195,7 +196,10 @@ class RunOptions:
     threads: int | None = option(None, "CPU threads; default: torch's choice", minimum=1)
     save_steps: int = option(50, "steps between checkpoints", minimum=1)
     resume: bool = option(False, "continue the unfinished run in --out")
-    tensorboard: bool = option(False, "write TensorBoard logs into the adapter folder")
+    report_to: str | None = option(
+        None, "send the log to a tracker, too, whose package must be installed", choices=TRACKERS
+    )
+    tensorboard: bool = option(False, "deprecated name of --report-to tensorboard")
     base_bits: int | None = option(
         None, "hold the frozen base in 8 or 4 bits while training (bitsandbytes); default: 16 or 32", choices=BASE_BITS
     )
@@ -219,6 +223,8 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
         check_rules("method", self.method, type(self).__dataclass_fields__["method"].metadata)
         if self.recipe is None:
             self.recipe = "staged" if self.target_adapter or self.warm_start else self.drafter.recipes[0]
+        if self.tensorboard and self.report_to is None:
+            self.report_to = "tensorboard"
         for one in fields(self):
             check_rules(one.name, getattr(self, one.name), one.metadata)
         self._check_recipe()

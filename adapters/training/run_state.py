@@ -14,7 +14,8 @@ from streamspec.adapters.training.config import TrainConfig
 from streamspec.atomic import write_text
 from streamspec.errors import AdapterError, ConfigError
 
-MAY_CHANGE = ("out", "resume", "threads", "save_steps", "tensorboard")  # options that a resumed run need not repeat
+# options that a resumed run need not repeat
+MAY_CHANGE = ("out", "resume", "threads", "save_steps", "report_to", "tensorboard")
 MAY_GROW = ("max_minutes", "epochs")  # options of which a resumed run may have more
 
 

@@ -104,8 +104,9 @@ def test_a_folder_that_cannot_be_written_is_refused(
 
 def test_a_missing_package_is_named(base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamspec.adapters.early_checks.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="--base-bits without the package bitsandbytes; .* pip install bitsandbytes"):
-        check_early(TrainConfig(base=str(base), data=data, out=tmp_path / "out", base_bits=4))
+    for option, package in (({"base_bits": 4}, "bitsandbytes"), ({"report_to": "wandb"}, "wandb")):
+        with pytest.raises(ConfigError, match=f"without the package {package}; .* pip install {package}"):
+            check_early(TrainConfig(base=str(base), data=data, out=tmp_path / "out", **option))
 
 
 def test_only_the_first_rows_are_read_early(base: Path, data: Path, tmp_path: Path) -> None:
