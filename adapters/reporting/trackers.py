@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from transformers import TrainerCallback
@@ -18,6 +18,25 @@ from streamspec.adapters.training_run import say
 from streamspec.errors import ConfigError
 
 PROJECT = "streamspec"  # where no variable of the tracker names another
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """What trackers print stays away: stdout belongs to the result, stderr to our own lines."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield
+
+
+class StageTensorBoard(TensorBoardCallback):
+    """A folder of TensorBoard's for one stage, in the adapter folder."""
+
+    def __init__(self, config: TrainConfig, stage: str) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        super().__init__(SummaryWriter(log_dir=str(config.out / "tensorboard" / stage)))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        super().on_train_begin(args, state, control)  # without the model, of which it wants Hugging Face's config
 
 
 class StageWandb(WandbCallback):
@@ -32,20 +51,22 @@ class StageWandb(WandbCallback):
     def setup(self, args: Any, state: Any, model: Any, **more: Any) -> None:
         args.run_name = self.run_name
         try:
-            super().setup(args, state, model, **more)
-        except Exception as error:  # of wandb's own types: no key, no network
+            with _unheard():
+                super().setup(args, state, None)  # of a model it wants Hugging Face's config
+        except self._wandb.Error as error:  # no key, no network
             advice = "run `wandb login`, or set WANDB_MODE=offline"
             raise ConfigError(f"--report-to wandb: {error}", "an account that it can log to", advice) from None
         if self._wandb.run is not None:
             say(f"wandb: {self.run_name} goes to {self._wandb.run.url or self._wandb.run.dir}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        super().on_train_end(args, state, control, **more)
-        self._wandb.finish()
+        with _unheard():
+            super().on_train_end(args, state, control, **more)
+            self._wandb.finish()
 
 
 class StageTrackio(TrackioCallback):
-    """A run of trackio for one stage. What trackio prints stays away: stdout belongs to the result."""
+    """A run of trackio for one stage."""
 
     def __init__(self, config: TrainConfig, stage: str) -> None:
         super().__init__()
@@ -53,24 +74,17 @@ class StageTrackio(TrackioCallback):
 
     def setup(self, args: Any, state: Any, model: Any, **more: Any) -> None:
         args.run_name, args.project = self.run_name, os.environ.get("TRACKIO_PROJECT", PROJECT)
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            super().setup(args, state, model, **more)
+        with _unheard():
+            super().setup(args, state, None)
         say(f"trackio: {self.run_name}; `trackio show --project {args.project}` shows it")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        with _unheard():
             super().on_train_end(args, state, control, **more)
 
 
-def tensorboard(config: TrainConfig, stage: str) -> TrainerCallback:
-    """TensorBoard's writer, in a folder of the adapter."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    return TensorBoardCallback(SummaryWriter(log_dir=str(config.out / "tensorboard" / stage)))
-
-
 TRACKERS: dict[str, Callable[[TrainConfig, str], TrainerCallback]] = {
-    "tensorboard": tensorboard,
+    "tensorboard": StageTensorBoard,
     "wandb": StageWandb,
     "trackio": StageTrackio,
 }

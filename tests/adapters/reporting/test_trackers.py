@@ -20,6 +20,12 @@ STATE = SimpleNamespace(
 )
 
 
+class OurModel:
+    """A drafter's config is none of Hugging Face's."""
+
+    config = object()
+
+
 def arguments() -> Any:
     return SimpleNamespace(
         to_dict=dict,
@@ -53,7 +59,7 @@ def test_the_old_flag_means_tensorboard_and_none_means_none(tmp_path: Path, monk
 def wandb(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """wandb as far as the integration calls it; `said` is what it was told."""
     fake: Any = ModuleType("wandb")
-    fake.said, fake.run, fake.config = [], None, {}
+    fake.said, fake.run, fake.Error = [], None, type("Error", (Exception,), {})
     fake.config = type("Config", (dict,), {"update": lambda self, *_, **__: None})()
 
     def init(**given: Any) -> None:
@@ -80,7 +86,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_wandb_gets_a_run_for_each_stage(wandb: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for stage in ("task", "streams"):
         (callback,) = trackers(config(tmp_path / "out", report_to="wandb"), stage)
-        callback.on_train_begin(arguments(), STATE, None, model=object())
+        callback.on_train_begin(arguments(), STATE, None, model=OurModel())
         callback.on_log(arguments(), STATE, None, logs={"loss": 1.0, "eval_tau": 2.0})
         callback.on_train_end(arguments(), STATE, None)
     inits = [entry[1] for entry in wandb.said if isinstance(entry, tuple)]
@@ -92,12 +98,35 @@ def test_wandb_gets_a_run_for_each_stage(wandb: Any, tmp_path: Path, capsys: pyt
 
 def test_wandb_without_an_account_is_one_line(wandb: Any, tmp_path: Path) -> None:
     def init(**_: Any) -> None:
-        raise RuntimeError("api_key not configured")
+        raise wandb.Error("api_key not configured")
 
     wandb.init = init
     (callback,) = trackers(config(tmp_path / "out", report_to="wandb"), "task")
     with pytest.raises(ConfigError, match="api_key not configured; .* WANDB_MODE=offline"):
-        callback.on_train_begin(arguments(), STATE, None, model=object())
+        callback.on_train_begin(arguments(), STATE, None, model=OurModel())
+
+
+def test_tensorboard_gets_a_folder_for_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    class SummaryWriter:
+        def __init__(self, log_dir: str) -> None:
+            said.append(log_dir)
+
+        def add_scalar(self, *given: Any) -> None:
+            said.append(given)
+
+        add_text = flush = close = lambda self, *_: None
+
+    fake: Any = ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: True)
+    (callback,) = trackers(config(tmp_path / "out", report_to="tensorboard"), "streams")
+    given: Any = SimpleNamespace(**vars(arguments()), to_json_string=str)
+    callback.on_train_begin(given, STATE, None, model=OurModel())
+    callback.on_log(given, STATE, None, logs={"loss": 1.0, "eval_tau": 2.0})
+    assert said == [str(tmp_path / "out" / "tensorboard" / "streams"), ("train/loss", 1.0, 3), ("eval/tau", 2.0, 3)]
 
 
 def test_what_trackio_prints_stays_away(
@@ -111,7 +140,7 @@ def test_what_trackio_prints_stays_away(
     monkeypatch.setitem(sys.modules, "trackio", fake)
     monkeypatch.setattr(integration_utils, "is_trackio_available", lambda: True)
     (callback,) = trackers(config(tmp_path / "out", report_to="trackio"), "streams")
-    callback.on_train_begin(arguments(), STATE, None, model=object())
+    callback.on_train_begin(arguments(), STATE, None, model=OurModel())
     callback.on_log(arguments(), STATE, None, logs={"loss": 1.0})
     callback.on_train_end(arguments(), STATE, None)
     out, err = capsys.readouterr()
