@@ -16,6 +16,7 @@ from streamspec.runtime.draft_sources.store import AnswerStore
 from streamspec.runtime.engine.idle_unload import check_idle
 from streamspec.runtime.engine.memory_estimate import check_memory
 from streamspec.runtime.options import LoadKwargs, LoadOptions
+from streamspec.runtime.past_answers import PastAnswers
 from streamspec.runtime.session import Session
 from streamspec.runtime.text.tokenizer import read_template, read_tokenizer
 from streamspec.runtime.tuning.choose_policy import choose_policy
@@ -36,6 +37,8 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
     - `cache_dir`: folder for measurements of this machine (default: the user's cache folder).
     - `ngram`: also drafts from n-grams of the text.
     - `store`: also drafts from the bundle's store of answers, where it has one.
+    - `past_answers`: True: also drafts from the answers that all sessions over these weights have given, which stay in
+      memory; a path: and keeps them in this file, in plain, for the next load. Speed may then tell what was answered.
     - `pruning`: which rows of a draft continue after the early exit (default: what `tune` found to pay here, else all).
       The output never depends on it.
     - `adapter`: adapter of a swappable bundle, by name or folder (default: the base alone).
@@ -90,9 +93,11 @@ def load(bundle: str | Path, options: LoadOptions | None = None, **keywords: Unp
 
 
 def _source_data(folder: Path, manifest: Manifest, options: LoadOptions) -> SourceData:
-    """The bundle's store of answers, if it has one. Raises BundleError for one that is not what the manifest says."""
-    info, vocab_size = manifest.store, manifest.model.vocab_size
-    if info is None or not options.store:
-        return SourceData()
-    data = read_small(folder, STORE, COPY_AGAIN, info.bytes(vocab_size))
-    return SourceData(AnswerStore(*decode(data, info, vocab_size), info.separator))
+    """The bundle's store of answers, if it has one, and past answers, if they are asked for. Raises BundleError for a
+    store that is not what the manifest says, ConfigError for a file of past answers that is none."""
+    info, vocab_size, store, past = manifest.store, manifest.model.vocab_size, None, options.past_answers
+    if info is not None and options.store:
+        data = read_small(folder, STORE, COPY_AGAIN, info.bytes(vocab_size))
+        store = AnswerStore(*decode(data, info, vocab_size), info.separator)
+    kept = PastAnswers(manifest, None if isinstance(past, bool) else past) if past is not False else None
+    return SourceData(store, kept)

@@ -125,6 +125,7 @@ class LoadKwargs(TypedDict, total=False):
     cache_dir: str | Path | None
     ngram: bool
     store: bool
+    past_answers: bool | str | Path
     pruning: Pruning | None
     adapter: str | Path | None
     context: int | None
@@ -154,6 +155,9 @@ class LoadOptions:
     )
     ngram: bool = option(True, "Also draft from n-grams of the text.")
     store: bool = option(True, "Also draft from the bundle's store of answers, where it has one.")
+    past_answers: bool | str | Path = option(
+        False, "Also draft from earlier answers, kept in this file in plain; default: do not."
+    )
     pruning: Pruning | None = option(None, "Which rows of a draft continue after the early exit.")
     adapter: str | Path | None = option(
         None, "Adapter of a swappable bundle, by name or folder; default: the base alone."
@@ -175,6 +179,8 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if not (self.tree in ("auto", "plain") or (type(self.tree) is int and self.tree >= 1)):
             raise ConfigError(f"tree {self.tree!r}", '"auto", "plain" or a number of rows', "correct it")
+        if not isinstance(self.past_answers, (bool, str, Path)) or self.past_answers == "":
+            raise ConfigError(f"past_answers {self.past_answers!r}", "True, False or a path", "correct it")
 
 
 def _whole(options: Options, keywords: dict[str, Any], kind: type[Options]) -> Options:

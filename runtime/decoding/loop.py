@@ -63,6 +63,8 @@ class SpeculativeDecoder:
         self._bits = {"drafter": DRAFTER} | {source.name: 2 << i for i, source in enumerate(sources)}
         self._found: list[Found] = []  # what the last draft was made with,
         self._others: CandidateTree | None = None  # as one tree
+        self._keep = [source.keep for source in sources if source.keep is not None]
+        self._answer: list[int] = []
         self._gate = self.adaptive.gate if runner.gamma and self._sources else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
@@ -72,12 +74,14 @@ class SpeculativeDecoder:
         try:
             if costs is not None:
                 costs.begin()
-            yield from self._answer(prompt, limit, costs)
+            yield from self._decode(prompt, limit, costs)
         finally:
+            for keep in self._keep:
+                keep(self._answer)
             if costs is not None:
                 costs.end()
 
-    def _answer(self, prompt: Sequence[int], limit: int, costs: RowCosts | None) -> Iterator[Committed]:
+    def _decode(self, prompt: Sequence[int], limit: int, costs: RowCosts | None) -> Iterator[Committed]:
         done = self._prefill(prompt, limit)
         graph_before, waited_before, decoding = (
             self.runner.graph_seconds,
@@ -89,6 +93,7 @@ class SpeculativeDecoder:
             self.stats.decode_seconds = time.perf_counter() - decoding - self.consumer_seconds
             self.stats.graph_seconds = self.runner.graph_seconds - graph_before
             self.stats.waited_seconds = self.runner.waited_seconds - waited_before
+            self._answer += done.tokens
             yield done
             if done.finish_reason:
                 return

@@ -8,20 +8,22 @@ from typing import Any
 
 from streamspec.runtime.draft_sources.ngram import NGRAM
 from streamspec.runtime.draft_sources.source import DraftSource
-from streamspec.runtime.draft_sources.store import AnswerStore, store_source
+from streamspec.runtime.draft_sources.store import AnswerStore, GrowingStore, past_source, store_source
 
 
 @dataclass(frozen=True)
 class SourceData:
-    """What a loaded bundle has for sources. `store`: its answers."""
+    """What a loaded bundle has for sources. `store`: its answers; `past`: those given since."""
 
     store: AnswerStore | None = None
+    past: GrowingStore | None = None
 
 
-# By the option of `load` that turns it off: makes the source; None where there is nothing for it.
+# By the option of `load` that turns it on or off: makes the source; None where there is nothing for it.
 SOURCES: dict[str, Callable[[SourceData], DraftSource | None]] = {
     "ngram": lambda data: NGRAM,
     "store": lambda data: None if data.store is None else store_source(data.store),
+    "past_answers": lambda data: None if data.past is None else past_source(data.past),
 }
 NO_DATA = SourceData()
 

@@ -60,11 +60,12 @@ class TextIndex(Protocol):
 @dataclass(frozen=True)
 class DraftSource:
     """A source: its `name`, the acceptance rates `assumed` [levels] before anything was observed, and what makes the
-    index of a new text."""
+    index of a new text. `keep` takes an answer that has ended, its tokens."""
 
     name: str
     assumed: Sequence[Rates]
     begin: Callable[[], TextIndex]
+    keep: Callable[[Sequence[int]], None] | None = None
 
 
 class Found(NamedTuple):

@@ -14,10 +14,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from operator import itemgetter
+from typing import Protocol
 
 import numpy as np
 
-from streamspec.runtime.draft_sources.source import Continuations, DraftSource, Rates
+from streamspec.runtime.draft_sources.source import Continuations, DraftSource, Rates, TextIndex
 
 LONGEST = 8  # tokens of the text's end that are looked up
 ENOUGH = 8  # places of a match, where a shorter one has as many
@@ -158,6 +159,32 @@ class StoreIndex:
         if len(self._answer) < LONGEST and self._prompt:
             texts.append([*self._prompt, *self._answer[1:]])
         return self._store.find(texts, limit)
+
+
+class GrowingStore(Protocol):
+    """Answers so far. `store`: of them, None at first."""
+
+    @property
+    def store(self) -> AnswerStore | None: ...
+
+    def add(self, answer: Sequence[int]) -> None: ...
+
+
+class NothingYet:
+    """The index of a store without answers."""
+
+    def extend(self, tokens: Iterable[int]) -> None: ...
+
+    def find(self, limit: int) -> None: ...
+
+
+def past_source(past: GrowingStore) -> DraftSource:
+    """Answers given so far as a source."""
+
+    def begin() -> TextIndex:
+        return NothingYet() if past.store is None else StoreIndex(past.store)
+
+    return DraftSource("past answers", ASSUMED, begin, past.add)
 
 
 def store_source(store: AnswerStore) -> DraftSource:

@@ -13,6 +13,7 @@ from streamspec.cli.shared_options import (
     MinP,
     NoNgram,
     NoStore,
+    PastAnswers,
     Provider,
     RepetitionPenalty,
     Seed,
@@ -46,6 +47,7 @@ def command(
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
     no_store: NoStore = False,
+    past_answers: PastAnswers = None,
     temperature: Temperature = Sampling.temperature,
     top_k: TopK = Sampling.top_k,
     top_p: TopP = Sampling.top_p,
@@ -84,6 +86,7 @@ def command(
         tree=rows or "auto",
         ngram=not no_ngram,
         store=not no_store,
+        past_answers=past_answers or False,
         adapter=use,
         prepare_grammar=options.grammar is not None,
     )

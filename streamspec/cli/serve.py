@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streamspec.cli.shared_options import Context, Idle, NoNgram, NoStore, PrepareGrammar, Provider, Threads
+from streamspec.cli.shared_options import (
+    Context,
+    Idle,
+    NoNgram,
+    NoStore,
+    PastAnswers,
+    PrepareGrammar,
+    Provider,
+    Threads,
+)
 from streamspec.runtime.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -55,6 +64,7 @@ def command(
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
     no_store: NoStore = False,
+    past_answers: PastAnswers = None,
 ) -> None:
     """Serve a bundle to programs on this machine through an OpenAI-compatible API."""
     from streamspec.serve import Limits, serve
@@ -68,6 +78,7 @@ def command(
         provider=provider,
         ngram=not no_ngram,
         store=not no_store,
+        past_answers=past_answers or False,
         context=context,
         idle=idle,
         prepare_grammar=prepare_grammar,

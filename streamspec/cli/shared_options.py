@@ -6,6 +6,7 @@ Help texts are those of the fields that the flags set.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -51,6 +52,7 @@ Idle = Annotated[float | None, load_flag("idle", show_default=False)]
 PrepareGrammar = Annotated[bool | None, load_flag("prepare_grammar", show_default=False)]
 NoNgram = Annotated[bool, typer.Option("--no-ngram", help="Do not draft from n-grams of the text.")]
 NoStore = Annotated[bool, typer.Option("--no-store", help="Do not draft from the bundle's store of answers.")]
+PastAnswers = Annotated[Path | None, load_flag("past_answers", show_default=False)]
 MaxNewTokens = Annotated[int, generation_flag("max_new_tokens", min=1)]
 Stop = Annotated[list[str] | None, generation_flag("stop", show_default=False)]
 Temperature = Annotated[float, generation_flag("temperature")]

@@ -1,0 +1,110 @@
+"""Keeps the answers that the sessions of one `load` gave, to draft from: a store that grows. Off unless asked for, in
+memory unless a file is named.
+
+The file begins with a line that names it and the tokenizer's sha256, then come token ids as uint32, little-endian, each
+answer ended by end-of-text. Answers are appended as they come; the oldest are dropped when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from streamspec.atomic import new_file
+from streamspec.bundle.manifest import TOKENIZER, Manifest
+from streamspec.bundle.store_section import suffix_array
+from streamspec.errors import ConfigError
+from streamspec.runtime.draft_sources.store import AnswerStore
+
+MOST = 100_000  # tokens that are drafted from; the newest, after they were ordered in 0.07 s
+FIRST, SHARE = 128, 8  # tokens that wait to be ordered: this many, or this share of those that are
+MAX_FILE = 64 << 20  # bytes
+KIND = "streamspec answers 1"
+
+
+class PastAnswers:
+    """`store`: of the answers so far, None while there are few. For any number of threads."""
+
+    def __init__(self, manifest: Manifest, path: str | Path | None = None) -> None:
+        """Reads the file `path`, if there is one. Raises ConfigError for a base without an end of text, and for a file
+        that is none of these answers or of another tokenizer."""
+        model = manifest.model
+        if not model.eos_token_ids:
+            raise ConfigError("past answers of a base without an end of text", "an end-of-text token", "leave them out")
+        self.store: AnswerStore | None = None
+        self._end, self._vocab = model.eos_token_ids[0], model.vocab_size
+        self._header = f"{KIND} {manifest.files[TOKENIZER].sha256}\n".encode()
+        self._path, self._lock = None if path is None else Path(path), threading.Lock()
+        self._tokens, self._ordered = list[int](), 0
+        if self._path is not None:
+            self._tokens = self._read(self._path)
+            self._order()
+
+    def add(self, answer: Sequence[int]) -> None:
+        """Adds an answer, and to the file, too."""
+        if not answer:
+            return
+        answer = [*answer] if answer[-1] == self._end else [*answer, self._end]
+        with self._lock:
+            self._tokens += answer
+            if self._path is not None:
+                self._append(self._path, np.array(answer, "<u4").tobytes())
+            if len(self._tokens) - self._ordered >= max(FIRST, self._ordered // SHARE):
+                self._order()
+
+    def _order(self) -> None:
+        """Drops the oldest answers and makes the store anew."""
+        if len(self._tokens) > MOST:
+            first = self._tokens.index(self._end, len(self._tokens) - MOST - 1) + 1
+            del self._tokens[:first]
+        self._ordered = len(self._tokens)
+        if self._ordered >= FIRST:
+            tokens = np.array(self._tokens)
+            self.store = AnswerStore(tokens, suffix_array(tokens), self._end)
+
+    def _read(self, path: Path) -> list[int]:
+        if not path.exists():
+            return []
+        try:
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            with open(handle, "rb") as file:
+                plain = stat.S_ISREG(os.fstat(handle).st_mode)
+                data = file.read(MAX_FILE + 1) if plain else b""
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}", "a file that can be read", "name another one") from None
+        header, ids = data[: len(self._header)], data[len(self._header) :]
+        if not plain or len(data) > MAX_FILE or header != self._header:
+            raise ConfigError(f"{path} holds no answers of this tokenizer", "a file of its own", "name another one")
+        tokens = np.frombuffer(ids[: len(ids) // 4 * 4], "<u4")  # a killed process may have cut the last one
+        if len(tokens) and tokens.max() >= self._vocab:
+            raise ConfigError(f"{path} has token {tokens.max()}", f"tokens 0..{self._vocab - 1}", "name another file")
+        ends = np.flatnonzero(tokens == self._end) + 1
+        whole = int(ends[-1]) if len(ends) else 0
+        if len(tokens) > 2 * MOST:  # from the first answer that begins among the newest tokens
+            tokens = tokens[int(ends[np.searchsorted(ends, whole - MOST)]) : whole]
+        if len(tokens[:whole]) * 4 != len(ids):
+            tokens = tokens[:whole]
+            with new_file(path) as new, _private(new) as file:
+                file.write(self._header + tokens.tobytes())
+        return [int(token) for token in tokens]
+
+    def _append(self, path: Path, data: bytes) -> None:
+        try:
+            with _private(path) as file:
+                file.write(data if file.tell() else self._header + data)
+        except OSError as error:  # answers go on without it
+            self._path = None
+            warnings.warn(f"{path}: {error.strerror}; answers are no longer kept", RuntimeWarning, stacklevel=2)
+
+
+def _private(path: Path) -> BinaryIO:
+    """Opens a file to append to, which its owner alone may read."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+    return open(os.open(path, flags, 0o600), "ab")

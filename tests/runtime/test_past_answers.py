@@ -1,0 +1,128 @@
+"""Answers that are kept to draft from: on request only, private, and as they were given."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamspec.bundle.manifest import FileInfo, Manifest
+from streamspec.errors import ConfigError
+from streamspec.runtime import past_answers
+from streamspec.runtime.draft_sources.registry import SourceData, chosen
+from streamspec.runtime.draft_sources.store import past_source
+from streamspec.runtime.options import LoadOptions
+from streamspec.runtime.past_answers import FIRST, PastAnswers
+from tests.runtime.decoding.test_loop import decode
+from tests.support.manifests import manifest
+from tests.support.toy_runner import Setup, ToyRunner, scripted
+
+ANSWER = list(range(5, 45))
+
+
+def described(digest: str = "0" * 64) -> Manifest:
+    made = manifest()
+    made.files["tokenizer.json"] = FileInfo(digest, 1)
+    return made
+
+
+END = described().model.eos_token_ids[0]
+
+
+def test_nothing_is_kept_unless_asked_for() -> None:
+    assert LoadOptions().past_answers is False
+    assert [source.name for source in chosen(LoadOptions(), SourceData())] == ["n-grams"]
+    with pytest.raises(ConfigError, match="past_answers 1"):
+        LoadOptions(past_answers=1)  # type: ignore[arg-type]
+
+
+def test_an_answer_given_before_is_drafted_from() -> None:
+    past = PastAnswers(described())
+    setup = Setup(40, rows=16, ngram=False, sources=(past_source(past),))
+    steps = []
+    for _ in range(6):
+        rule = scripted(3, [*ANSWER, END])
+        _, _, run = decode(ToyRunner(rule, 60, gamma=0, context=200), setup, [51, 52, 53])
+        steps.append(run.stats.steps + run.stats.plain_steps)
+    assert steps[0] == 39 and steps[-1] < 8
+    assert run.stats.sources["past answers"].accepted > 30
+
+
+def test_the_file_is_private_and_the_next_load_goes_on_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    past = PastAnswers(described(), path)
+    assert past.store is None and not path.exists()
+    for _ in range(5):
+        past.add(ANSWER)
+    past.add([])
+    if os.name == "posix":
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    again = PastAnswers(described(), path)
+    assert again.store is not None and len(again.store) == 5 * 41
+    again.add([*ANSWER, END])
+    assert len(path.read_bytes()) == len(path.read_bytes().split(b"\n")[0]) + 1 + 4 * 6 * 41
+
+
+def test_a_file_cut_off_in_the_middle_is_read_up_to_its_last_answer(tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    past = PastAnswers(described(), path)
+    for _ in range(5):
+        past.add(ANSWER)
+    path.write_bytes(path.read_bytes()[:-7])
+    again = PastAnswers(described(), path)
+    assert again.store is not None and len(again.store) == 4 * 41
+    again.add(ANSWER)
+    last = PastAnswers(described(), path).store
+    assert last is not None and len(last) == 5 * 41
+    if os.name == "posix":
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_oldest_answers_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_answers, "MOST", 200)
+    past = PastAnswers(described(), tmp_path / "answers")
+    for i in range(60):
+        past.add([3 + i] * 20)
+    assert past.store is not None and FIRST <= len(past.store) <= 200
+    assert past.store.find([[3]], 1) is None and past.store.find([[55]], 1) is not None
+    again = PastAnswers(described(), tmp_path / "answers").store
+    assert again is not None and len(again) <= 200
+    assert len((tmp_path / "answers").read_bytes()) < 2000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"something else entirely", b"streamspec answers 1 " + b"1" * 64 + b"\n" + bytes(8)]
+)
+def test_a_file_that_holds_something_else_is_refused_and_left_alone(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="holds no answers of this tokenizer"):
+        PastAnswers(described(), path)
+    assert path.read_bytes() == content
+
+
+def test_tokens_beyond_the_vocabulary_and_things_that_are_no_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers"
+    PastAnswers(described(), path).add([1])
+    with path.open("ab") as file:
+        file.write(np.array([10**6, END], "<u4").tobytes())
+    with pytest.raises(ConfigError, match="token 1000000"):
+        PastAnswers(described(), path)
+    with pytest.raises(ConfigError):
+        PastAnswers(described(), tmp_path)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(ConfigError, match="holds no answers"):
+            PastAnswers(described(), tmp_path / "pipe")
+
+
+def test_a_file_that_cannot_be_written_ends_the_keeping_and_nothing_else(tmp_path: Path) -> None:
+    past = PastAnswers(described(), tmp_path / "none" / "answers")
+    with pytest.warns(RuntimeWarning, match="answers are no longer kept"):
+        past.add(ANSWER)
+    for _ in range(4):
+        past.add(ANSWER)
+    assert past.store is not None
