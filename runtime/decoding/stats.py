@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class SourceCounts(NamedTuple):
@@ -47,6 +47,10 @@ class Stats:
     waited_seconds: float = 0.0  # and in line for it, after other sessions
     speculation: str = "off"  # whether it was on, and why not
     call_rows: int | None = None  # that every call computes, plain ones too; None: as many as it is given
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes pickles up to 0.1 too, which have no `sources`."""
+        self.__dict__.update({"sources": {}} | state)
 
     def copy(self) -> Stats:
         """The counts as they are now."""
