@@ -20,6 +20,7 @@ from torch import Tensor
 
 from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import Base
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel
 from streamspec.adapters.training.acceptance_eval import MAX_RANK
 from streamspec.adapters.training.trainer import load_trainable, trainable_state
@@ -40,20 +41,22 @@ from streamspec.prompt.template_file import SETTINGS, SPECIALS, TEMPLATE
 
 
 def write_task_lora(peft: PeftModel, base: Base, out: Path) -> None:
-    """The task LoRA in PEFT's format, fp16."""
-    out.mkdir(parents=True, exist_ok=True)
+    """The task LoRA in PEFT's format, fp16. The first process writes it."""
     state = {k: v.half().contiguous() for k, v in get_peft_model_state_dict(peft).items()}
     save_tensors(state, out / TASK_WEIGHTS)
     config = peft.peft_config["default"].to_dict()
     config.update(base_model_name_or_path=base.id, inference_mode=True)
     config = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
-    write_text(out / TASK_CONFIG, json.dumps(config, indent=1, default=str))
+    if processes.is_first():
+        write_text(out / TASK_CONFIG, json.dumps(config, indent=1, default=str))
 
 
 def copy_task_lora(source: Path, out: Path) -> None:
     """Copies the task LoRA of `source` into the folder of the drafter trained over it, and the chat template and the
     tokenizer's settings where `source` has its own.
     """
+    if not processes.is_first():
+        return
     for name in (TASK_CONFIG, TASK_WEIGHTS, TEMPLATE, SETTINGS, SPECIALS):
         if name in (TASK_CONFIG, TASK_WEIGHTS) or (source / name).is_file():
             write_bytes(out / name, (source / name).read_bytes())
@@ -121,7 +124,8 @@ def finish_drafting(
     """Completes the folder of an adapter with a drafter."""
     config = run.config
     save_tensors(drafter_tensors(drafter, vocabulary), config.out / STREAM_WEIGHTS)
-    Acceptance(drafter.gamma, MAX_RANK, ranks).save(config.out / ACCEPTANCE)
+    if processes.is_first():
+        Acceptance(drafter.gamma, MAX_RANK, ranks).save(config.out / ACCEPTANCE)
     described = drafter.described() | {"draft_vocab": None if vocabulary is None else len(vocabulary)}
     return _finish(run, described, metrics)
 
@@ -147,6 +151,7 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "versions": {n: version(n) for n in ("torch", "transformers", "peft")} | {"python": platform.python_version()},
         "device": run.device.type,
         "threads": torch.get_num_threads(),
+        "processes": run.state.processes,
     }
     write_json(config.out / PROVENANCE, provenance)
     return {
@@ -167,11 +172,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes a configuration file of the adapter folder atomically."""
-    write_text(path, json.dumps(value, indent=1))
+    """Writes a configuration file of the adapter folder atomically, on the first process."""
+    if processes.is_first():
+        write_text(path, json.dumps(value, indent=1))
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Writes a safetensors file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, save(tensors))
+    """Writes a safetensors file atomically, on the first process."""
+    if processes.is_first():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, save(tensors))

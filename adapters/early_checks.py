@@ -10,6 +10,7 @@ from pathlib import Path
 
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
 from streamspec.adapters.base_models.resolve import peek
+from streamspec.adapters.distributed.launch import check_launch
 from streamspec.adapters.runs.run_lock import check_unused, only_locked
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.option_checks import flag
@@ -37,6 +38,7 @@ def check_early(config: TrainConfig) -> None:
     """Refuses what can be refused without a model library. Raises ConfigError, DataError, AdapterError or
     BaseModelError.
     """
+    check_launch()
     check_unused(config.out / WORK)
     check_out(config)
     check_packages(config)

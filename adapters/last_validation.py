@@ -5,15 +5,17 @@ Tested by tests/adapters/training/test_budget.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from streamspec.adapters.checks import fitting_prompts
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
 from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
+from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.self_distillation import answer_batch
 from streamspec.adapters.training_run import Run, say
 
@@ -23,11 +25,14 @@ FEWEST, MOST = 2, 8  # of them
 PROBE_TOKENS = 8  # of an answer whose time is measured
 
 
-def measured_rows(run: Run) -> int:
-    """How many rows to measure the speed of the last validation on; 0 where time is not limited or nearly over."""
+def measured_rows(run: Run) -> tuple[int, Sequence[TokenRow]]:
+    """The rows to measure the speed of the last validation on, and how many each process takes; none where time is not
+    limited or nearly over.
+    """
     minutes = run.config.max_minutes
-    late = run.budget.until(1 - MOST_KEPT).over()
-    return 0 if minutes is None or late else min(max(int(PER_MINUTE * minutes), FEWEST), MOST)
+    late = processes.from_first(run.budget.until(1 - MOST_KEPT).over())
+    each = 0 if minutes is None or late else min(max(int(PER_MINUTE * minutes), FEWEST), MOST)
+    return each, run.val_rows[: each * processes.count()]
 
 
 def measure(run: Run, kind: str, count: int, work: Callable[[], object]) -> None:
@@ -39,27 +44,27 @@ def measure(run: Run, kind: str, count: int, work: Callable[[], object]) -> None
 
 def measure_texts(run: Run, model: TargetModel) -> None:
     """Measures how long the loss of a validation text takes, where that is not known."""
-    rows = run.val_rows[: measured_rows(run)]
+    each, rows = measured_rows(run)
     if rows and run.budget.speeds.cost(TEXTS, 1) is None:
         training = model.training
         model.eval()
-        measure(run, TEXTS, len(rows), lambda: validation_loss(model, rows))
+        measure(run, TEXTS, len(rows), lambda: validation_loss(model, rows, each))
         model.train(training)
 
 
 def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) -> None:
     """Measures how long the parts of the last validation take, those that are not known."""
-    rows = run.val_rows[: measured_rows(run)]
+    each, rows = measured_rows(run)
     if not rows:
         return
     measure_texts(run, drafter)
     training = drafter.training
     drafter.eval()
     if run.budget.speeds.cost(RANKED, 1) is None:
-        measure(run, RANKED, len(rows), lambda: record_ranks(drafter, rows, vocabulary))
-        measure(run, DESCRIBED, len(rows), lambda: drafter.statistics(rows, vocabulary))
+        measure(run, RANKED, len(rows), lambda: record_ranks(drafter, rows, vocabulary, each))
+        measure(run, DESCRIBED, each, lambda: drafter.statistics(rows[:each], vocabulary))
     if run.budget.speeds.cost(ANSWERS, 1) is None and not run.state.finished(VALIDATION_ANSWERS):
-        measure_answers(run, drafter, len(rows))
+        measure_answers(run, drafter, each)
     drafter.train(training)
 
 
@@ -75,7 +80,8 @@ def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:
             seconds.append(run.budget.now() - began)
     length = sum(sum(row.loss_mask) for row in run.val_rows) / len(run.val_rows)
     each = max(seconds[1] - seconds[0], 0.0) / PROBE_TOKENS
-    run.budget.speeds.measured(ANSWERS, len(prompts), seconds[0] + each * min(length, config.max_new_tokens))
+    made = len(prompts) * processes.count()
+    run.budget.speeds.measured(ANSWERS, made, seconds[0] + each * min(length, config.max_new_tokens))
 
 
 def last_work(run: Run) -> dict[str, float]:

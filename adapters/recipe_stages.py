@@ -21,6 +21,7 @@ from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save
 from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
 from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.dataset.token_rows import TokenRows
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel, FitStep, TargetModel
 from streamspec.adapters.last_validation import (
     last_work,
@@ -36,7 +37,7 @@ from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RAN
 from streamspec.adapters.training.data import TokenRow, joined
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
 from streamspec.adapters.training.losses import lookup_table, next_token_loss, pick_rows
-from streamspec.adapters.training.self_distillation import CompletionFile, regenerate, up_to_end
+from streamspec.adapters.training.self_distillation import CompletionFile, answered, regenerate, up_to_end
 from streamspec.adapters.training.trainer import Stage, run_stage
 from streamspec.adapters.training_run import Run, answers_made_by, say
 from streamspec.atomic import write_text
@@ -51,12 +52,13 @@ def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
     plain = TargetModel(model)
     measure_texts(run, plain)
 
-    def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def loss(batch: dict[str, Tensor], draw: float) -> dict[str, Tensor]:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
         return {"total": next_token_loss(plain, main, batch)}
 
     check, end = partial(measured, plain, sample(run.val_rows), None), stage_end(run, share)
-    stage = Stage("task", plain, loss, run.rows, run.config.lr, run.config.batch_size, end, run.note, check)
+    batch = run.in_step(run.config.batch_size)
+    stage = Stage("task", plain, loss, run.rows, run.config.lr, batch, end, run.note, check)
     log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
     write_task_lora(peft, run.base, out)
     run.state.finish("task", used, log)
@@ -84,18 +86,18 @@ def fit_drafter(
         HiddenStateCache(drafter) if config.epochs > 1 and HiddenStateCache.serves(drafter) else drafter.main_pass
     )
 
-    def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def loss(batch: dict[str, Tensor], draw: float) -> dict[str, Tensor]:
         with torch.set_grad_enabled(not drafter.frozen):
             main = main_pass(batch["input_ids"], batch["attention_mask"])
         picked = pick_rows(batch, config.gamma, config.stream_rows)
-        return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, config))
+        return drafter.losses(FitStep(batch, main, picked, vocabulary, lookup, weights, config, draw))
 
     if run.state.finished(name):
         load_stage(done, drafter)
         return
     measure_drafter(run, drafter, vocabulary)
     check, end = partial(measured, drafter, sample(checked_rows(run, drafter)), vocabulary), stage_end(run, share)
-    stage = Stage(name, drafter, loss, rows, lr, config.drafter_batch, end, run.note, check)
+    stage = Stage(name, drafter, loss, rows, lr, run.in_step(config.drafter_batch), end, run.note, check)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_stage(done, drafter)
     run.state.finish(name, used, log)
@@ -127,9 +129,19 @@ def make_answers(
     if not run.state.finished(COMPARED):
         some = prompts[:: max(1, len(prompts) // SAMPLE)][:SAMPLE]
         began = run.budget.elapsed()
-        report = check_answers_from(model, ask(source, some, kept, **how), config.answers_from or "")
+        report = check_answers_from(model, asked_once(run, some, kept, **how), config.answers_from or "")
         run.state.finish(COMPARED, (run.budget.elapsed() - began) / 60, report | source.made_by())
-    return ask(source, prompts, kept, sampled=drawn, **how)
+    return asked_once(run, prompts, kept, sampled=drawn, **how)
+
+
+def asked_once(
+    run: Run, prompts: list[list[int]], kept: CompletionFile, **how: Any
+) -> list[tuple[list[int], list[int]]]:
+    """Answers of the run's source, which the first process asks for all."""
+    if run.source is not None and processes.is_first():
+        ask(run.source, prompts, kept, **how)
+    kept.known |= processes.from_first(kept.known)
+    return answered(prompts, kept.known)
 
 
 def own_answers(
@@ -153,7 +165,8 @@ def own_answers(
         tokens, seconds = sum(len(answer) for _, answer in answered), run.budget.elapsed() - began
         log = {"completions": len(answered), "tokens": tokens, "seconds": round(seconds, 1)}
         reached = {tuple(prompt) for prompt, _ in answered}
-        write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
+        if processes.is_first():
+            write_text(used, json.dumps([i for i, prompt in enumerate(prompts) if tuple(prompt) in reached]))
         run.state.finish(part, seconds / 60, log)
     return [joined(prompt, up_to_end(answer, run.formatter.end_ids)) for prompt, answer in answered]
 

@@ -32,6 +32,7 @@ from streamspec.adapters.checks import (
 )
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.prepare import digest, read_rows_of
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import TargetModel
 from streamspec.adapters.early_checks import (
     RUN_STATE,
@@ -73,12 +74,18 @@ def train(config: TrainConfig, began: float | None = None, load: Callable[..., A
 
     Raises DataError, BaseModelError, ConfigError or AdapterError, before training where possible.
     """
+    with processes.together():
+        return _train(config, began, load)
+
+
+def _train(config: TrainConfig, began: float | None, load: Callable[..., Any] | None) -> dict[str, Any]:
     if config.threads:
         torch.set_num_threads(config.threads)
     budget = start_budget(config, began)
     if config.base_bits is None:  # else memory is short: what is freed goes back
         spare_allocator()
-    check_early(config)
+    with processes.first_ahead():
+        check_early(config)
     with our_words_only(), one_line_failures(config.out), sole_owner(config.out / WORK), budget:
         run = prepare(config, budget, load)
         say(f"example:\n{preview(run)}")
@@ -88,27 +95,29 @@ def train(config: TrainConfig, began: float | None = None, load: Callable[..., A
             summary = train_joint(run)
         else:
             summary = train_staged(run)
-    shutil.rmtree(run.work, ignore_errors=True)
+    if processes.is_first():
+        shutil.rmtree(run.work, ignore_errors=True)
     return summary
 
 
 def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callable[..., Any] | None = None) -> Run:
     """Reads everything a run needs and checks all that can be checked before the first gradient."""
-    check_out(config)
     budget = budget or start_budget(config, None)
     set_seed(config.seed)
-    sample = sample_examples(config.data, config.renamed)
-    shapes = {example.shape for example in sample}
-    hashes = fingerprints(config.data), fingerprints(config.val or [])
-    base = resolve_base(config.base)
-    ns = check_layers(config, base.model_type, read_config(base.path).num_hidden_layers)
-    target = read_target(config, base)
-    prompt_format = chosen_format(config, base, target, shapes)
-    config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
-    formatter = Formatter.of(base, prompt_format, target.path if target else None)
-    if warning := joined_words(sample, prompt_format):
-        say(warning)
-    prompts, val_prompts = read_rows_of(config, formatter, *hashes, say)
+    with processes.first_ahead():
+        check_out(config)
+        sample = sample_examples(config.data, config.renamed)
+        shapes = {example.shape for example in sample}
+        hashes = fingerprints(config.data), fingerprints(config.val or [])
+        base = resolve_base(config.base)
+        ns = check_layers(config, base.model_type, read_config(base.path).num_hidden_layers)
+        target = read_target(config, base)
+        prompt_format = chosen_format(config, base, target, shapes)
+        config = replace(config, format=prompt_format.kind, separator=prompt_format.separator)
+        formatter = Formatter.of(base, prompt_format, target.path if target else None)
+        if warning := joined_words(sample, prompt_format):
+            say(warning)
+        prompts, val_prompts = read_rows_of(config, formatter, *hashes, say)
     rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
     if not rows or not val_rows:
         name = "the data" if not rows else "the validation data"
@@ -124,7 +133,11 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callabl
     if config.answers:
         CompletionFile(config.answers, answers_made_by(config, base, source))
     state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base, *map(digest, hashes)))
-    budget.keep(config.out / WORK / TIME_USED, config.resume)
+    if processes.is_first():
+        budget.keep(config.out / WORK / TIME_USED, config.resume)
+    budget.before = processes.from_first(budget.before)
+    if state.processes != processes.count():
+        say(f"the run began with {state.processes} processes: {processes.count()} now divide the texts of its steps")
     if state.grew:
         reopen_last(config, state)
     data = hashes[0] | hashes[1]
@@ -152,7 +165,8 @@ def reopen_last(config: TrainConfig, state: RunState) -> None:
         state.reopen(last)
     if config.recipe == "joint":  # the target learns on: what it answered before is no longer its answer
         state.reopen("regenerated_val")
-        (config.out / WORK / "answers-val.jsonl").unlink(missing_ok=True)
+        if processes.is_first():
+            (config.out / WORK / "answers-val.jsonl").unlink(missing_ok=True)
 
 
 def train_lora(run: Run) -> dict[str, Any]:

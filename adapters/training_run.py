@@ -15,6 +15,7 @@ from streamspec.adapters.answers.request import AnswerSource
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.dataset.formatter import Formatter
 from streamspec.adapters.dataset.token_rows import TokenRows
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.early_checks import UNTOUCHED, WORK, task_lora
 from streamspec.adapters.training.budget import TimeBudget
 from streamspec.adapters.training.config import TrainConfig
@@ -24,6 +25,7 @@ from streamspec.adapters.training.run_state import RunState
 from streamspec.atomic import sha256_file
 from streamspec.bundle.adapter_folder import TASK_CONFIG, TASK_WEIGHTS
 
+FIT_ROWS = 8  # texts that a drafter's first fit reads at once
 TIME_USED = "time.json"  # in the folder of an unfinished run: the seconds used so far
 
 
@@ -57,8 +59,14 @@ class Run:
 
     @property
     def device(self) -> torch.device:
-        """The GPU where there is one, else the CPU."""
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        """The GPU where there is one, of several processes each its own; else the CPU."""
+        return processes.device()
+
+    def in_step(self, batch: int) -> int:
+        """Counts the texts of a step of which each process reads `batch`; also where a run goes on with more or fewer
+        processes than it began with.
+        """
+        return batch * self.state.processes
 
     def note(self) -> None:
         """Writes down the time used, now and then."""
@@ -68,9 +76,9 @@ class Run:
         """Calls `fit` on the training rows, batch by batch (ids and attention mask [B, T]), and logs its time and the
         share of variance it leaves unexplained.
         """
-        config, now = self.config, clock_of(self.config)
+        now = clock_of(self.config)
         began, collate = now(), Collator(self.device)
-        batches = (collate(self.rows[i : i + config.batch_size]) for i in range(0, len(self.rows), config.batch_size))
+        batches = (collate(self.rows[i : i + FIT_ROWS]) for i in range(0, len(self.rows), FIT_ROWS))
         left = fit((b["input_ids"], b["attention_mask"]) for b in batches)
         self.state.finish("start", (now() - began) / 60, {"unexplained": round(left, 4)})
 
@@ -98,5 +106,6 @@ def preview(run: Run) -> str:
 
 
 def say(text: str) -> None:
-    """Prints one line to stderr; stdout belongs to the result."""
-    print(text, file=sys.stderr, flush=True)
+    """Prints one line to stderr, on the first process; stdout belongs to the result."""
+    if processes.is_first():
+        print(text, file=sys.stderr, flush=True)

@@ -219,7 +219,7 @@ def train(arguments: argparse.Namespace) -> None:
     ]
     target = TargetModel(model)
 
-    def loss(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def loss(batch: dict[str, torch.Tensor], draw: float) -> dict[str, torch.Tensor]:
         return {"total": next_token_loss(target, target.main_pass(batch["input_ids"], batch["attention_mask"]), batch)}
 
     config = TrainConfig(

@@ -50,6 +50,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
 from streamspec.adapters.drafters.draft_layer_start import fit_start
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass
@@ -126,7 +127,7 @@ class DraftLayerModel(DraftingModel):
         options = step.config.resolved
         passes = counted_passes(options)
         if options["random_unroll"] and not self.heads:  # heads of their own would all have to be met as often
-            passes = pick_passes(passes)
+            passes = pick_passes(passes, step.draw)
         losses = draft_layer_losses(
             self, step.main, step.picked, step.vocabulary, step.lookup, options["labels"], passes
         )
@@ -370,8 +371,7 @@ def draft_layer_losses(
         losses["last"] = depth_losses(model, main, last, picked, depth, vocabulary, lookup, kind)[0]
         losses["last_state"] = state_loss(main, last, picked, depth)
     counts = picked.labels[:, :, : mixture.shape[2]] != IGNORE
-    if not counts.any():  # answers of a single token
-        return losses | {"alike": 0 * mixture.sum()}
-    shares = drafted.shares[counts].mean(0)
-    losses["alike"] = drafted.overlap[counts].mean() + len(shares) * shares.square().sum() - 1
+    shares = processes.mean_over(drafted.shares[counts])
+    uneven = len(shares) * shares.square().sum() - shares.sum()
+    losses["alike"] = processes.mean_over(drafted.overlap[counts]).sum() + uneven
     return losses

@@ -54,9 +54,9 @@ class DraftRows:
 
 @dataclass(frozen=True)
 class FitStep:
-    """A training step as a drafter's losses see it: the batch of `data.Collator`, the target's main pass over it, the
-    rows to draft from, the draft vocabulary [D] with its inverse [V] (None: every token), and the weight of each
-    depth's loss [gamma].
+    """A training step as a drafter's losses see it: the batch of `StepCollator`, the target's main pass over it, the
+    rows to draft from, the draft vocabulary [D] with its inverse [V] (None: every token), the weight of each depth's
+    loss [gamma], and a random number in [0, 1) that is the same on all processes.
     """
 
     batch: dict[str, Tensor]
@@ -66,6 +66,7 @@ class FitStep:
     lookup: Tensor | None
     weights: Tensor
     config: TrainConfig
+    draw: float
 
 
 class TargetModel(nn.Module):

@@ -111,7 +111,8 @@ class TrainedAloneOptions:
 
     stream_batch_size: int | None = option(
         None,
-        "texts per step of a drafter's stages; default: 2 where the drafter learns alone (staged), else batch_size",
+        "texts per step and process of a drafter's stages; default: 2 where the drafter learns alone (staged), else "
+        "batch_size",
         minimum=1,
     )
 

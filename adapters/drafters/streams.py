@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import (
     IGNORE,
     DraftingModel,
@@ -44,6 +45,8 @@ from streamspec.adapters.training.losses import drafting_losses, head_losses, vo
 from streamspec.adapters.training_run import Run
 from streamspec.bundle.adapter_folder import streams_of
 from streamspec.errors import ConfigError
+
+SCALE_ROWS = 16  # texts at which the scale is measured
 
 
 class AppendCache:
@@ -121,7 +124,7 @@ class StreamingModel(DraftingModel):
         if config.warm_start is not None:
             scale = float(streams_of(config.warm_start)["scale"])
         else:
-            batch = Collator(run.device)(run.rows[: 2 * config.batch_size])
+            batch = Collator(run.device)(run.rows[:SCALE_ROWS])
             scale = measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])])
         shape = StreamConfig(config.gamma, run.ns, scale, config.positions, config.root_token)
         bigram = bigram_shape(run, model, vocabulary)
@@ -306,5 +309,4 @@ def exit_loss(model: StreamingModel, step: FitStep) -> Tensor:
     labels = vocabulary_index(picked.roots, step.lookup)
     counts = (picked.labels[:, :, 0] != IGNORE) & (labels >= 0)
     entry = torch.gather(main.entry, 1, picked.rows[:, :, None].expand(-1, -1, main.entry.shape[2]))[counts]
-    losses = head_losses(model, model.exit_states(entry), labels[counts], step.vocabulary)
-    return losses.mean() if len(losses) else losses.sum()  # the mean of nothing is no number
+    return processes.mean_over(head_losses(model, model.exit_states(entry), labels[counts], step.vocabulary))

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from streamspec.acceptance_stats import node_order, simulated_tau
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
 from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
 from streamspec.adapters.training.data import TokenRow
@@ -70,7 +71,7 @@ class PeriodicValidation(TrainerCallback):
         each = (used - self.spent) / max(state.global_step - self.first_step, 1)
         expected = self.last or FIRST_COST * each
         apart = state.global_step - self.checked >= state.max_steps / MOST_OFTEN
-        if apart and self.spent + expected <= MOST_TIME * used:
+        if processes.from_first(apart and self.spent + expected <= MOST_TIME * used):
             control.should_evaluate = True
             self.checked = state.global_step
 

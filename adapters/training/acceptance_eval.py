@@ -9,31 +9,33 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from streamspec.acceptance_stats import ENDED, MISSED
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, TargetModel
 from streamspec.adapters.training.budget import ENDLESS, Deadline
 from streamspec.adapters.training.data import Collator, TokenRow
-from streamspec.adapters.training.losses import in_chunks, lookup_table, next_token_loss, vocabulary_index
-from streamspec.progress import counted
+from streamspec.adapters.training.losses import in_chunks, lookup_table, next_token_losses, vocabulary_index
 
 MAX_RANK = 10
 
 
 def batches_in_time(rows: Sequence[TokenRow], size: int, until: Deadline, label: str) -> Iterator[list[int]]:
-    """Indices of `rows`, batch by batch, as many as are done by `until` and at least one; with a limit in a random
-    order, always the same, first one alone. Shows progress by the row.
+    """Indices of this process's share of `rows`, batch by batch, as many as are done by `until` and at least one; with
+    a limit in a random order, always the same, first one alone. Shows progress by the row.
     """
     order, done = list(range(len(rows))), 0
     limited, began = not math.isinf(until.at), until.now()
     if limited:
         random.Random(0).shuffle(order)
-    with counted(label, len(rows)) as add:
-        while done < len(rows):
-            batch = order[done : done + (1 if limited and not done else size)]
+    mine = list(chain.from_iterable(processes.dealt([order[i : i + size] for i in range(0, len(order), size)])))
+    with processes.counted(label, len(mine)) as add:
+        while done < len(mine):
+            batch = mine[done : done + (1 if limited and not done else size)]
             if done and until.over((until.now() - began) / done * len(batch)):
                 return
             yield batch
@@ -75,7 +77,8 @@ def record_ranks(
             ranks = in_chunks(rank, size, states.flatten(0, 1), depths, before.flatten(), labels.flatten())
             ranks = ranks.unflatten(0, (-1, gamma))
             out[index] = torch.where(labels == IGNORE, ENDED, ranks).tolist()
-    return [out[index] for index in sorted(out)]
+    every = {index: ranks for part in processes.gathered(out) for index, ranks in part.items()}
+    return [every[index] for index in sorted(every)]
 
 
 def true_ranks(
@@ -109,8 +112,8 @@ def validation_loss(
     collate, total, count, done = Collator(model.device), 0.0, 0, 0
     for indices in batches_in_time(rows, batch_size, until, "validation loss"):
         batch = collate([rows[index] for index in indices])
-        tokens = int(batch["loss_mask"][:, 1:].sum())
-        main = model.main_pass(batch["input_ids"], batch["attention_mask"])
-        total += float(next_token_loss(model, main, batch)) * tokens
-        count, done = count + tokens, done + len(indices)
-    return total / max(count, 1), done
+        losses = next_token_losses(model, model.main_pass(batch["input_ids"], batch["attention_mask"]), batch)
+        total += float(losses.sum())
+        count, done = count + len(losses), done + len(indices)
+    totals, counts, texts = zip(*processes.gathered((total, count, done)), strict=True)
+    return float(sum(totals)) / max(sum(counts), 1), sum(texts)

@@ -143,7 +143,7 @@ class OptimiserOptions:
     lora_alpha: float | None = option(None, "scale of the task LoRA; default: rank", above=0)
     lr: float = option(5e-4, "learning rate", above=0)
     stream_lr: float = option(2e-3, "learning rate of a drafter that learns alone (staged)", above=0)
-    batch_size: int = option(8, "texts per step", minimum=1)
+    batch_size: int = option(8, "texts per step; of several processes, each one's", minimum=1)
     max_length: int = option(512, "maximum tokens of a training text; longer ones are dropped and counted", minimum=1)
     max_minutes: float | None = option(
         None, "minutes of the whole command, loading and the last validation included", above=0

@@ -1,6 +1,6 @@
 """Losses of a stage: next token on main rows, later tokens for the drafter (arXiv 2402.11131, equation 5).
 
-Batches come from `data.Collator`.
+Batches come from `step_batches.StepCollator`. Means are those over the tokens of all processes' batches.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, smooth_l1_loss
 from torch.utils.checkpoint import checkpoint
 
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import IGNORE, DraftingModel, DraftRows, FitStep, MainPass, TargetModel
 
 MOST_LIKELY = 10  # tokens that top-k distillation counts
@@ -77,22 +78,29 @@ def head_losses(model: TargetModel, hidden: Tensor, labels: Tensor, vocabulary: 
     return in_chunks(score, count, hidden, labels)
 
 
-def next_token_loss(model: TargetModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of completion tokens; only their rows go through the head."""
+def next_token_losses(model: TargetModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
+    """Cross-entropy [n] of the completion tokens of this process's batch; only their rows go through the head."""
     targets = batch["loss_mask"][:, 1:]
-    return head_losses(model, main.final[:, :-1][targets], batch["input_ids"][:, 1:][targets]).mean()
+    return head_losses(model, main.final[:, :-1][targets], batch["input_ids"][:, 1:][targets])
+
+
+def next_token_loss(model: TargetModel, main: MainPass, batch: dict[str, Tensor]) -> Tensor:
+    """Mean cross-entropy of completion tokens."""
+    return processes.mean_over(next_token_losses(model, main, batch))
 
 
 def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.Generator | None = None) -> DraftRows:
-    """At most `most` main rows per sequence that predict a completion token; a random choice where there are more."""
+    """At most `most` main rows per sequence that predict a completion token. Where there are more, those with the
+    smallest of the batch's `draws` [B, T], else of random numbers from `generator`.
+    """
     ids, is_target = batch["input_ids"], batch["loss_mask"]
     size, length = ids.shape
     padded = torch.cat([ids, ids.new_zeros(size, gamma + 1)], dim=1)
     counted = torch.cat([is_target, is_target.new_zeros(size, gamma + 1)], dim=1)
     eligible = counted[:, 1 : length + 1] & counted[:, 2 : length + 2]  # the root and at least one token after it
     count = int(min(most, eligible.sum(1).max().clamp(min=1)))
-    order = torch.rand(size, length, generator=generator).masked_fill_(~eligible.cpu(), 2.0)
-    rows = order.topk(count, dim=1, largest=False).indices.sort(dim=1).values.to(ids.device)
+    draws = batch["draws"] if "draws" in batch else torch.rand(size, length, generator=generator).to(ids.device)
+    rows = draws.masked_fill(~eligible, 2.0).topk(count, dim=1, largest=False).indices.sort(dim=1).values
     offsets = torch.arange(2, gamma + 2, device=ids.device)
     where = (rows[:, :, None] + offsets).reshape(size, -1)
     labels = padded.gather(1, where).masked_fill_(~counted.gather(1, where), IGNORE).reshape(size, count, gamma)
@@ -101,12 +109,13 @@ def pick_rows(batch: dict[str, Tensor], gamma: int, most: int, generator: torch.
     return DraftRows(rows, padded.gather(1, rows + 1), labels.masked_fill_(~alive, IGNORE))
 
 
-def pick_passes(most: int) -> int:
-    """Draws how many passes of a draft layer a training step unrolls: n of 1 .. most with a probability proportional to
-    1/n, so that most steps are cheap and train the first pass, on which all others depend, and the rest teach the layer
-    to live with its own states.
+def pick_passes(most: int, draw: float) -> int:
+    """How many passes of a draft layer a training step unrolls: n of 1 .. most with a probability proportional to 1/n,
+    so that most steps are cheap and train the first pass, on which all others depend, and the rest teach the layer to
+    live with its own states. `draw` [0, 1): the step's random number.
     """
-    return 1 + int(torch.multinomial(1 / torch.arange(1.0, most + 1), 1))
+    shares = (1 / torch.arange(1.0, most + 1, dtype=torch.float64)).cumsum(0)
+    return 1 + int((shares / shares[-1] <= draw).sum())
 
 
 def drafting_losses(model: DraftingModel, step: FitStep) -> dict[str, Tensor]:
@@ -165,7 +174,7 @@ def depth_losses(
     size = model.vocabulary_size(vocabulary)
     losses = in_chunks(score, size, states[counts], depth, before[counts], labels[counts], at)
     total = torch.zeros(labels.shape[2], device=losses.device).index_add(0, depth, losses)
-    return total / counts.sum(dim=(0, 1)).clamp(min=1)
+    return processes.shared_mean(total, counts.sum(dim=(0, 1)))
 
 
 def state_loss(main: MainPass, states: Tensor, picked: DraftRows, first: int) -> Tensor:
@@ -174,12 +183,11 @@ def state_loss(main: MainPass, states: Tensor, picked: DraftRows, first: int) ->
     """
     depths = torch.arange(first, first + states.shape[2], device=states.device)
     counts = picked.labels[:, :, depths] != IGNORE
-    if not counts.any():  # answers too short
-        return 0 * states.float().sum()
     rows = (picked.rows[:, :, None] + 1 + depths).clamp(max=main.final.shape[1] - 1)
     text = torch.arange(len(rows), device=rows.device)[:, None, None].expand_as(rows)
     target = main.final[text, rows][counts].float()
-    return smooth_l1_loss(states[counts] / target.std(), target / target.std())
+    spread = processes.spread_over(target)
+    return processes.mean_over(smooth_l1_loss(states[counts] / spread, target / spread, reduction="none")).mean()
 
 
 def scorer(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.atomic import write_text
 from streamspec.errors import AdapterError, ConfigError
@@ -21,7 +22,7 @@ MAY_GROW = ("max_minutes", "epochs")  # options of which a resumed run may have 
 
 class RunState:
     """`log[part]`: the report of a finished part; `minutes[part]`: how long it took, of training all attempts together,
-    of regeneration the last.
+    of regeneration the last; `processes`: how many the run began with.
     """
 
     def __init__(self, file: Path, config: TrainConfig, contents: Mapping[str, str] | None = None) -> None:
@@ -34,24 +35,33 @@ class RunState:
         self.grew = False  # resumed, with more time or epochs than it began with
         self.log: dict[str, Any] = {}
         self.minutes: dict[str, float] = {}
-        if config.resume and file.exists():
-            self._read()
-        else:
-            self._write()
+        self.processes = processes.count()  # that the run began with: its steps stay that large
+        if processes.is_first():
+            if config.resume and file.exists():
+                self._read()
+            else:
+                self._write()
+        self.log, self.minutes, self.grew, self.processes = processes.from_first(
+            (self.log, self.minutes, self.grew, self.processes)
+        )
 
     def finished(self, part: str) -> bool:
         """Tells whether `part` is done."""
         return part in self.log
 
     def finish(self, part: str, minutes: float, log: Any) -> None:
-        """Records that `part` is done and its results are on disk."""
+        """Records that `part` is done and its results are on disk. All processes wait for the first one here and take
+        over its record.
+        """
         self.log[part], self.minutes[part] = log, minutes
         self._write()
+        self.log[part], self.minutes[part] = processes.from_first((log, minutes))
 
     def _read(self) -> None:
         try:
             saved = json.loads(self.file.read_text(encoding="utf-8"))
             options, self.log, self.minutes = saved["options"], saved["log"], saved["minutes"]
+            self.processes = int(saved.get("processes", 1))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise AdapterError(
                 f"{self.file}: {error}", "the saved state of a run", "start anew with another --out"
@@ -77,8 +87,11 @@ class RunState:
         self._write()
 
     def _write(self) -> None:
+        if not processes.is_first():
+            return
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.file, json.dumps({"options": self.options, "log": self.log, "minutes": self.minutes}))
+        kept = {"options": self.options, "processes": self.processes, "log": self.log, "minutes": self.minutes}
+        write_text(self.file, json.dumps(kept))
 
 
 def _more(now: Any, before: Any) -> bool:

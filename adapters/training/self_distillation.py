@@ -6,6 +6,7 @@ Acceptance is measured on the model's own answers, so drafters learn from them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -13,15 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
+from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.step_batches import drawn_numbers
 from streamspec.adapters.training.budget import ANSWERS, ENDLESS, Deadline, Speeds
 from streamspec.atomic import write_text
 from streamspec.errors import DataError
-from streamspec.progress import counted
 
 MOST_TOKENS = {"cpu": 1 << 14, "cuda": 1 << 16}  # of a batch, answers and padding included; more is hardly faster
 FIRST_PROMPTS = 8  # answered first where time is short
@@ -48,12 +51,16 @@ class CompletionFile:
             raise DataError(
                 f"{path}: answers of {_short(rows[0])}", _short(made_by), "name another file, or remove this one"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
+        self.known = processes.from_first(self.known)  # the first may add answers before another has read the file
+        if processes.is_first():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, "".join(json.dumps(row) + "\n" for row in rows or [made_by]))
 
     def add(self, prompts: list[list[int]], answers: list[list[int]]) -> None:
-        """Adds the answers to these prompts, in memory and to the file."""
+        """Adds the answers to these prompts, in memory and, on the first process, to the file."""
         self.known |= {tuple(p): a for p, a in zip(prompts, answers, strict=True)}
+        if not processes.is_first():
+            return
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(
                 json.dumps({"prompt": p, "answer": a}) + "\n" for p, a in zip(prompts, answers, strict=True)
@@ -82,14 +89,19 @@ def best(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-def drawn(temperature: float, top_p: float, generator: torch.Generator) -> Choose:
-    """As `best`, but tokens of odd rows are drawn: a drafter that learns from both kinds of answers serves both."""
+def drawn(temperature: float, top_p: float, seed: int, answers: list[int], steps: int) -> Choose:
+    """As `best`, but tokens of odd answers are drawn: a drafter that learns from both kinds serves both. `answers` [B]:
+    the number of each row's answer, of which with `seed` its random numbers are a function, whatever the batch.
+    """
     warm, nucleus = TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)
+    numbers = torch.from_numpy(np.stack([drawn_numbers(steps, seed, answer) for answer in answers]))
+    odd, step = torch.tensor(answers) % 2 == 1, itertools.count()
 
     def choose(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        probabilities = nucleus(None, warm(None, logits.float())).softmax(-1)
-        odd = torch.tensor([row % 2 == 1 for row in rows], device=logits.device)
-        return torch.where(odd, torch.multinomial(probabilities, 1, generator=generator)[:, 0], best(logits, rows))
+        greedy, number = best(logits, rows), numbers[rows, next(step), None].to(logits.device)
+        reached = nucleus(None, warm(None, logits.float())).softmax(-1).double().cumsum(-1)
+        token = torch.searchsorted(reached, number * reached[:, -1:], right=True)[:, 0]
+        return torch.where(odd[rows].to(logits.device), token, greedy)
 
     return choose
 
@@ -147,22 +159,23 @@ def regenerate(
     without an answer are then left out. The time an answer takes is added to `speeds`.
     """
     known, speeds = kept.known, speeds or Speeds()
-    most = MOST_TOKENS["cuda" if model.get_input_embeddings().weight.is_cuda else "cpu"]
-    batches = answer_batches([list(p) for p in dict.fromkeys(map(tuple, prompts))], max_new_tokens, batch_size, most)
+    every = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
+    numbers = {tuple(prompt): index for index, prompt in enumerate(every)}
+    most = processes.count() * MOST_TOKENS["cuda" if model.get_input_embeddings().weight.is_cuda else "cpu"]
+    batches = answer_batches(every, max_new_tokens, processes.count() * batch_size, most)
     missing = [[p for p in batch if tuple(p) not in known] for batch in batches]
-    with counted(label, sum(map(len, missing))) as add:
-        for number, batch in enumerate(missing):
-            choose: Choose = best
-            if sampled is not None:  # a batch draws the same numbers after an interruption as without
-                temperature, top_p, seed = sampled
-                choose = drawn(temperature, top_p, torch.Generator(model.device).manual_seed(seed + number))
+    with processes.counted(label, sum(len(processes.dealt(batch)) for batch in missing)) as add:
+        for batch in missing:
             while batch:
-                rows, began = rows_in_time(len(batch), until, speeds), until.now()
+                rows, began = processes.from_first(rows_in_time(len(batch), until, speeds)), until.now()
                 part = batch[:rows]
-                answers = answer_batch(model, part, ends, max_new_tokens, choose, until, add) if part else None
-                if answers is None:
+                mine = list(processes.dealt(part))
+                choose = best if sampled is None else drawn(*sampled, [numbers[tuple(p)] for p in mine], max_new_tokens)
+                made = answer_batch(model, mine, ends, max_new_tokens, choose, until, add) if mine else []
+                shares = processes.gathered(made)
+                if not part or None in shares:  # the time is over
                     return answered(prompts, known)
-                kept.add(part, answers)
+                kept.add(part, processes.joined([share for share in shares if share is not None]))
                 speeds.measured(ANSWERS, rows, until.now() - began)
                 note()
                 batch = batch[rows:]

@@ -6,12 +6,14 @@ file is there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
@@ -19,27 +21,48 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from streamspec.adapters.distributed import processes
+from streamspec.adapters.distributed.step_batches import StepLoader, drawn_numbers, step_loader
 from streamspec.adapters.reporting.periodic_validation import PeriodicValidation
 from streamspec.adapters.reporting.stage_display import CHECKED, StageDisplay
 from streamspec.adapters.reporting.trackers import trackers
 from streamspec.adapters.training.budget import Deadline
 from streamspec.adapters.training.config import TrainConfig
-from streamspec.adapters.training.data import Collator, LengthGroupedOrder, TokenRow
+from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.device import has_bf16
 
 COMPLETE = "complete"  # marker: everything of this checkpoint is on disk
 Losses = dict[str, Tensor]
 
 
+class StageLosses(nn.Module):
+    """A stage as one module, which DistributedDataParallel wraps: what its forward pass reads has its gradients
+    averaged over processes.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[dict[str, Tensor], float], Losses]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+        frozen = [name for name, parameter in self.named_parameters() if not parameter.requires_grad]
+        alike = frozen + [name for name, _ in self.named_buffers()]  # every process has read them: nothing to send
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, alike)
+
+    def forward(self, batch: dict[str, Tensor], draw: float) -> Losses:
+        """Losses by name. Only "total" has a gradient, so that no parameter seems used that it does not reach."""
+        return {name: value if name == "total" else value.detach() for name, value in self.loss(batch, draw).items()}
+
+
 @dataclass(frozen=True)
 class Stage:
-    """One stage: model, rows, loss and end. `loss(batch)` returns scalar losses by name, "total" among them. `note` is
-    called now and then, to write down the time used; `check` measures the model on a few validation texts.
+    """One stage: model, rows, loss and end. `loss(batch, draw)` returns scalar losses by name, "total" among them:
+    means over the batches of all processes. `draw` is the step's random number in [0, 1). `batch_size` is that of all
+    processes together. `note` is called now and then, to write down the time used; `check` measures the model on a few
+    validation texts.
     """
 
     name: str
     model: nn.Module
-    loss: Callable[[dict[str, Tensor]], Losses]
+    loss: Callable[[dict[str, Tensor], float], Losses]
     rows: Sequence[TokenRow]
     lr: float
     batch_size: int
@@ -53,16 +76,16 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
 
     With `config.resume`, goes on from the last complete checkpoint.
     """
-    last = last_checkpoint(folder) if config.resume else None
+    last = processes.from_first(last_checkpoint(folder) if config.resume else None)
     arguments = TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=stage.batch_size,
+        per_device_train_batch_size=stage.batch_size,  # of all processes: StepLoader deals it
         num_train_epochs=config.epochs,
         learning_rate=stage.lr,
         adam_beta2=0.98,
         max_grad_norm=1.0,
         bf16=has_bf16(),
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=processes.device().type == "cpu",
         remove_unused_columns=False,
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
@@ -73,25 +96,28 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
         report_to=[],
         seed=config.seed,
         disable_tqdm=True,
+        ddp_find_unused_parameters=True,  # a step may leave some out: few passes, heads that learn alone
     )
+    arguments.mixed_precision = "bf16" if arguments.bf16 else "no"  # not as `accelerate launch` was configured
+    arguments._n_gpu = min(1, arguments.n_gpu)  # never nn.DataParallel, which several GPUs in sight would switch on
     clock = Clock(stage.until, config.warmup)
-    display = StageDisplay(stage.name, stage.until.left)
+    display = StageDisplay(stage.name, stage.until.left, processes.count())
+    shown = [display, *trackers(config, stage.name)] if processes.is_first() else []
     checks = [] if stage.check is None else [PeriodicValidation(stage.check)]
     trainer = _StageTrainer(
         stage,
         clock,
         display,
         *checks,
-        model=stage.model,
+        model=StageLosses(stage.model, stage.loss),
         args=arguments,
         train_dataset=stage.rows,
-        data_collator=Collator(),
-        callbacks=[clock, _Completeness(), display, *checks, *trackers(config, stage.name)],
+        callbacks=[clock, _Completeness(), *shown, *checks],
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which belongs to the result
     if last is not None:
         clock.load(last)
-    with _autocast_only(stage.model), display.shown():
+    with _autocast_only(stage.model), display.shown() if shown else nullcontext():
         trainer.train(resume_from_checkpoint=str(last) if last else None)
     return [entry for entry in trainer.state.log_history if {"loss", *CHECKED} & set(entry)], clock.elapsed() / 60
 
@@ -121,7 +147,7 @@ class Clock(TrainerCallback, ExportableState):
         self.before, self.started, self.steps = 0.0, until.now(), 0  # seconds used before a resume; steps since
 
     def elapsed(self) -> float:
-        """Returns the seconds of training so far, attempts before a resume included."""
+        """Returns the seconds of training so far on this process, attempts before a resume included."""
         return self.before + self.until.now() - self.started
 
     def granted(self) -> float:
@@ -142,7 +168,9 @@ class Clock(TrainerCallback, ExportableState):
 
     def factor(self, step: int, steps: int) -> float:
         """Linear warm-up, then linear decay to 0."""
-        done = max(step / max(steps, 1), self.elapsed() / max(self.granted(), 1e-9))
+        done = step / max(steps, 1)
+        if not math.isinf(self.until.at):  # the first process's clock counts
+            done = max(done, processes.from_first(self.elapsed() / max(self.granted(), 1e-9)))
         if done < self.warmup:
             return min(1.0, max(done, 1 / max(steps, 1)) / self.warmup)
         return max(0.0, (1 - done) / (1 - self.warmup))
@@ -154,7 +182,8 @@ class Clock(TrainerCallback, ExportableState):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stops training once most of another step would come too late."""
         self.steps += 1
-        if self.until.over((self.until.now() - self.started) / self.steps / 2):
+        late = self.until.over((self.until.now() - self.started) / self.steps / 2)
+        if not math.isinf(self.until.at) and processes.from_first(late):
             control.should_training_stop = control.should_log = control.should_save = True
 
 
@@ -162,6 +191,8 @@ class _Completeness(TrainerCallback):
     """Writes the marker after everything else of a checkpoint."""
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not state.is_world_process_zero:
+            return
         (Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
 
 
@@ -174,12 +205,18 @@ class _StageTrainer(Trainer):
         super().__init__(**kwargs)
         self.stage, self.clock, self.display, self.check = stage, clock, display, check
         self.parts: dict[str, list[float]] = {}
+        self.drawn_for = -1
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        seed, step = self.args.seed, self.state.global_step
+        if step != self.drawn_for:  # dropout: a function of the step and the process, so a resumed run repeats it
+            torch.manual_seed(int(np.random.SeedSequence((seed, step, processes.index())).generate_state(1)[0]))
+            self.drawn_for = step
+        draw = float(drawn_numbers(1, seed, step)[0])
         with self._autocast():
-            losses = self.stage.loss(inputs)
+            losses = model(inputs, draw)
         for name, value in losses.items():
             self.parts.setdefault(name, []).append(float(value.detach()))
         return (losses["total"], losses) if return_outputs else losses["total"]
@@ -200,8 +237,15 @@ class _StageTrainer(Trainer):
         self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
         return found
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> LengthGroupedOrder:
-        return LengthGroupedOrder(self.stage.rows, self.args.per_device_train_batch_size, self.args.seed)
+    def get_train_dataloader(self) -> StepLoader:
+        """Loads this process's share of each step; not accelerate's, which repeats rows to fill the last one."""
+        return step_loader(self.stage.rows, self.args.per_device_train_batch_size, self.args.seed)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Saves nothing: random numbers are functions of the step, whatever the number of processes."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Loads nothing, as nothing is saved."""
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         logs |= {name: round(sum(v) / len(v), 4) for name, v in self.parts.items() if name != "total" and v}

@@ -15,13 +15,14 @@ from typing import Any, get_type_hints
 
 import typer
 
+from streamspec.adapters.distributed.launch import is_quiet
 from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
 from streamspec.adapters.training.option_checks import flag, plain_type
 from streamspec.cli.help_panels import THIS_COMMAND, help_all
 from streamspec.cli.shared_options import unescaped
-from streamspec.errors import ConfigError, meant, names_in
+from streamspec.errors import ConfigError, StreamspecError, meant, names_in
 
 MAX_YAML = 1 << 20  # bytes
 # What `--help` shows first, and what `--help-all` alone shows: settings of the papers that a task seldom needs.
@@ -51,8 +52,13 @@ def command(**flags: Any) -> None:
     values |= {name: value for name, value in flags.items() if value not in (None, [])}
     if flags["separator"] is not None:
         values["separator"] = unescaped(flags["separator"])
-    config = TrainConfig.from_dict(values)
-    check_early(config)
+    try:
+        config = TrainConfig.from_dict(values)
+        check_early(config)
+    except StreamspecError as error:
+        if is_quiet():
+            raise SystemExit(error.exit_status) from None
+        raise
     before_torch()
 
     from streamspec.adapters.train import train
@@ -62,6 +68,8 @@ def command(**flags: Any) -> None:
         from streamspec.runtime import load
 
     result = train(config, began, load)
+    if is_quiet("RANK"):
+        return
     print(json.dumps(result) if as_json else summary(result, config))
 
 

@@ -239,12 +239,12 @@ def test_training_counts_as_many_passes_as_asked_for() -> None:
 
 def test_passes_are_drawn_in_proportion_to_one_over_their_number() -> None:
     torch.manual_seed(0)
-    drawn = torch.bincount(torch.tensor([pick_passes(4) for _ in range(5000)]), minlength=5)
+    drawn = torch.bincount(torch.tensor([pick_passes(4, i / 5000) for i in range(5000)]), minlength=5)
     expected = 5000 * torch.tensor([0, 1, 1 / 2, 1 / 3, 1 / 4]) / (25 / 12)
     assert (
         drawn[0] == 0 and float(((drawn - expected)[1:] ** 2 / expected[1:]).sum()) < 16.3
     )  # chi-square, 3 degrees of freedom, 0.1 %
-    assert {pick_passes(1) for _ in range(9)} == {1}
+    assert {pick_passes(1, i / 9) for i in range(9)} == {1}
 
 
 def test_experts_that_pay_for_it_come_to_differ() -> None:

@@ -69,7 +69,7 @@ class Watch:
                 if parameter.requires_grad:
                     parameter.add_(torch.randn_like(parameter) * 0.05)
         stage.model.eval()
-        found = float(stage.loss(Collator()(ROWS))["total"].detach())
+        found = float(stage.loss(Collator()(ROWS), 0.0)["total"].detach())
         self.totals[stage.name] = found, total(stage.model, config, self.vocabulary)
         self.rows[stage.name] = stage.rows
         return [{"loss": found, "step": 1}], 0.0

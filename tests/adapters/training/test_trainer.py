@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerControl
+from transformers import TrainerControl, TrainingArguments
 
+from streamspec.adapters.train import train
+from streamspec.adapters.training import trainer
 from streamspec.adapters.training.budget import ENDLESS, Deadline
 from streamspec.adapters.training.device import processor_time
 from streamspec.adapters.training.trainer import COMPLETE, Clock, last_checkpoint
+from tests.support.tiny_models import options
 
 
 def test_learning_rate_warms_up_and_reaches_zero_with_the_steps() -> None:
@@ -69,3 +72,17 @@ def test_a_checkpoint_without_its_marker_does_not_count(tmp_path: Path) -> None:
             (folder / COMPLETE).touch()
     assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
     assert last_checkpoint(tmp_path / "none") is None
+
+
+def test_one_process_trains_on_one_gpu_whatever_it_sees(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TwoGpus(TrainingArguments):
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            assert self.device.type == "cpu" or torch.cuda.is_available()
+            self._n_gpu = 2
+
+    monkeypatch.setattr(trainer, "TrainingArguments", TwoGpus)
+    monkeypatch.setattr(torch.nn, "DataParallel", lambda *_, **__: pytest.fail("the batch was spread over GPUs"))
+    train(options(base, data, tmp_path / "out", method="lora", epochs=0.2))

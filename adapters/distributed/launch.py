@@ -1,0 +1,48 @@
+"""How the processes of a run were started: what cannot train rightly is refused by name. Free of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from streamspec.errors import ConfigError
+
+# Variables by which `accelerate launch` switches a way of training on: what it is, and why it is refused.
+READ_BESIDE = "drafters read and copy the base's weights beside its layers, which would be in pieces"
+REFUSED = {
+    "ACCELERATE_USE_FSDP": ("FSDP", READ_BESIDE),
+    "ACCELERATE_USE_DEEPSPEED": ("DeepSpeed", READ_BESIDE),
+    "ACCELERATE_USE_MEGATRON_LM": ("Megatron-LM", READ_BESIDE),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": ("a parallelism configuration", READ_BESIDE),
+    "ACCELERATE_DYNAMO_BACKEND": ("torch.compile", "a step's shapes change with its texts"),
+}
+OFF = ("", "0", "no", "false", "off")
+PRECISIONS = ("no", "bf16")  # of accelerate's: ours is bf16 where the machine computes in it
+OF_OTHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE")  # how many processes there are
+NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # as torchrun sets them
+START = "start them with torchrun or accelerate launch"
+
+
+def check_launch(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises ConfigError for processes that would not train together, and for ways of training that are not done."""
+    for name, (what, why) in REFUSED.items():
+        if environment.get(name, "").lower() not in OFF:
+            raise ConfigError(
+                f"{what} ({name})",
+                f"a whole base on each device: {why}",
+                "launch with --multi_gpu alone; --base-bits 4 for a base that does not fit",
+            )
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower() or "no"
+    if precision not in PRECISIONS:
+        raise ConfigError(f"--mixed_precision {precision}", " or ".join(PRECISIONS), "launch with one of these")
+    several = [name for name in OF_OTHERS if environment.get(name, "1") not in ("", "1")]
+    missing = [name for name in NEEDED if not environment.get(name)]
+    if several and missing:
+        raise ConfigError(f"{several[0]} {environment[several[0]]} without {', '.join(missing)}", "all of these", START)
+
+
+def is_quiet(of: str = "LOCAL_RANK", environment: Mapping[str, str] = os.environ) -> bool:
+    """Tells whether this process leaves it to another one to print what all of them find: to one of its machine, or
+    (`of` RANK) to one of the run.
+    """
+    return environment.get(of, "0") not in ("", "0")

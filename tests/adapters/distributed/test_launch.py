@@ -1,0 +1,55 @@
+"""How a run was started: what would not train rightly is refused in one line, before torch is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from streamspec.adapters.distributed.launch import check_launch, is_quiet
+from streamspec.errors import ConfigError
+from tests.support.two_processes import ROOT
+
+TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true"}, "FSDP"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "True"}, "Megatron"),
+        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "1"}, "parallelism"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, r"torch\.compile"),
+        ({"ACCELERATE_MIXED_PRECISION": "fp16"}, "mixed_precision fp16; expected no or bf16"),
+        ({"LOCAL_RANK": ""}, "WORLD_SIZE 2 without LOCAL_RANK"),
+        (
+            {"WORLD_SIZE": "", "RANK": "", "LOCAL_RANK": "", "OMPI_COMM_WORLD_SIZE": "2"},
+            "OMPI_COMM_WORLD_SIZE 2 without",
+        ),
+    ],
+)
+def test_a_launch_that_would_not_train_rightly_is_refused_by_name(changes: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        check_launch(TORCHRUN | changes)
+
+
+def test_launches_of_torchrun_and_accelerate_are_taken() -> None:
+    accelerate = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "false"}
+    for environment in ({}, TORCHRUN, TORCHRUN | accelerate, {"WORLD_SIZE": "1"}):
+        check_launch(environment)
+
+
+def test_what_all_processes_find_is_printed_once_on_each_machine() -> None:
+    assert is_quiet(environment=TORCHRUN) and not is_quiet(environment=TORCHRUN | {"LOCAL_RANK": "0"})
+    assert not is_quiet(environment={})
+
+
+def test_fsdp_is_refused_in_one_line_without_torch() -> None:
+    options = ["train", "--base", "none", "--data", "none.jsonl", "--out", "none"]
+    code = "import sys; from streamspec.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    environment = {"ACCELERATE_USE_FSDP": "true", "PYTHONPATH": str(ROOT), "PATH": ""}
+    ended = subprocess.run([sys.executable, "-c", code, *options], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith("streamspec: FSDP (ACCELERATE_USE_FSDP); expected") and ended.stderr.count("\n") == 1
