@@ -22,6 +22,8 @@ from streamspec.acceptance_stats import Acceptance
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel
+from streamspec.adapters.reporting.model_card import write_card
+from streamspec.adapters.reporting.verdict import verdict
 from streamspec.adapters.training.acceptance_eval import MAX_RANK
 from streamspec.adapters.training.trainer import load_trainable, trainable_state
 from streamspec.adapters.training_run import Run
@@ -153,6 +155,8 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "threads": torch.get_num_threads(),
         "processes": run.state.processes,
     }
+    said = verdict(metrics, run.state.log)
+    write_card(config.out, description, provenance, said)
     write_json(config.out / PROVENANCE, provenance)
     return {
         "out": str(config.out),
@@ -160,6 +164,7 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "recipe": description["recipe"],
         "minutes": minutes,
         **metrics,
+        "verdict": said,
     }
 
 

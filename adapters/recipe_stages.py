@@ -32,6 +32,7 @@ from streamspec.adapters.last_validation import (
 )
 from streamspec.adapters.models import with_task_lora
 from streamspec.adapters.reporting.periodic_validation import REPORTED_ROWS, measured, sample
+from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.training.acceptance_eval import record_ranks
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.data import TokenRow, joined
@@ -210,6 +211,7 @@ def finish_drafter(
         "tau_rows": REPORTED_ROWS,
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
         "val_answers": min(len(own), len(ranks)),
+        "expected": expected(ranks, run.config.method, run.config.resolved, run.ns / len(drafter.decoder.layers)),
     }
     statistics = drafter.statistics(rows[: len(ranks)], vocabulary)
     return finish_drafting(run, drafter, vocabulary, ranks, metrics | measured | statistics)

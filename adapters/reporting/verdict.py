@@ -1,0 +1,100 @@
+"""Says in words what a trained adapter promises: the expected speed-up, and whether more training would help.
+
+The speed-up is derived, not measured: simulated tau over what a step costs. Step costs are those measured for int8 on
+two Zen 4 cores (docs/lab/benchmarks/providers.md and drafters.md): `ROW_COSTS` of a Llama of 1.2 B parameters, and on
+top of them what each drafter adds (`DRAFTER_COSTS`). It is a lower bound: the runtime draws another tree at each step
+and adds n-grams (docs/lab/decisions/2026-11-23-expected-speed-up.md). Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from streamspec.acceptance_stats import Ranks, node_order, simulated_tau
+from streamspec.draft_tree import DraftTree
+from streamspec.progress import duration
+
+ROW_COSTS = {2: 1.12, 4: 1.30, 8: 1.69, 12: 1.79, 16: 2.13}  # a step of so many rows over a plain one
+LAYER_COST = 1.2  # of streams through all layers; ten of thirty cost 0.4 plain steps
+PASS_COST = 0.07  # of a draft layer; six passes make a step of 8 rows cost 2.0 to 2.2 plain steps
+FLAT_TAU, FLAT_LOSS = 0.03, 0.01  # share by which tau or loss changes at least, for its trend to be one
+HARDLY = 1.1  # expected speed-up below which speculation hardly pays
+Options = Mapping[str, Any]
+
+
+def _passes(options: Options, share: float) -> float:
+    return PASS_COST * (options["gamma"] - bool(options["parallel"]))
+
+
+DRAFTER_COSTS: dict[str, Callable[[Options, float], float]] = {  # by resolved options and the share of MSA layers
+    "streaming": lambda options, share: LAYER_COST * share,
+    "medusa": lambda options, share: 0.0,
+    "jakiro": _passes,
+    "eagle": _passes,
+    "mtp": _passes,
+    "hydra": _passes,
+}
+
+
+def expected(ranks: Ranks, method: str, options: Options, share: float) -> dict[str, float]:
+    """The number of rows that promises most, its simulated tau, what a step costs in plain steps, and the speed-up.
+
+    `share`: MSA layers over all layers.
+    """
+    price = DRAFTER_COSTS[method](options, share)
+    order = node_order(ranks, options["gamma"])
+    found = []
+    for rows, cost in ROW_COSTS.items():
+        tau = simulated_tau(ranks, DraftTree.from_nodes(order, rows))
+        found.append((tau / (cost + price), rows, tau, cost + price))
+    speed_up, rows, tau, cost = max(found)
+    return {"rows": rows, "tau": round(tau, 2), "step": round(cost, 2), "speed_up": round(speed_up, 2)}
+
+
+def trend(log: Sequence[Mapping[str, float]], name: str) -> tuple[float, float, float] | None:
+    """Of validation as it went: the figure `name` at two thirds of it and at its end, and the minutes between; None
+    of fewer than four.
+    """
+    checked = [entry for entry in log if name in entry]
+    if len(checked) < 4:
+        return None
+    at = len(checked) * 2 // 3 - 1
+    share = (checked[-1]["step"] - checked[at]["step"]) / max(log[-1]["step"], 1)
+    return checked[at][name], checked[-1][name], share * max(entry.get("minutes", 0.0) for entry in log)
+
+
+def verdict(metrics: Mapping[str, Any], log: Mapping[str, Any]) -> list[str]:
+    """Sentences about a run: `metrics` of its last validation, `log` of its stages in their order."""
+    stages = [entries for entries in log.values() if isinstance(entries, list) and entries]
+    last = stages[-1] if stages else []
+    if "expected" not in metrics:
+        return [_about_loss(trend(last, "eval_loss"))]
+    speed, right = metrics["expected"], metrics["per_stream_accuracy"]
+    said = (
+        f"expected {speed['speed_up']:.1f}x plain decoding or more, at {speed['rows']} rows: {speed['tau']:.2f} tokens "
+        f"in steps of {speed['step']:.2f} plain ones, int8 on a CPU; `streamspec bench` measures it"
+    )
+    if speed["speed_up"] < HARDLY:
+        said += "; so little that speculation may mostly stay off"
+    return [said, f"first candidates right {right[0]:.2f}; {_about_tau(trend(last, 'eval_tau'))}"]
+
+
+def _about_tau(found: tuple[float, float, float] | None) -> str:
+    if found is None:
+        return "the run was too short to tell whether more training helps: give it more --max-minutes or --epochs"
+    before, after, minutes = found
+    went = f"tau went from {before:.2f} to {after:.2f} in the last {duration(60 * minutes)} of training"
+    if after - before > FLAT_TAU * before:
+        return f"too little training: {went}, so more --max-minutes or --epochs bring more"
+    return f"{went}: more time alone brings little, more and other prompts or another drafter may"
+
+
+def _about_loss(found: tuple[float, float, float] | None) -> str:
+    if found is None:
+        return "the run was too short to tell whether more training helps"
+    before, after, minutes = found
+    went = f"validation loss went from {before:.3f} to {after:.3f} in the last {duration(60 * minutes)} of training"
+    if after < before * (1 - FLAT_LOSS):
+        return f"{went}: more --max-minutes or --epochs bring more"
+    return f"{went}: " + ("it learns by heart, fewer --epochs are better" if after > before else "it has learnt enough")
