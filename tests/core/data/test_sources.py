@@ -103,33 +103,39 @@ def test_a_missing_library_is_one_line(
         read_examples(name)
 
 
-def test_parquet_and_datasets_give_the_same_rows_as_json(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="the extra `data` is not installed")
+USER, CALL = {"role": "user", "content": "a"}, {"function": {"name": "f", "arguments": {"x": 1}}}
+TALKS: list[dict[str, Any]] = [
+    {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+    {"messages": [USER, {"role": "assistant", "content": "b"}]},
+    {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "g"}}]}]},
+]
+
+
+def talks(tmp_path: Path) -> list[Any]:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in TALKS))
+    return [(e.prompt, e.completion) for e in read_examples(tmp_path / "a.jsonl")]
+
+
+def test_parquet_gives_the_same_rows_as_json(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.Table.from_pylist(TALKS), tmp_path / "a.parquet")
+    assert [(e.prompt, e.completion) for e in read_examples(tmp_path / "a.parquet")] == talks(tmp_path)
+    assert count_rows(tmp_path / "a.parquet") == 3 and list(fingerprints(tmp_path / "a.parquet")) == ["a.parquet"]
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(DataError, match="readable Parquet file"):
+        read_examples(tmp_path / "b.parquet")
+
+
+def test_saved_datasets_give_the_same_rows_as_json(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="the extra `data` is not installed")
-    user, call = {"role": "user", "content": "a"}, {"function": {"name": "f", "arguments": {"x": 1}}}
-    other = {"function": {"name": "g", "arguments": {"y": "z"}}}
-    rows: list[dict[str, Any]] = [
-        {"messages": [user, {"role": "assistant", "content": None, "tool_calls": [call]}]},
-        {"messages": [user, {"role": "assistant", "content": "b"}]},
-        {"messages": [user, {"role": "assistant", "content": None, "tool_calls": [other]}]},
-    ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    whole = datasets.Dataset.from_list(rows)
-    whole.to_parquet(tmp_path / "a.parquet")
+    whole, expected = datasets.Dataset.from_list(TALKS), talks(tmp_path)
     whole.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"train": whole.select([0]), "test": whole.select([1, 2])}).save_to_disk(tmp_path / "splits")
-    expected = [(e.prompt, e.completion) for e in read_examples(tmp_path / "a.jsonl")]
-    for name, part in {
-        "a.parquet": expected,
-        "saved": expected,
-        "splits": expected[:1],
-        "splits:test": expected[1:],
-    }.items():
+    for name, part in {"saved": expected, "splits": expected[:1], "splits:test": expected[1:]}.items():
         data = f"{tmp_path / name}"
         assert [(e.prompt, e.completion) for e in read_examples(data)] == part
         assert count_rows(data) == len(part) and len(fingerprints(data)) == 1
     with pytest.raises(DataError, match="no split dev; expected train or test"):
         read_examples(f"{tmp_path / 'splits'}:dev")
-    (tmp_path / "b.parquet").write_bytes(b"PAR1 no more")
-    with pytest.raises(DataError, match="readable Parquet file"):
-        read_examples(tmp_path / "b.parquet")
