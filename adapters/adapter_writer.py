@@ -95,8 +95,8 @@ def load_drafter(adapter: Path, drafter: DraftingModel) -> None:
     if wrong:
         raise AdapterError(
             f"{adapter}: {', '.join(wrong[:4])} missing or of another shape",
-            "streams of the same gamma and ns, and of no higher rank",
-            "check --warm-start",
+            "a drafter of the same shape, and of no higher rank",
+            "check --warm-start or --continue",
         )
     with torch.no_grad():
         for name, parameter in current.items():

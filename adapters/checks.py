@@ -15,7 +15,7 @@ from streamspec.adapters.task_lora import check_adapter, format_of, template_of
 from streamspec.adapters.training.config import AUTO, TrainConfig
 from streamspec.adapters.training_run import say
 from streamspec.atomic import sha256_file
-from streamspec.bundle.adapter_folder import STREAM_WEIGHTS, TASK_WEIGHTS, Adapter, read_adapter
+from streamspec.bundle.adapter_folder import PROVENANCE, STREAM_WEIGHTS, TASK_WEIGHTS, Adapter, read_adapter
 from streamspec.data import Example
 from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
@@ -28,6 +28,8 @@ def contents(config: TrainConfig, base: Base, data: str, val: str | None) -> dic
     the data.
     """
     files = {"warm_start": config.warm_start and config.warm_start / STREAM_WEIGHTS}
+    if config.continue_ is not None:
+        files["continue_"] = config.continue_ / PROVENANCE
     if config.target_adapter is not None and task_lora(config) is not None:
         files["target_adapter"] = config.target_adapter / TASK_WEIGHTS
     read = {"base": base.sha256, "data": data} | ({"val": val} if val else {})
@@ -35,8 +37,10 @@ def contents(config: TrainConfig, base: Base, data: str, val: str | None) -> dic
 
 
 def read_target(config: TrainConfig, base: Base) -> Adapter | None:
-    """The target adapter, None where the run trains one or the base is the target. Refuses one that does not fit."""
-    path = task_lora(config)
+    """The target adapter, or the one that goes on; None where the run trains one or the base is the target. Refuses one
+    that does not fit.
+    """
+    path = config.continue_ or task_lora(config)
     if path is None:
         return None
     target = read_adapter(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from streamspec.adapters.answers.openai_server import OpenAiServer, is_server
 from streamspec.adapters.base_models.resolve import peek
 from streamspec.adapters.distributed.launch import check_launch
+from streamspec.adapters.runs.continued import start_of
 from streamspec.adapters.runs.run_lock import check_unused, only_locked
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training.option_checks import flag
@@ -54,6 +55,8 @@ def check_early(config: TrainConfig) -> None:
         check_answers_from(config.answers_from)
     if config.warm_start is not None:
         check_warm_start(config, ns)
+    if config.continue_ is not None:
+        start_of(config.continue_).check(config.resolved)
 
 
 def check_out(config: TrainConfig) -> None:

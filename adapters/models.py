@@ -26,8 +26,15 @@ from streamspec.errors import AdapterError
 
 
 def with_task_lora(run: Run) -> tuple[PeftModel, PreTrainedModel]:
-    """The base with a fresh task LoRA on every linear map; the PEFT wrapper and the HF model inside it."""
+    """The base with a fresh task LoRA on every linear map, or with that of the adapter that goes on; the PEFT wrapper
+    and the HF model inside it.
+    """
     config = run.config
+    if config.continue_ is not None:
+        check_task_lora(config.continue_)
+        with text_lora(config.continue_) as folder, quiet():
+            tuned = PeftModel.from_pretrained(load_base(run, run.dtype), folder, is_trainable=True)
+        return tuned, tuned.base_model.model
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.lora_alpha or config.rank,
@@ -91,8 +98,8 @@ def choose_vocabulary(run: Run, *parts: Sequence[TokenRow]) -> Tensor | None:
     """The tokens int64 [D] of these rows that the drafter may propose, None for all; on a warm start those of the
     adapter it starts from.
     """
-    if run.config.warm_start is not None:
-        saved = read_tensors(run.config.warm_start / STREAM_WEIGHTS).get("draft_vocab")
+    if run.config.begins_with is not None:
+        saved = read_tensors(run.config.begins_with / STREAM_WEIGHTS).get("draft_vocab")
         return None if saved is None else saved.to(run.device)
     kept = draft_vocabulary(parts, run.config.draft_vocab, len(run.tokenizer), run.formatter.end_ids)
     return None if kept is None else torch.tensor(kept, device=run.device)

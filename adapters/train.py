@@ -183,7 +183,9 @@ def train_joint(run: Run) -> dict[str, Any]:
     peft, model = with_task_lora(run)
     vocabulary = choose_vocabulary(run, run.rows)
     drafter = drafter_class(config).fresh(run, model, vocabulary, frozen=False)
-    if config.drafter.learns_alone is not None:
+    if config.begins_with is not None:
+        load_drafter(config.begins_with, drafter)
+    elif config.drafter.learns_alone is not None:
         drafter.frozen = True  # the task LoRA is nothing yet: switched off or on, the target is the base
         alone = config.resolved[config.drafter.learns_alone]
         fit_drafter(run, "heads", drafter, run.rows, vocabulary, config.stream_lr, alone)
@@ -219,8 +221,8 @@ def train_staged(run: Run) -> dict[str, Any]:
     kind = drafter_class(config)
     kind.prepare_target(run, model)
     drafter = kind.fresh(run, model, vocabulary, frozen=True)
-    if config.warm_start is not None:
-        load_drafter(config.warm_start, drafter)
+    if config.begins_with is not None:
+        load_drafter(config.begins_with, drafter)
     fit_drafter(run, "streams", drafter, rows, vocabulary, config.stream_lr)
     if task is not None:
         copy_task_lora(task, config.out)

@@ -60,6 +60,7 @@ from streamspec.adapters.drafters.least_squares import unit_rms
 from streamspec.adapters.training.data import Collator, TokenRow
 from streamspec.adapters.training.losses import depth_losses, in_chunks, pick_passes, pick_rows, state_loss
 from streamspec.adapters.training_run import Run
+from streamspec.bundle.adapter_folder import read_adapter
 
 STATISTIC_ROWS = 16  # of a text
 
@@ -110,10 +111,16 @@ class DraftLayerModel(DraftingModel):
 
     @classmethod
     def fresh(cls, run: Run, model: PreTrainedModel, vocabulary: Tensor | None, frozen: bool) -> Self:
-        """Builds a draft layer from the target's last layer and fits its maps to the training rows."""
+        """Builds a draft layer from the target's last layer and fits its maps to the training rows, unless
+        it begins with another adapter's.
+        """
         shape, decoder = DraftLayerConfig.of(run.config.resolved), HFDecoder(model)
-        drafter = cls(model, replace(shape, window=decoder.window(decoder.last_attention))).to(run.device)
-        run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
+        before, window = run.config.begins_with, decoder.window(decoder.last_attention)
+        if before is not None:  # layers of an older version have none
+            window = (read_adapter(before).streams or {}).get("window")
+        drafter = cls(model, replace(shape, window=window)).to(run.device)
+        if before is None:
+            run.fit_start(lambda batches: fit_start(drafter.eval(), batches))
         return drafter
 
     def train(self, mode: bool = True) -> Self:

@@ -121,15 +121,15 @@ class StreamingModel(DraftingModel):
         from.
         """
         config = run.config
-        if config.warm_start is not None:
-            scale = float(streams_of(config.warm_start)["scale"])
+        if config.begins_with is not None:
+            scale = float(streams_of(config.begins_with)["scale"])
         else:
             batch = Collator(run.device)(run.rows[:SCALE_ROWS])
             scale = measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])])
         shape = StreamConfig(config.gamma, run.ns, scale, config.positions, config.root_token)
         bigram = bigram_shape(run, model, vocabulary)
         streams = cls(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank).to(run.device)
-        if config.fit_start and config.warm_start is None:
+        if config.fit_start and config.begins_with is None:
             run.fit_start(lambda batches: fit_start(streams.eval(), batches))
         return streams
 

@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 from streamspec.adapters.drafters.options import MethodOptions
 from streamspec.adapters.drafters.registry import DRAFTERS, RECIPES, DrafterMethod, readers
+from streamspec.adapters.runs.continued import inherited, start_of
 from streamspec.adapters.training.option_checks import (
     check_rules,
     converted,
@@ -98,6 +99,11 @@ class InputOptions:
     )
     separator: str | None = option(
         None, "text between prompt and completion, which makes the format raw; default: the target adapter's, else none"
+    )
+    continue_: Path | None = option(
+        None,
+        "a finished adapter to train longer, into a new --out: what is not given is as in its run, but for time, paths "
+        "and machine",
     )
     warm_start: Path | None = option(
         None, "streaming, staged: begin with the streams of this adapter instead of fresh ones"
@@ -221,6 +227,9 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
                 value = rules["parse"](value)
             setattr(self, name, value if "several" in rules else converted(name, value, hint))
         check_rules("method", self.method, type(self).__dataclass_fields__["method"].metadata)
+        if self.continue_ is not None:
+            for name, value in start_of(self.continue_).taken_over(vars(self)).items():
+                setattr(self, name, value)
         if self.recipe is None:
             self.recipe = "staged" if self.target_adapter or self.warm_start else self.drafter.recipes[0]
         if self.tensorboard and self.report_to is None:
@@ -251,6 +260,11 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
     def drafter_batch(self) -> int:
         """Texts in a step of a drafter's stages."""
         return self.stream_batch_size or (2 if self.recipe == "staged" else self.batch_size)
+
+    @property
+    def begins_with(self) -> Path | None:
+        """The adapter whose drafter is where training begins."""
+        return self.continue_ or self.warm_start
 
     def _check_recipe(self) -> None:
         drafts = self.drafter.model is not None
@@ -310,8 +324,13 @@ class TrainConfig(RunOptions, SelfDistillationOptions, OptimiserOptions, MethodO
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
-        """Builds a config from YAML or flags; unknown keys are refused by name."""
+        """Builds a config from YAML or flags; unknown keys are refused by name. With `continue` the others default to
+        those of the run that wrote that adapter.
+        """
         known = {f.name for f in fields(cls)}
+        values = {f"{name}_" if f"{name}_" in known else name: value for name, value in values.items()}
+        if (before := values.get("continue_")) is not None:
+            values = inherited(Path(before), {one.name: readers(group) for one, group in grouped_fields()}) | values
         unknown = sorted(set(values) - known)
         if unknown:
             near = [close for one in unknown if (close := nearest(one, known))]

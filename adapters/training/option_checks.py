@@ -18,7 +18,7 @@ TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 def flag(name: str) -> str:
     """Spells an option's field as its command-line flag."""
-    return "--" + name.replace("_", "-")
+    return "--" + name.rstrip("_").replace("_", "-")  # `continue_`: a word of Python's own
 
 
 def plain_type(hint: Any) -> type:

@@ -12,6 +12,7 @@ from typing import Any
 
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.training.config import TrainConfig
+from streamspec.adapters.training.option_checks import flag
 from streamspec.atomic import write_text
 from streamspec.errors import AdapterError, ConfigError
 
@@ -75,7 +76,7 @@ class RunState:
             name = next((k for k in changed if k not in MAY_GROW), changed[0])
             least = "at least " if name in MAY_GROW else ""
             raise ConfigError(
-                f"--{name.replace('_', '-')} {self.options.get(name)}",
+                f"{flag(name)} {self.options.get(name)}",
                 f"{least}{options.get(name)} as when the run began",
                 "resume with the same options, or start anew with another --out",
             )

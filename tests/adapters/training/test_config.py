@@ -11,6 +11,7 @@ import pytest
 from streamspec.adapters.drafters.draft_layer_config import DraftLayerConfig, counted_passes
 from streamspec.adapters.drafters.registry import DRAFTERS
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of, reference
+from streamspec.adapters.training.option_checks import flag
 from streamspec.errors import ConfigError
 from tests.support.tiny_models import options
 
@@ -94,7 +95,7 @@ def test_every_option_has_help_and_stands_once_in_the_reference() -> None:
     text = reference()
     for one, group in grouped_fields():
         assert one.metadata["help"] in help_of(one, group)
-        assert len(re.findall(rf"^\| `--{one.name.replace('_', '-')}` \|", text, re.MULTILINE)) == 1
+        assert len(re.findall(rf"^\| `{flag(one.name)}` \|", text, re.MULTILINE)) == 1
     assert len(grouped_fields()) == len(fields(TrainConfig))
     assert "## Medusa heads (medusa)" in text and "| int | `6` | 1..8 |" in text
 

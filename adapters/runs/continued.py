@@ -1,0 +1,124 @@
+"""A finished adapter that trains longer (`--continue`): what its run had as options, and what has to stay. Free of
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamspec.adapters.training.option_checks import flag
+from streamspec.bundle.adapter_folder import (
+    PROVENANCE,
+    STREAM_CONFIG,
+    TASK_CONFIG,
+    TASK_WEIGHTS,
+    read_adapter,
+    read_json,
+)
+from streamspec.errors import AdapterError, ConfigError
+
+# Options that a run has of its own: they are not those of the run that it continues.
+OWN = {"base", "data", "out", "val", "columns", "target_adapter", "warm_start", "continue_", "resume"}
+OWN |= {
+    "answers",
+    "answers_from",
+    "threads",
+    "save_steps",
+    "tensorboard",
+    "max_minutes",
+    "epochs",
+    "clock",
+    "allow_base_mismatch",
+    "base_bits",
+}
+# Of the section `streams` of an adapter's configuration: fields of the same name as their option, and others.
+SAME = [
+    *("gamma", "ns", "positions", "root_token", "own_heads"),
+    *("experts", "active", "contrast", "parallel", "two_lists", "prefix_attention"),
+]
+RANKS = {"bigram": "bigram_rank", "pruning": "prune_rank"}  # null: none, which a longer run may add
+
+
+@dataclass(frozen=True)
+class Start:
+    """The finished adapter that a run begins with: its method and recipe, and the options that shape its tensors."""
+
+    folder: Path
+    method: str
+    recipe: str | None
+    shape: dict[str, Any]
+
+    @property
+    def target(self) -> Path:
+        """What stands for `--target-adapter` where the target stays as it is."""
+        return self.folder if (self.folder / TASK_WEIGHTS).exists() else Path("base")
+
+    def taken_over(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Method, recipe and target of the adapter, and what shapes its tensors where `given` options leave that open.
+        Raises ConfigError for another method, recipe or target.
+        """
+        target = self.target if self.recipe == "staged" else None
+        for name, value, good in (
+            ("method", self.method, given["method"] == self.method),
+            ("recipe", self.recipe, self.recipe is None or given["recipe"] in (None, self.recipe)),
+            ("target_adapter", target, given["target_adapter"] in (None, target)),
+            ("warm_start", None, given["warm_start"] is None),
+        ):
+            if not good:
+                raise ConfigError(
+                    f"{flag(name)} {given[name]} with --continue {self.folder}",
+                    f"{value or 'nothing'}, as there",
+                    f"leave {flag(name)} out",
+                )
+        missing = {name: value for name, value in self.shape.items() if given[name] is None}
+        return missing | {"recipe": self.recipe or given["recipe"], "target_adapter": target}
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raises ConfigError where `options` describe other tensors than the adapter has."""
+        for name, value in self.shape.items():
+            found = options[name]
+            if found != value:
+                raise ConfigError(
+                    f"{flag(name)} {found}",
+                    f"{value}, as {self.folder} has it",
+                    "leave it out, or start anew without --continue",
+                )
+
+
+def start_of(folder: Path) -> Start:
+    """Reads the configuration of a finished adapter. Raises AdapterError where `folder` is none of ours."""
+    if not (folder / STREAM_CONFIG).exists():
+        kind = "a LoRA of PEFT: --target-adapter takes it" if (folder / TASK_CONFIG).exists() else "no adapter"
+        raise AdapterError(f"{folder} is {kind}", "a finished adapter of `streamspec train`", "check --continue")
+    adapter = read_adapter(folder)
+    streams: Mapping[str, Any] = adapter.streams or {}
+    shape = {name: streams[name] for name in SAME if name in streams}
+    shape |= {option: streams[name] for name, option in RANKS.items() if streams.get(name)}
+    if "taps" in streams:
+        shape["taps"] = ",".join(map(str, streams["taps"]))
+    if streams.get("lora"):
+        shape["stream_rank"] = streams["lora"]["rank"]
+    if adapter.recipe != "staged":
+        lora = read_json(folder / TASK_CONFIG)
+        shape |= {"rank": lora.get("r"), "lora_alpha": lora.get("lora_alpha")}
+    return Start(folder, adapter.method, adapter.recipe, shape)
+
+
+def inherited(folder: Path, readers: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """The options of the run that wrote the adapter `folder`, as far as they are not a run's own and the method reads
+    them. `readers`: the methods that read each option, empty for all.
+    """
+    start = start_of(folder)
+    if not (folder / PROVENANCE).exists():
+        raise AdapterError(f"{folder} has no {PROVENANCE}", "a finished adapter", "check --continue")
+    saved = read_json(folder / PROVENANCE).get("config")
+    if not isinstance(saved, dict):
+        raise AdapterError(f"{folder / PROVENANCE}: no config", "the options of a run", "check --continue")
+    options = {name: value for name, value in saved.items() if name in readers and name not in OWN}
+    options |= start.shape | {"method": start.method}
+    if start.recipe is not None:
+        options["recipe"] = start.recipe
+    return {name: value for name, value in options.items() if not readers[name] or start.method in readers[name]}
