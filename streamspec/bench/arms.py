@@ -67,6 +67,7 @@ class Arm:
             stats.prefill_seconds,
             stats.decode_seconds,
             stats.graph_seconds,
+            stats.sources,
         )
         return ArmOutput(done.text, list(done.token_ids), measure, stats.speculation, list(done.drafted))
 

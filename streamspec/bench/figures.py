@@ -7,10 +7,11 @@ prompts together; the report has the median over repetitions with minimum and ma
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from streamspec.runtime.decoding.stats import SourceCounts
 from streamspec.runtime.hardware.providers import ProviderChoice
 
 
@@ -25,6 +26,7 @@ class Measure:
     prefill: float
     decode: float
     graph: float
+    sources: Mapping[str, SourceCounts] | None = None  # of its drafts
 
 
 Pass = list[Measure]  # all prompts, one repetition
@@ -57,6 +59,7 @@ class Figures:
     speedup: Spread  # decode phase
     speedup_total: Spread  # prefill included
     mismatches: int = 0
+    sources: Mapping[str, SourceCounts] = field(default_factory=dict)  # drafts of a pass, the mean of all
 
 
 def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches: int = 0) -> Figures:
@@ -78,7 +81,17 @@ def figures(name: str, passes: Sequence[Pass], plain: Sequence[Pass], mismatches
         speedup=_speedup(passes, plain, speed),
         speedup_total=_speedup(passes, plain, speed_with_prefill),
         mismatches=mismatches,
+        sources=_sources(passes),
     )
+
+
+def _sources(passes: Sequence[Pass]) -> dict[str, SourceCounts]:
+    """Drafted and accepted tokens of each source in a pass, the mean of all passes, in whole tokens."""
+    total = dict[str, SourceCounts]()
+    for name, counts in ((name, n) for one in passes for m in one for name, n in (m.sources or {}).items()):
+        before = total.get(name, SourceCounts())
+        total[name] = SourceCounts(before.drafted + counts.drafted, before.accepted + counts.accepted)
+    return {name: SourceCounts(*(round(n / len(passes)) for n in counts)) for name, counts in total.items()}
 
 
 def speed(one: Pass) -> float:
@@ -154,6 +167,7 @@ class Report:
             "step_ms": spec.step_ms,
             "plain_ms": plain.step_ms,
             "host_share": spec.host_share,
+            "drafts": {name: counts._asdict() for name, counts in spec.sources.items()},
             "peak_rss_mb": self.peak_rss_mb,
             "quality": self.quality,
             "threads": self.threads,
@@ -168,7 +182,7 @@ class Report:
             }
         for name in ("rows", "others"):
             if getattr(self, name):
-                result[name] = [asdict(one) for one in getattr(self, name)]
+                result[name] = [{k: v for k, v in asdict(one).items() if k != "sources"} for one in getattr(self, name)]
         if self.categories:
             result["categories"] = self.categories
         return rounded(result)

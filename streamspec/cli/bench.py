@@ -158,6 +158,9 @@ def show(report: Report) -> None:
         f"host share of a speculative step: {report.speculative.host_share:.1%}; peak memory: "
         f"{report.peak_rss_mb:.0f} MB"
     )
+    if report.speculative.sources:
+        shares = (f"{name} {n.accepted} of {n.drafted}" for name, n in report.speculative.sources.items())
+        print(f"drafts accepted in a pass: {', '.join(shares)}")
     for category, figures in report.categories.items():
         print(
             f"  {category}: {figures['tokens_per_step']:.2f} tokens/step, {figures['speedup']:.2f}x, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from streamspec.bench.tie_breaker import compare_outputs, first_difference
 from streamspec.errors import ConfigError, ContextOverflow, DataError
 from streamspec.runtime import Pruning, Sampling
 from streamspec.runtime.decoding.policy import DecodingPolicy
+from streamspec.runtime.decoding.stats import SourceCounts
 from tests.support.fake_session import FakeSession
 
 
@@ -89,6 +91,13 @@ def test_figures_pool_prompts_and_take_the_median_over_passes() -> None:
     assert one.speedup_total.median == pytest.approx((14 + 2) / (4 + 2))
     assert one.step_ms == pytest.approx(1000 * 4.0 / 4)
     assert one.host_share == pytest.approx(0.5)
+
+
+def test_drafts_are_counted_by_source_as_in_one_pass() -> None:
+    one = replace(measure(11, 2, 1.0), sources={"store": SourceCounts(9, 4)})
+    other = replace(measure(5, 2, 1.0), sources={"store": SourceCounts(1, 1), "drafter": SourceCounts(3, 2)})
+    found = figures("x", [[one, other]] * 2, [[one, other]] * 2)
+    assert found.sources == {"store": SourceCounts(10, 5), "drafter": SourceCounts(3, 2)}
 
 
 def test_plain_against_itself_is_one() -> None:
