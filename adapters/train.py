@@ -118,18 +118,18 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callabl
         if warning := joined_words(sample, prompt_format):
             say(warning)
         prompts, val_prompts = read_rows_of(config, formatter, *hashes, say)
-    rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
-    if not rows or not val_rows:
-        name = "the data" if not rows else "the validation data"
-        raise DataError(
-            f"{name} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
-        )
-    if config.warm_start is not None:
-        check_warm_start(config, ns)
-        read_adapter(config.warm_start).check_base(base.id, base.sha256)
-    if config.drafter.model is not None:
-        check_answers(config, prompts, val_prompts)
-    source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
+        rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
+        if not rows or not val_rows:
+            name = "the data" if not rows else "the validation data"
+            raise DataError(
+                f"{name} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
+            )
+        if config.warm_start is not None:
+            check_warm_start(config, ns)
+            read_adapter(config.warm_start).check_base(base.id, base.sha256)
+        if config.drafter.model is not None:
+            check_answers(config, prompts, val_prompts)
+        source = open_source(config.answers_from, formatter.tokenizer, formatter.end_ids, torch.get_num_threads(), load)
     if config.answers:
         CompletionFile(config.answers, answers_made_by(config, base, source))
     state = RunState(config.out / WORK / RUN_STATE, config, contents(config, base, *map(digest, hashes)))

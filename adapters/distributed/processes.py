@@ -150,13 +150,19 @@ def from_first(value: T) -> T:
 @contextmanager
 def first_ahead() -> Iterator[None]:
     """The first process runs the block before the others, who find what it has downloaded or cached; all leave it
-    together. Nothing in it may wait for another process.
+    together. Where the first fails, so that it alone says why, the others end. Nothing in the block may wait for
+    another process.
     """
-    if not is_first():
-        from_first(None)
-    yield
+    if not is_first() and not from_first(True):
+        raise SystemExit(2)
+    try:
+        yield
+    except Exception:
+        if is_first():
+            from_first(False)
+        raise
     if is_first():
-        from_first(None)
+        from_first(True)
     gathered(None)
 
 

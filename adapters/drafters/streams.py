@@ -125,7 +125,7 @@ class StreamingModel(DraftingModel):
             scale = float(streams_of(config.begins_with)["scale"])
         else:
             batch = Collator(run.device)(run.rows[:SCALE_ROWS])
-            scale = measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])])
+            scale = processes.from_first(measure_scale(model, run.ns, [(batch["input_ids"], batch["attention_mask"])]))
         shape = StreamConfig(config.gamma, run.ns, scale, config.positions, config.root_token)
         bigram = bigram_shape(run, model, vocabulary)
         streams = cls(model, shape, frozen, config.stream_embedding, bigram, config.prune_rank).to(run.device)

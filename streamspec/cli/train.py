@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -20,6 +21,7 @@ from streamspec.adapters.early_checks import check_early
 from streamspec.adapters.reporting.quiet import before_torch
 from streamspec.adapters.training.config import TrainConfig, grouped_fields, help_of
 from streamspec.adapters.training.option_checks import flag, plain_type
+from streamspec.cli.errors import INTERRUPTED
 from streamspec.cli.help_panels import THIS_COMMAND, help_all
 from streamspec.cli.shared_options import unescaped
 from streamspec.errors import ConfigError, StreamspecError, meant, names_in
@@ -52,13 +54,9 @@ def command(**flags: Any) -> None:
     values |= {name: value for name, value in flags.items() if value not in (None, [])}
     if flags["separator"] is not None:
         values["separator"] = unescaped(flags["separator"])
-    try:
+    with once_on_each_machine():
         config = TrainConfig.from_dict(values)
         check_early(config)
-    except StreamspecError as error:
-        if is_quiet():
-            raise SystemExit(error.exit_status) from None
-        raise
     before_torch()
 
     from streamspec.adapters.train import train
@@ -67,10 +65,22 @@ def command(**flags: Any) -> None:
     if config.answers_from is not None:
         from streamspec.runtime import load
 
-    result = train(config, began, load)
+    with once_on_each_machine(KeyboardInterrupt):
+        result = train(config, began, load)
     if is_quiet("RANK"):
         return
     print(json.dumps(result) if as_json else summary(result, config))
+
+
+@contextmanager
+def once_on_each_machine(failure: type[BaseException] = StreamspecError) -> Iterator[None]:
+    """Lets one of several processes alone say that it met a `failure` that all of them meet."""
+    try:
+        yield
+    except failure as error:
+        if is_quiet():
+            raise SystemExit(getattr(error, "exit_status", INTERRUPTED)) from None
+        raise
 
 
 def summary(result: dict[str, Any], config: TrainConfig) -> str:

@@ -81,6 +81,7 @@ def spawn(count: int, *arguments: object, module: str = __name__, **environment:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # as `before_torch` sets it
         "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", module, *map(str, arguments)]
