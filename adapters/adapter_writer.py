@@ -156,7 +156,8 @@ def _finish(run: Run, drafter: dict[str, Any] | None, metrics: dict[str, Any]) -
         "processes": run.state.processes,
     }
     said = verdict(metrics, run.state.log)
-    write_card(config.out, description, provenance, said)
+    if processes.is_first():
+        write_card(config.out, description, provenance, said)
     write_json(config.out / PROVENANCE, provenance)
     return {
         "out": str(config.out),

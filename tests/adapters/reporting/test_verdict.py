@@ -27,7 +27,10 @@ def test_without_right_candidates_a_step_costs_more_than_it_brings() -> None:
     found = expected(WRONG, "streaming", {"gamma": 2}, 0.2)
     assert found["rows"] == min(ROW_COSTS) and found["tau"] == 1.0 and found["speed_up"] < 1
     said = verdict({"expected": found, "per_stream_accuracy": [0.0, 0.0]}, {})
-    assert "speculation may mostly stay off" in said[0] and "too short to tell" in said[1]
+    assert (
+        said[0].startswith("expected hardly any gain over plain decoding, at 2 rows: 1.00 tokens")
+        and "too short to tell" in said[1]
+    )
 
 
 def log(name: str, values: list[float]) -> list[dict[str, float]]:
