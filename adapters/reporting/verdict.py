@@ -75,8 +75,8 @@ def verdict(metrics: Mapping[str, Any], log: Mapping[str, Any]) -> list[str]:
     if speed["speed_up"] < HARDLY:
         gain = "hardly any gain over plain decoding"
     said = (
-        f"expected {gain}, at {speed['rows']} rows: {speed['tau']:.2f} tokens in steps of {speed['step']:.2f} plain ones, "
-        "int8 on a CPU; `streamspec bench` measures it"
+        f"expected {gain}, at {speed['rows']} rows: {speed['tau']:.2f} tokens in steps of {speed['step']:.2f} plain "
+        "ones, int8 on a CPU; `streamspec bench` measures it"
     )
     return [said, f"first candidates right {right[0]:.2f}; {_about_tau(trend(last, 'eval_tau'))}"]
 
