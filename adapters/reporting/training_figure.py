@@ -5,6 +5,7 @@ SVG by hand, so that it needs no package. Free of torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -49,7 +50,7 @@ def curves(entries: Sequence[Mapping[str, float]], checked: bool) -> dict[str, P
     found: dict[str, Points] = {}
     for entry in entries:
         for name, value in entry.items():
-            if name not in NOT_CURVES and name.startswith("eval_") == checked and isinstance(value, (int, float)):
+            if name not in NOT_CURVES and name.startswith("eval_") == checked and math.isfinite(value):
                 found.setdefault(name.removeprefix("eval_"), []).append((entry["step"], value))
     return {name: points[:: len(points) // MOST_POINTS + 1] for name, points in found.items() if len(points) > 1}
 

@@ -28,7 +28,8 @@ LOG = {
         {"step": 5, "eval_loss": 1.0},
     ],
     "regenerated_train": {"completions": 3},
-    "streams": [{"step": s, "loss": 3.0 / s, "stream_<1>": 1.0 / s} for s in range(1, 1000)],
+    "streams": [{"step": s, "loss": 3.0 / s, "stream_<1>": 1.0 / s} for s in range(1, 1000)]
+    + [{"step": 1000, "loss": float("nan")}],
 }
 PROVENANCE = {
     "metrics": {"val_loss": 0.5, "tau": 2.5, "tau_rows": 16, "per_stream_accuracy": [0.5, 0.25]},
