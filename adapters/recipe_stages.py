@@ -52,6 +52,8 @@ def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
     peft, model = with_task_lora(run)
     plain = TargetModel(model)
     measure_texts(run, plain)
+    if run.config.gradient_checkpointing:
+        plain.checkpoint_layers()
 
     def loss(batch: dict[str, Tensor], draw: float) -> dict[str, Tensor]:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
@@ -97,6 +99,8 @@ def fit_drafter(
         load_stage(done, drafter)
         return
     measure_drafter(run, drafter, vocabulary)
+    if config.gradient_checkpointing and not drafter.frozen:
+        drafter.checkpoint_layers()
     check, end = partial(measured, drafter, sample(checked_rows(run, drafter)), vocabulary), stage_end(run, share)
     stage = Stage(name, drafter, loss, rows, lr, run.in_step(config.drafter_batch), end, run.note, check)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")

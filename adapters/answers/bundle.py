@@ -1,4 +1,4 @@
-"""Answers of the target's own exported bundle: what will be served, and on a CPU several times faster than PyTorch.
+"""Answers of the target's own exported bundle: what will be served.
 
 The bundle is opened by a function that is handed in, `streamspec.load`: training itself never imports the runtime.
 """

@@ -23,7 +23,9 @@ from streamspec.errors import ConfigError, DataError
 from streamspec.progress import counted
 
 SAMPLE = 16  # answers that are compared with the target
-FEWEST_EQUAL = 0.85  # of their tokens; the target itself, computed in bf16 in other batches, has 0.98, in int8 0.96
+# Share of their tokens that are the target's own. Of SmolLM2 135M in bf16: itself in other batches 0.98, its bundle in
+# int8 0.96, in int4 0.86; in int8 with a LoRA for another task 0.79.
+FEWEST_EQUAL = 0.82
 SIGN_OF_LIFE = 1.0  # seconds between two looks at the time while answers are awaited
 
 

@@ -6,15 +6,17 @@ A target is a Hugging Face causal LM whose main pass also returns what drafters 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.utils.checkpoint import checkpoint
+from transformers import Cache, PreTrainedModel
 
 from streamspec.adapters.base_models.hf_decoder import HFDecoder
 from streamspec.adapters.training.config import TrainConfig
@@ -69,6 +71,17 @@ class FitStep:
     draw: float
 
 
+def recomputed(layer: nn.Module, forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Calls a layer's `forward` so that the backward pass computes it again, while it learns: without the KV cache, to
+    which it would add its keys and values twice.
+    """
+    if not (layer.training and torch.is_grad_enabled()):
+        return forward(*given, **named)
+    given = tuple(None if isinstance(one, Cache) else one for one in given)
+    named = {name: None if isinstance(one, Cache) else one for name, one in named.items()}
+    return checkpoint(forward, *given, use_reentrant=False, **named)
+
+
 class TargetModel(nn.Module):
     """A causal LM. `frozen`: training must not change it; LoRA layers inside it belong to the drafter alone and are
     switched off in the main pass.
@@ -82,6 +95,16 @@ class TargetModel(nn.Module):
         self.decoder = HFDecoder(model)
         self.first = len(self.decoder.layers) - 1 if first is None else first
         self.tapped = tapped or (self.first,)
+
+    def checkpoint_layers(self) -> None:
+        """From now on layers whose K/V nobody reads keep no activations while they learn: the backward pass computes
+        them again, one by one (arXiv 1604.06174).
+        """
+        sources = self.decoder.kv_sources
+        shared = {layer for pair in enumerate(sources) if len(set(pair)) == 2 for layer in pair}  # they need the cache
+        for layer in [layer for index, layer in enumerate(self.decoder.layers[: self.first]) if index not in shared]:
+            if "forward" not in vars(layer):
+                layer.forward = partial(recomputed, layer, layer.forward)
 
     @property
     def device(self) -> torch.device:

@@ -7,6 +7,7 @@ file is there.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -91,6 +92,8 @@ def run_stage(stage: Stage, config: TrainConfig, folder: Path) -> tuple[list[dic
         dataloader_pin_memory=False,
         logging_steps=10,
         logging_first_step=True,
+        logging_nan_inf_filter=False,  # it would wait for the device at every step
+        gradient_accumulation_steps=config.accumulate,
         save_steps=config.save_steps,
         save_total_limit=2,
         report_to=[],
@@ -204,7 +207,8 @@ class _StageTrainer(Trainer):
     ) -> None:
         super().__init__(**kwargs)
         self.stage, self.clock, self.display, self.check = stage, clock, display, check
-        self.parts: dict[str, list[float]] = {}
+        self.parts: dict[str, list[Tensor]] = {}  # read when they are logged: a step waits for no number
+        self.shares = deque([1.0])  # of the batches to come, if a step adds up several
         self.drawn_for = -1
 
     def compute_loss(
@@ -218,8 +222,20 @@ class _StageTrainer(Trainer):
         with self._autocast():
             losses = model(inputs, draw)
         for name, value in losses.items():
-            self.parts.setdefault(name, []).append(float(value.detach()))
-        return (losses["total"], losses) if return_outputs else losses["total"]
+            self.parts.setdefault(name, []).append(value.detach())
+        total = losses["total"]
+        if self.args.gradient_accumulation_steps > 1:
+            total = total * self.shares.popleft()
+        return (total, losses) if return_outputs else total
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """The batches of a step. Each counts as many times as it has completion tokens, as if they were one batch."""
+        batches, count = super().get_batch_samples(*args, **kwargs)
+        if self.args.gradient_accumulation_steps > 1:
+            mine = [int(batch["loss_mask"][:, 1:].sum()) for batch in batches]
+            tokens = [sum(counts) for counts in zip(*processes.gathered(mine), strict=True)]
+            self.shares = deque(one * len(tokens) / max(sum(tokens), 1) for one in tokens)  # Trainer takes their mean
+        return batches, count
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.args.device.type, dtype=torch.bfloat16, enabled=self.args.bf16)
@@ -248,7 +264,8 @@ class _StageTrainer(Trainer):
         """Loads nothing, as nothing is saved."""
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        logs |= {name: round(sum(v) / len(v), 4) for name, v in self.parts.items() if name != "total" and v}
+        means = {name: torch.stack(seen).mean() for name, seen in self.parts.items() if name != "total"}
+        logs |= {name: round(mean.item(), 4) for name, mean in means.items()}
         logs["minutes"] = round(self.clock.elapsed() / 60, 2)
         self.parts.clear()
         self.stage.note()

@@ -169,7 +169,7 @@ def test_answers_of_another_model_are_refused(target: PreTrainedModel, own: list
     wrong = [(answer[0] + 1) % 64, *answer[1:]]
     assert equal_tokens(target, [(prompt, wrong)])[0] < len(answer)
     assert check_answers_from(target, own, "x") == {"compared": 6, "tokens": count, "equal": 1.0}
-    with pytest.raises(DataError, match=r"--answers-from x: \d+ of \d+ tokens of 6 answers are .* at least 85%"):
+    with pytest.raises(DataError, match=r"--answers-from x: \d+ of \d+ tokens of 6 answers are .* at least 82%"):
         check_answers_from(tiny_model("llama", seed=9), own, "x")
     with pytest.raises(DataError, match="0 of 0 tokens"):
         check_answers_from(target, [], "x")
@@ -192,7 +192,7 @@ def test_a_run_learns_from_the_bundles_answers_once_they_were_compared(
     )
     train(options(base, data, tmp_path / "out", **more), load=load)
     saved = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert saved["log"]["answers_from"]["equal"] > 0.85 and saved["config"]["answers_from"] == "bundle"
+    assert saved["log"]["answers_from"]["equal"] > 0.82 and saved["config"]["answers_from"] == "bundle"
     assert json.loads(kept.read_text().splitlines()[0])["answers_from"] == saved["log"]["answers_from"]["answers_from"]
     with pytest.raises(DataError, match="answers of"):  # the target as PyTorch computes it is another maker
         train(options(base, data, tmp_path / "third", **(more | {"answers_from": None})))
