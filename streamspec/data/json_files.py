@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from streamspec.errors import DataError
+from streamspec.errors import DataError, meant, names_in
 
 Row = dict[str, Any]
 Located = tuple[Row, str]  # a row and where it stands, for messages
@@ -63,7 +63,8 @@ def _reading(path: Path, rows: Callable[[TextIO, bytes], Iterator[Located]]) -> 
     try:
         raw = path.open("rb")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", "a readable file", "check the path") from None
+        advice = "check the path" + meant(path.name, names_in(path.parent))
+        raise DataError(f"{path}: {error.strerror}", "a readable file", advice) from None
     with raw:
         last = ""
         try:

@@ -45,7 +45,7 @@ def test_refusals_import_no_model_library(base: Path, data: Path, tmp_path: Path
     cases = {
         "did you mean base?": ["--base", f"{base}e"],
         "bad.jsonl, line 1": ["--data", str(tmp_path / "bad.jsonl")],
-        "train.json: No such file": ["--data", str(tmp_path / "train.json")],
+        "check the path, did you mean train.jsonl?": ["--data", str(tmp_path / "train.json")],
         "dev.jsonl: No such file": ["--val", str(tmp_path / "dev.jsonl")],
         f"{data} is a file": ["--out", str(data / "out")],
         "base is neither empty nor an unfinished run": ["--out", str(base)],
