@@ -213,6 +213,7 @@ def main() -> None:
                     bundle,
                     *measured,
                     "--no-ngram",
+                    "--no-recycling",
                     "--rows",
                     "8,16",
                     "--repeats",

@@ -37,7 +37,9 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = read_cases(arguments.prompts, arguments.limit)
     sampling = Sampling(temperature=arguments.temperature, top_p=arguments.top_p, seed=0)
-    sessions = [load(bundle, threads=arguments.threads, ngram=arguments.ngram) for bundle in arguments.bundles]
+    sessions = [
+        load(bundle, threads=arguments.threads, ngram=arguments.ngram, recycling=False) for bundle in arguments.bundles
+    ]
     sides = [Arm("plain", sessions[0], False, sampling)]
     sides += [
         Arm(bundle.name, session, True, sampling, arguments.rows)

@@ -233,7 +233,7 @@ def chat(data: Path, work: Path) -> Part:
     yield work / "chat-int8", ["export", *BASE, "--adapter", f"{adapter}", "--out", f"{work}/chat-int8"]
     yield work / "base-int8", ["export", *BASE, "--out", f"{work}/base-int8"]
     yield None, ["bench", f"{work}/chat-int8", *asked]
-    yield None, ["bench", f"{work}/chat-int8", *asked, "--no-ngram"]
+    yield None, ["bench", f"{work}/chat-int8", *asked, "--no-ngram", "--no-recycling"]
     yield None, ["bench", f"{work}/base-int8", *asked]
 
 

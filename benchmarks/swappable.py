@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--swaps", type=int, default=10)
     arguments = parser.parse_args()
-    session = load(arguments.bundle, threads=arguments.threads, ngram=arguments.ngram)
+    session = load(arguments.bundle, threads=arguments.threads, ngram=arguments.ngram, recycling=False)
     print(
         "| adapter | plain step, ms: merged, swapped | ratio | tokens per step | speed-up over own plain | tokens/s "
         "| ratio | answers equal |\n|---|---|---|---|---|---|---|---|"
@@ -45,7 +45,10 @@ def main() -> None:
     broken = 0
     for name, merged, prompts in arguments.adapter:
         session.swap(name)
-        sessions = {"merged": load(merged, threads=arguments.threads, ngram=arguments.ngram), "swapped": session}
+        sessions = {
+            "merged": load(merged, threads=arguments.threads, ngram=arguments.ngram, recycling=False),
+            "swapped": session,
+        }
         line, differ = compare(name, sessions, Path(prompts), arguments)
         print(line, flush=True)
         broken += differ

@@ -140,7 +140,7 @@ def decode(
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns medians over repetitions of milliseconds per sample, and ratios per repetition."""
-    session = load(arguments.bundle, threads=arguments.threads, ngram=False)
+    session = load(arguments.bundle, threads=arguments.threads, ngram=False, recycling=False)
     small = load(arguments.draft, threads=arguments.threads, tree="plain")
     target, eos = session.runner, session.manifest.model.eos_token_ids
     plain = DecodingPolicy(eos)

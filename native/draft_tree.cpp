@@ -120,10 +120,12 @@ struct Children {
     double factor;
 };
 
-// A token that another source proposes; `own`: the probability that the drafter gives it.
+// A token of the others; `own`: the probability that the drafter gives it; `claimed`: whether a source says how likely it
+// is.
 struct Claim {
     int64_t token, number, rank, at;
     double own, probability;
+    bool claimed;
 };
 
 class Search {
@@ -186,6 +188,7 @@ class Search {
             int64_t unknown = static_cast<int64_t>(next.count);
             for (int64_t at = first_[node.at]; at; at = next_[at]) {
                 claims_.push_back(claim(next, at, unknown));
+                if (!claims_.back().claimed) continue;
                 claimed += claims_.back().probability;
                 own += claims_.back().own;
             }
@@ -193,11 +196,12 @@ class Search {
         }
         if (next.claims_end > next.claims) {
             const double scale = claimed > 1 ? 1 / claimed : 1.0;
+            if (claimed > 0) next.factor = std::max(0.0, 1 - claimed * scale) / std::max(1 - own, 1e-6);
             for (size_t i = next.claims; i < next.claims_end; ++i) {
                 const Claim& one = claims_[i];
-                push({node.probability * (one.probability * scale), index, node.depth + 1, one.token, one.number, one.rank, one.at});
+                const double share = one.claimed ? one.probability * scale : std::min(1.0, one.own * next.factor);
+                if (share > 0) push({node.probability * share, index, node.depth + 1, one.token, one.number, one.rank, one.at});
             }
-            next.factor = std::max(0.0, 1 - claimed * scale) / std::max(1 - own, 1e-6);
         }
         children_.push_back(next);
         offer(index, 0);
@@ -211,7 +215,7 @@ class Search {
         const bool known = rank < among.count;
         const double own = known ? all[rank].probability : 0;
         const double rate = others_.rates[kKinds * (at - 1) + (among.count ? (rank ? kDiffers : kAgrees) : kAlone)];
-        return {token, known ? all[rank].number : kNone, known ? static_cast<int64_t>(rank) : unknown++, at, own, rate > own ? rate : own};
+        return {token, known ? all[rank].number : kNone, known ? static_cast<int64_t>(rank) : unknown++, at, own, rate > own ? rate : own, rate > 0};
     }
 
     bool claimed(const Children& of, int64_t rank) const {

@@ -124,6 +124,7 @@ class LoadKwargs(TypedDict, total=False):
     spin: bool
     cache_dir: str | Path | None
     ngram: bool
+    recycling: bool
     store: bool
     past_answers: bool | str | Path
     pruning: Pruning | None
@@ -154,6 +155,7 @@ class LoadOptions:
         None, "Folder for measurements of this machine; default: the user's cache folder."
     )
     ngram: bool = option(True, "Also draft from n-grams of the text.")
+    recycling: bool = option(True, "Also draft what the model chose after the same tokens before, in the same session.")
     store: bool = option(True, "Also draft from the bundle's store of answers, where it has one.")
     past_answers: bool | str | Path = option(
         False, "Also draft from earlier answers, kept in this file in plain; default: do not."

@@ -28,15 +28,16 @@ from streamspec.runtime.draft_sources.source import (
     AGREES,
     ALONE,
     DIFFERS,
+    DRAFTER,
     AcceptanceRates,
     CandidateTree,
     DraftSource,
     Found,
+    LastingIndex,
     observe,
 )
 
 OFF, ROOT = -1, 0  # where a node stands in the candidate tree of the sources: not in it, before its nodes, or 1 + node
-DRAFTER = 1  # the drafter's bit among the sources of a node
 MAX_ROWS = 64  # of any draft, whatever is asked for: the cache has no room for thousands
 MIN_SHARPNESS, MAX_SHARPNESS = 0.2, 2.0  # of the factor of the drafter's logits,
 LEARNING_RATE = 0.003  # and how far a nat of error moves it
@@ -80,14 +81,24 @@ class DraftSearch(Protocol):
 class DraftCalibration:
     """Learns from draft to draft how often candidates come true; outlives a text. `sharpness`: the factor of the
     drafter's logits that makes tokens come as often as their probabilities say: smaller where the target samples than
-    where it is greedy. `rates`: of each source, by its name."""
+    where it is greedy. `rates`: of each source, by its name; `lasting`: the indexes of those that last."""
 
     sharpness: float = SHARPNESS
     rates: dict[str, AcceptanceRates] = field(default_factory=dict)
+    lasting: dict[str, LastingIndex] = field(default_factory=dict)
 
     def rates_of(self, source: DraftSource) -> AcceptanceRates:
         """The rates of a source, assumed where nothing was observed."""
         return self.rates.setdefault(source.name, AcceptanceRates(source.assumed))
+
+    def lasting_index(self, source: DraftSource) -> LastingIndex | None:
+        """The index that a source keeps from text to text, at the beginning of a new one; None where it keeps none."""
+        if source.lasting is None:
+            return None
+        if source.name not in self.lasting:
+            self.lasting[source.name] = source.lasting()
+        self.lasting[source.name].begin()
+        return self.lasting[source.name]
 
     def observe(
         self,
@@ -213,7 +224,8 @@ class _Node(NamedTuple):
 
 
 class _Claim(NamedTuple):
-    """A token that another source proposes after a node. `own`: the probability that the drafter gives it."""
+    """A token of the candidate tree after a node. `own`: the probability that the drafter gives it; `claimed`: whether
+    another source says how likely it is."""
 
     token: int
     number: int | None
@@ -221,6 +233,7 @@ class _Claim(NamedTuple):
     own: float
     probability: float
     at: int
+    claimed: bool
 
 
 # What may follow a node taken: the candidates, the ranks that other sources have claimed, and the factor that this
@@ -285,13 +298,16 @@ class _TreeSearch:
         claims = self._claims(node, children) if node.at != OFF else []
         claimed = own = 0.0
         for claim in claims:
-            claimed += claim.probability
-            own += claim.own
+            if claim.claimed:
+                claimed += claim.probability
+                own += claim.own
         scale = 1 / claimed if claimed > 1 else 1.0
+        factor = max(0.0, 1 - claimed * scale) / max(1 - own, 1e-6) if claimed else 1.0  # what is left to the others
         for claim in claims:
-            probability = node.probability * (claim.probability * scale)
-            self._push(_Node(probability, index, node.depth + 1, claim.token, claim.number, claim.rank, claim.at))
-        factor = max(0.0, 1 - claimed * scale) / max(1 - own, 1e-6) if claims else 1.0  # what is left to the others
+            share = claim.probability * scale if claim.claimed else min(1.0, claim.own * factor)
+            if share > 0:
+                probability = node.probability * share
+                self._push(_Node(probability, index, node.depth + 1, claim.token, claim.number, claim.rank, claim.at))
         self._children.append((children, [claim.rank for claim in claims], factor))
         self._offer(index, 0)
 
@@ -317,8 +333,8 @@ class _TreeSearch:
             rank = next((rank for rank, child in enumerate(children) if child[0] == token), -1)
             _, own, number = children[rank] if rank >= 0 else (token, 0.0, None)
             kind = (DIFFERS if rank else AGREES) if children else ALONE
-            probability = max(own, others.rates[3 * following + kind])
-            claims.append(_Claim(token, number, rank if rank >= 0 else unknown, own, probability, following + 1))
+            rate, place = others.rates[3 * following + kind], rank if rank >= 0 else unknown
+            claims.append(_Claim(token, number, place, own, max(own, rate), following + 1, rate > 0))
             unknown += rank < 0
         return claims
 

@@ -23,11 +23,12 @@ from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, D
 from streamspec.runtime.decoding.sampling_params import logprob
 from streamspec.runtime.decoding.stats import SourceCounts, Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, follow, off_borders
-from streamspec.runtime.draft_sources.source import CandidateTree, Found, merged
+from streamspec.runtime.draft_sources.source import AcceptanceRates, CandidateTree, Found, LastingIndex, Stems, merged
 
 if TYPE_CHECKING:
     from streamspec.runtime.options import GenerationOptions
 
+STEMS = 24  # rows of a draft that lasting sources add to
 TINY = 1e-30  # probabilities of which a logarithm is taken are at least this
 
 
@@ -58,14 +59,18 @@ class SpeculativeDecoder:
         self._root = -1
         self._proposal: DraftProposal | None = None
         sources = self.policy.sources if self.rows > 1 else ()
-        rates = self.adaptive.calibration.rates_of
-        self._sources = [(source.begin(), rates(source), 2 << i) for i, source in enumerate(sources)]
-        self._bits = {"drafter": DRAFTER} | {source.name: 2 << i for i, source in enumerate(sources)}
+        learned = self.adaptive.calibration
+        rated = [(source, learned.rates_of(source), 2 << i) for i, source in enumerate(sources)]
+        self._sources = [(source.begin(), rates, bit) for source, rates, bit in rated if source.begin]
+        self._lasting: list[tuple[LastingIndex, AcceptanceRates, int]] = [
+            (index, rates, bit) for source, rates, bit in rated if (index := learned.lasting_index(source)) is not None
+        ]
+        self._bits = {"drafter": DRAFTER} | {source.name: bit for source, _, bit in rated}
         self._found: list[Found] = []  # what the last draft was made with,
         self._others: CandidateTree | None = None  # as one tree
         self._keep = [source.keep for source in sources if source.keep is not None]
         self._answer: list[int] = []
-        self._gate = self.adaptive.gate if runner.gamma and self._sources else None
+        self._gate = self.adaptive.gate if runner.gamma and sources else None
 
     def run(self, prompt: Sequence[int]) -> Iterator[Committed]:
         """Yields the tokens of every call, the last with a finish reason. `prompt` must fit (0 < tokens < context)."""
@@ -147,6 +152,8 @@ class SpeculativeDecoder:
         room = self.runner.context_length - self.runner.length - self.runner.gamma - 1
         grammar, rows, paused = self.grammar, self.rows, not self._controller.on
         self._look_up(0 if paused else room)
+        if self._lasting and room > 0 and not paused:
+            self._graft(room, rows, self._costs())
         forced = grammar is not None and grammar.after().forced is not None
         if not forced and (
             paused or (self._proposal is None and (self._others is None or (self.runner.gamma and self._gate is None)))
@@ -182,6 +189,7 @@ class SpeculativeDecoder:
             tokens, tree, drafter, pruning, priors, None if grammar is None else grammar.tree_masks(tree, tokens)
         )
         node, path = accept(tree, tokens, result.choices)
+        self._learn_choices(tokens, tree.parents, result.choices, path)
         if result.accepted is not None and result.accepted != node:
             # The proposal would belong to another text, and a graph that errs here is not to be trusted elsewhere.
             raise BundleError(
@@ -213,6 +221,7 @@ class SpeculativeDecoder:
         self._ran_drafter = draft_next
         result = self.runner.verify([self._root], ROOT_ONLY, draft_next, allowed=self._allowed())
         self.runner.commit((0,))
+        self._learn_choices([self._root], (0,), result.choices, (0,))
         self._proposal = result.proposal
         controller.plain_step(None if draft_next else self._clock() - self._step_began)
         if self._gate is not None:
@@ -220,6 +229,13 @@ class SpeculativeDecoder:
         done = self._finish_step(cut([result.choices[0]], [False], self.policy.eos, remaining), result, (0,))
         self._count(done, 1)
         return done
+
+    def _learn_choices(
+        self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]
+    ) -> None:
+        """Shows what the model chose after each row to the sources that last, unless a grammar had a say."""
+        for index, _, _ in self._lasting if self.grammar is None else ():
+            index.chosen(tokens, parents, choices, path)
 
     def _allowed(self) -> np.ndarray | None:
         """Bool [1, vocabulary]: what may follow the text; None for anything."""
@@ -260,6 +276,8 @@ class SpeculativeDecoder:
         """Adds tokens to the text of the sources."""
         for index, _, _ in self._sources:
             index.extend(tokens)
+        for kept, _, _ in self._lasting:
+            kept.extend(tokens)
 
     def _look_up(self, room: int) -> None:
         """Asks the sources what may follow, at most `room` tokens deep."""
@@ -268,6 +286,19 @@ class SpeculativeDecoder:
             if (continuations := index.find(room)) is not None:
                 self._found.append(Found(continuations, rates, bit))
         self._others = merged(self._found)
+
+    def _graft(self, room: int, rows: int, costs: np.ndarray | None) -> None:
+        """Asks the sources that last what may follow what would be drafted without them."""
+        stems, proposal = Stems((self._root,), (0,), (1.0,), (0,)), self._proposal
+        if self.grammar is None and (proposal is not None or self._others is not None):
+            sharpness = self.adaptive.calibration.sharpness
+            most = min(rows, STEMS)
+            taken = self.policy.search.take(self._root, proposal, self._others, most, costs, sharpness)
+            stems = Stems(taken.tokens, taken.parents, taken.probabilities, taken.sources)
+        for index, rates, bit in self._lasting:
+            if (continuations := index.graft(room, stems, rates)) is not None:
+                self._found.append(Found(continuations, rates, bit))
+                self._others = merged(self._found)
 
     def _without_drafter(self, gate: DrafterGate, came: Sequence[int]) -> tuple[int, int]:
         """Counts the tokens that the last draft would have brought without the drafter's proposal, and its rows."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamspec.runtime.draft_sources.ngram import NGRAM
+from streamspec.runtime.draft_sources.recycling import RECYCLING
 from streamspec.runtime.draft_sources.source import DraftSource
 from streamspec.runtime.draft_sources.store import AnswerStore, GrowingStore, past_source, store_source
 
@@ -22,6 +23,7 @@ class SourceData:
 # By the option of `load` that turns it on or off: makes the source; None where there is nothing for it.
 SOURCES: dict[str, Callable[[SourceData], DraftSource | None]] = {
     "ngram": lambda data: NGRAM,
+    "recycling": lambda data: RECYCLING,
     "store": lambda data: None if data.store is None else store_source(data.store),
     "past_answers": lambda data: None if data.past is None else past_source(data.past),
 }

@@ -15,13 +15,17 @@ KINDS = ("alone", "agrees", "differs")
 ALONE, AGREES, DIFFERS = range(len(KINDS))
 WEIGHT = 10.0  # observations that an assumption counts for
 MEMORY = 200.0  # observations remembered
+DRAFTER = 1  # the drafter's bit among the sources of a node
+NO_CLAIM = -1  # level of a token that the source only passes through
 
 Rates = tuple[float, float, float]  # of a token, by `KINDS`
+NO_RATES: Rates = (0.0, 0.0, 0.0)  # of a token that no source claims
 
 
 class Continuations(NamedTuple):
     """What may follow a text by one source, as a tree: `tokens[i]` after node `parents[i]` < i (-1: after the text),
-    siblings with distinct tokens. `levels[i]`: row of the source's acceptance rates."""
+    siblings with distinct tokens. `levels[i]`: row of the source's acceptance rates; `NO_CLAIM` where others propose
+    the token and the source only what follows it."""
 
     tokens: list[int]
     parents: list[int]
@@ -57,15 +61,45 @@ class TextIndex(Protocol):
         """Returns what may follow the text, at most `limit` tokens deep; None for nothing."""
 
 
+class Stems(NamedTuple):
+    """What the drafter and other sources would have verified: `tokens`, `parents` (indices of nodes), `probabilities`
+    and `sources` (bits of those that propose it) of each node, the root first, the likeliest before others."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    probabilities: Sequence[float]
+    sources: Sequence[int]
+
+
+class LastingIndex(Protocol):
+    """A source's memory of all texts of a session, which also learns from rows that were verified in vain."""
+
+    def begin(self) -> None:
+        """Begins a new text."""
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Adds tokens to the text, the prompt first."""
+
+    def graft(self, limit: int, stems: Stems, rates: AcceptanceRates) -> Continuations | None:
+        """Returns what may follow the text or a node of `stems`, at most `limit` tokens deep; None for nothing."""
+
+    def chosen(
+        self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]
+    ) -> None:
+        """Learns what the model chose after each row of a draft, `tokens` and `parents` [n], whose root is the text's
+        last token. `choices` [n]: -1 where a row was pruned. `path`: the rows accepted."""
+
+
 @dataclass(frozen=True)
 class DraftSource:
     """A source: its `name`, the acceptance rates `assumed` [levels] before anything was observed, and what makes the
-    index of a new text. `keep` takes an answer that has ended, its tokens."""
+    index of a new text, or the `lasting` one of a session. `keep` takes an answer that has ended, its tokens."""
 
     name: str
     assumed: Sequence[Rates]
-    begin: Callable[[], TextIndex]
+    begin: Callable[[], TextIndex] | None = None
     keep: Callable[[Sequence[int]], None] | None = None
+    lasting: Callable[[], LastingIndex] | None = None
 
 
 class Found(NamedTuple):
@@ -94,7 +128,8 @@ def merged(found: Sequence[Found]) -> CandidateTree | None:
     tokens, parents, sources = list[int](), list[int](), list[int]()
     rates, nodes = list[float](), dict[tuple[int, int], int]()
     for tree, known, bit in found:
-        here, by_level = list[int](), {level: known.of(level) for level in set(tree.levels)}
+        here = list[int]()
+        by_level = {level: NO_RATES if level == NO_CLAIM else known.of(level) for level in set(tree.levels)}
         for token, parent, level in zip(*tree, strict=True):
             place = -1 if parent < 0 else here[parent], token
             node = nodes.get(place)
@@ -102,10 +137,10 @@ def merged(found: Sequence[Found]) -> CandidateTree | None:
                 node = nodes[place] = len(tokens)
                 tokens.append(token)
                 parents.append(place[0])
-                sources.append(bit)
+                sources.append(0 if level == NO_CLAIM else bit)
                 rates += by_level[level]
             else:
-                sources[node] |= bit
+                sources[node] |= 0 if level == NO_CLAIM else bit
                 rates[3 * node : 3 * node + 3] = map(max, rates[3 * node : 3 * node + 3], by_level[level])
             here.append(node)
     return CandidateTree(tokens, parents, rates, sources)
@@ -122,7 +157,8 @@ def observe(found: Sequence[Found], came: Sequence[int], firsts: Sequence[int | 
             here = None
             for node in siblings:
                 kind = ALONE if first is None else AGREES if tokens[node] == first else DIFFERS
-                rates.observe(levels[node], kind, tokens[node] == token)
+                if levels[node] != NO_CLAIM:
+                    rates.observe(levels[node], kind, tokens[node] == token)
                 if tokens[node] == token:
                     here = node
             if here is None:

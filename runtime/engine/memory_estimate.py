@@ -14,6 +14,7 @@ from streamspec.bundle.manifest import NATIVE, TOKENIZER, Manifest
 from streamspec.bundle.model_section import ModelInfo
 from streamspec.errors import ConfigError, ResourceError
 from streamspec.layer_cache import DTYPES
+from streamspec.runtime.draft_sources import recycling
 from streamspec.runtime.hardware import cpu, native_library
 from streamspec.runtime.hardware.providers import AUTO, FASTER, NATIVE_CPU
 from streamspec.runtime.kv_cache.layout import CacheGroup, cache_groups
@@ -52,7 +53,7 @@ class MemoryEstimate:
       operators these are all weights.
     - `packed`: weights in the layout of the processor's kernels, private to the process.
     - `cache`: keys and values.
-    - `work`: tokenizer, ONNX Runtime and the buffers of a call.
+    - `work`: tokenizer, ONNX Runtime, the buffers of a call, and what sessions remember to draft from.
     - `total`: their sum. `str()` gives all of them in MB.
     """
 
@@ -103,11 +104,12 @@ def estimate_memory(
     scores = 1 if native else ALIVE * heads(model)  # native operators make a row's scores and drop them
     floats = scores * rows * widest(model, context) + STATES * CHUNK * model.hidden_size
     floats += LOGIT_ROWS * model.vocab_size + max(_converted(group, context) for group in groups)
+    drafts = sessions * recycling.BYTES
     return MemoryEstimate(
         weights=mapped + looked_up + adapter,
         packed=packed,
         cache=sessions * sum(group.bytes(group.cache.slots(context)) for group in groups),
-        work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats,
+        work=(NATIVE_LIBRARY if native else LIBRARY) + TOKENIZER_TIMES * tokenizer + 4 * floats + drafts,
     )
 
 

@@ -41,6 +41,7 @@ def bench(
     provider: str = "auto",
     save_outputs: str | Path | None = None,
     ngram: bool = True,
+    recycling: bool = True,
     store: bool = True,
     adapter: str | Path | None = None,
     sampling: Sampling = GREEDY,
@@ -52,8 +53,8 @@ def bench(
     - `also`: bundles whose plain decoding takes part, for the speed-up over the fastest plain precision.
     - `rows`: tree sizes that are measured too, each forced. `prune`: likewise, probabilities below which rows of a
       draft stop at the early exit.
-    - `tree`, `threads`, `provider`, `ngram`, `store`, `adapter`: as for `streamspec.runtime.load`; `provider` applies
-      to all bundles.
+    - `tree`, `threads`, `provider`, `ngram`, `recycling`, `store`, `adapter`: as for `streamspec.runtime.load`;
+      `provider` applies to all bundles.
     - `sampling`: greedy by default; with a temperature it needs a seed, so that all arms draw alike.
     - `save_outputs`: JSONL file for the answers, to be read by `compare`.
 
@@ -71,7 +72,7 @@ def bench(
     from streamspec.runtime import load
 
     opened = partial(load, threads=threads, provider=provider, prepare_grammar=False)
-    session = opened(bundle, tree=tree, ngram=ngram, store=store, adapter=adapter)
+    session = opened(bundle, tree=tree, ngram=ngram, recycling=recycling, store=store, adapter=adapter)
     check_rows(rows, session)
     check_length(cases, session)
     if prune:

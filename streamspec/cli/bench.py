@@ -11,6 +11,7 @@ import typer
 from streamspec.cli.shared_options import (
     MinP,
     NoNgram,
+    NoRecycling,
     NoStore,
     Provider,
     RepetitionPenalty,
@@ -63,6 +64,7 @@ def command(
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
+    no_recycling: NoRecycling = False,
     no_store: NoStore = False,
     temperature: Temperature = Sampling.temperature,
     top_k: TopK = Sampling.top_k,
@@ -97,6 +99,7 @@ def command(
         provider=provider,
         save_outputs=save_outputs,
         ngram=not no_ngram,
+        recycling=not no_recycling,
         store=not no_store,
         adapter=use,
         sampling=Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed),

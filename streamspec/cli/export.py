@@ -211,6 +211,7 @@ def score_answers(bundle: Path, held_out: HeldOut, tree_rows: int) -> dict[str, 
         tree=tree_rows or "plain",
         provider="cpu",
         ngram=False,
+        recycling=False,
     )
     drafted = {"tokens_per_step": report.speculative.tokens_per_step} if tree_rows else {}
     return drafted | {name: float(value) for name, value in report.quality.get("plain", {}).items()}

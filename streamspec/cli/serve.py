@@ -14,6 +14,7 @@ from streamspec.cli.shared_options import (
     Context,
     Idle,
     NoNgram,
+    NoRecycling,
     NoStore,
     PastAnswers,
     PrepareGrammar,
@@ -63,6 +64,7 @@ def command(
     threads: Threads = LoadOptions.threads,
     provider: Provider = LoadOptions.provider,
     no_ngram: NoNgram = False,
+    no_recycling: NoRecycling = False,
     no_store: NoStore = False,
     past_answers: PastAnswers = None,
 ) -> None:
@@ -77,6 +79,7 @@ def command(
         threads=threads,
         provider=provider,
         ngram=not no_ngram,
+        recycling=not no_recycling,
         store=not no_store,
         past_answers=past_answers or False,
         context=context,

@@ -51,6 +51,9 @@ Context = Annotated[int | None, load_flag("context", min=2, show_default=False)]
 Idle = Annotated[float | None, load_flag("idle", show_default=False)]
 PrepareGrammar = Annotated[bool | None, load_flag("prepare_grammar", show_default=False)]
 NoNgram = Annotated[bool, typer.Option("--no-ngram", help="Do not draft from n-grams of the text.")]
+NoRecycling = Annotated[
+    bool, typer.Option("--no-recycling", help="Do not draft what the model chose after the same tokens before.")
+]
 NoStore = Annotated[bool, typer.Option("--no-store", help="Do not draft from the bundle's store of answers.")]
 PastAnswers = Annotated[Path | None, load_flag("past_answers", show_default=False)]
 MaxNewTokens = Annotated[int, generation_flag("max_new_tokens", min=1)]

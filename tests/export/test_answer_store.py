@@ -63,7 +63,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("stored")
     base = tiny_base(folder / "base")
     export_bundle(base, None, folder / "plain", "fp32", progress=lambda line: None)
-    session = load(folder / "plain", threads=1, ngram=False)
+    session = load(folder / "plain", threads=1, ngram=False, recycling=False)
     rows: list[dict[str, object]] = [{"base": session.manifest.base.sha256, "target": "x", "max_new_tokens": 40}]
     for prompt in ([5, 6], [7], [8, 9, 10]):
         rows.append({"prompt": prompt, "answer": session.generate(prompt, max_new_tokens=40).token_ids})
@@ -79,7 +79,9 @@ def test_a_bundle_without_a_drafter_drafts_from_its_store(exported: tuple[Path, 
     tokens, _ = decode((stored / STORE).read_bytes(), manifest.store, manifest.model.vocab_size)
     end = manifest.model.eos_token_ids[0]
     assert manifest.store.separator == end and tokens[-1] == end
-    with_store, without = (load(stored, threads=1, tree=8, ngram=False, store=on) for on in (True, False))
+    with_store, without = (
+        load(stored, threads=1, tree=8, ngram=False, recycling=False, store=on) for on in (True, False)
+    )
     for prompt in ([5, 6], [7], [8, 9, 10], [11]):
         answers = [session.generate(prompt, max_new_tokens=40) for session in (with_store, without)]
         assert answers[0].token_ids == answers[1].token_ids

@@ -133,7 +133,7 @@ def test_the_drafter_is_the_adapters_own(session: Session) -> None:
 
 
 def test_without_ngrams_an_adapter_without_streams_decodes_plainly(bundle: Path) -> None:
-    session = load(bundle, threads=1, tree=8, ngram=False, adapter="plain")
+    session = load(bundle, threads=1, tree=8, ngram=False, recycling=False, adapter="plain")
     assert session.generate(PROMPT, max_new_tokens=20).stats.steps == 0
     session.swap("tuned")
     assert session.generate(PROMPT, max_new_tokens=20).stats.steps > 0
@@ -142,7 +142,7 @@ def test_without_ngrams_an_adapter_without_streams_decodes_plainly(bundle: Path)
 def test_pruning_goes_with_the_adapter_that_has_an_exit(bundle: Path) -> None:
     from streamspec.runtime import Pruning
 
-    session = load(bundle, threads=1, tree=12, ngram=False, adapter="tuned", pruning=Pruning(rows=4))
+    session = load(bundle, threads=1, tree=12, ngram=False, recycling=False, adapter="tuned", pruning=Pruning(rows=4))
     assert (
         session.generate(PROMPT, max_new_tokens=40).token_ids
         == session.generate(PROMPT, max_new_tokens=40, speculate=False).token_ids

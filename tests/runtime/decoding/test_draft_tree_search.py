@@ -24,6 +24,8 @@ from streamspec.runtime.draft_sources.source import (
     AGREES,
     ALONE,
     DIFFERS,
+    DRAFTER,
+    NO_CLAIM,
     AcceptanceRates,
     CandidateTree,
     Continuations,
@@ -246,6 +248,20 @@ def test_a_continuation_that_a_layer_did_not_foresee_stands_alone() -> None:
     assert probability[5, 7] == pytest.approx(0.25) and probability[5, 7, 8] == pytest.approx(0.25 * 0.65)
 
 
+def test_tokens_that_a_source_only_passes_through_stay_as_likely_as_the_drafter_says() -> None:
+    rates = AcceptanceRates([(0.9, 0.9, 0.9)])
+    passed = merged([Found(Continuations([10, 20, 70], [-1, 0, 1], [NO_CLAIM, NO_CLAIM, 0]), rates, 2)])
+    made, without = (build_draft_tree(5, PROPOSAL, others, 5) for others in (passed, None))
+    probability = dict(zip(made.tokens, made.probabilities, strict=True))
+    assert probability[10] == pytest.approx(0.75) and probability[70] == pytest.approx(0.75 * 0.75 * 0.9)
+    assert dict(zip(without.tokens, without.probabilities, strict=True))[20] == pytest.approx(probability[20])
+    assert made.sources[made.tokens.index(10)] == DRAFTER and made.sources[made.tokens.index(70)] == 2
+    claimed = merged([Found(Continuations([11, 10], [-1, -1], [0, NO_CLAIM]), rates, 2)])
+    made = build_draft_tree(5, PROPOSAL, claimed, 12)
+    assert dict(zip(made.tokens, made.probabilities, strict=True))[10] == pytest.approx(0.1)  # what 11 leaves
+    assert build_draft_tree(5, None, passed, 5).tokens == [5]  # nobody says how likely 10 is
+
+
 def random_case(seed: int) -> tuple[DraftProposal | None, CandidateTree | None, np.random.Generator]:
     """A proposal of any kind, with ties and candidates that come twice, and what other sources propose; either may be
     none."""
@@ -269,14 +285,14 @@ def random_case(seed: int) -> tuple[DraftProposal | None, CandidateTree | None, 
 
 
 def random_continuations(random: np.random.Generator) -> Continuations:
-    """A chain or a tree of up to 12 tokens."""
+    """A chain or a tree of up to 12 tokens, some of them only passed through."""
     places = dict[tuple[int, int], int]()
     narrow = random.random() < 0.5
     for _ in range(random.integers(0, 13)):
         parent = len(places) - 1 if narrow else int(random.integers(-1, len(places)))
         places.setdefault((parent, int(random.integers(0, 9))), len(places))
     parents, tokens = [parent for parent, _ in places], [token for _, token in places]
-    return Continuations(tokens, parents, random.integers(0, 3, len(places)).tolist())
+    return Continuations(tokens, parents, random.integers(-1, 3, len(places)).tolist())
 
 
 NATIVE = native_search.find()

@@ -8,6 +8,7 @@ from streamspec.runtime.draft_sources.source import (
     AGREES,
     ALONE,
     DIFFERS,
+    NO_CLAIM,
     AcceptanceRates,
     Continuations,
     Found,
@@ -35,3 +36,16 @@ def test_each_source_learns_by_level_and_kind_from_what_it_proposed_along_the_te
     assert rates.of(0)[DIFFERS] > 0.95 and rates.of(1)[AGREES] < 0.05  # 7 came, the drafter said 9
     assert rates.of(2)[ALONE] > 0.95  # 8 came; 5, after 9, was not tried
     assert rates.of(0)[AGREES] == rates.of(1)[DIFFERS] == rates.of(2)[DIFFERS] == 0.5
+
+
+def test_a_token_that_a_source_passes_through_is_neither_claimed_nor_learned() -> None:
+    rates = AcceptanceRates([(0.5, 0.5, 0.5)])
+    found = [Found(Continuations([7, 8], [-1, 0], [NO_CLAIM, 0]), rates, 2)]
+    tree = merged(found)
+    assert tree is not None and tree.sources == [0, 2] and tree.rates == [0, 0, 0, 0.5, 0.5, 0.5]
+    other = Found(Continuations([7], [-1], [0]), AcceptanceRates([(0.3, 0.3, 0.3)]), 4)
+    both = merged([other, *found])
+    assert both is not None and both.sources == [4, 2] and both.rates[:3] == [0.3, 0.3, 0.3]
+    for _ in range(200):
+        observe(found, [7, 9], [])
+    assert rates.of(0)[ALONE] < 0.05 and rates.of(0)[AGREES] == 0.5

@@ -109,9 +109,9 @@ def test_an_answer_begins_as_those_of_the_store_do_and_a_text_goes_on_from_the_p
 
 def test_the_option_turns_the_source_off() -> None:
     data = SourceData(store_of([1]))
-    assert [source.name for source in chosen(LoadOptions(), data)] == ["n-grams", "store"]
-    assert [source.name for source in chosen(LoadOptions(store=False), data)] == ["n-grams"]
-    assert [source.name for source in chosen(LoadOptions(ngram=False))] == []
+    assert [source.name for source in chosen(LoadOptions(), data)] == ["n-grams", "recycling", "store"]
+    assert [source.name for source in chosen(LoadOptions(store=False), data)] == ["n-grams", "recycling"]
+    assert [source.name for source in chosen(LoadOptions(ngram=False))] == ["recycling"]
 
 
 @settings(max_examples=60, deadline=None)

@@ -195,7 +195,7 @@ def test_a_plain_bundle_drafts_from_its_text_and_says_the_same(bundles: Bundles)
 
 
 def test_a_plain_bundle_without_ngrams_decodes_plainly(bundles: Bundles) -> None:
-    session = load(bundles("lora"), threads=1, ngram=False)
+    session = load(bundles("lora"), threads=1, ngram=False, recycling=False)
     assert session.policy.rows == 1 and session.speculation == "off (the bundle has no streams)"
     answer = session.generate("hello", max_new_tokens=12)
     assert answer.stats.steps == 0 and answer.stats.plain_steps == len(answer.token_ids) - 1

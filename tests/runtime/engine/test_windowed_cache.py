@@ -133,7 +133,7 @@ def test_rows_pruned_above_the_exit_keep_their_own_rings(windowed: Any) -> None:
 def test_streams_draft_the_same_as_over_a_cache_that_keeps_everything(windowed: Any) -> None:
     ids, drafts = long_text(300), []
     for slots in (SLOTS, CONTEXT):
-        session = opened(windowed("mistral streams"), ngram=False)
+        session = opened(windowed("mistral streams"), ngram=False, recycling=False)
         runner = runner_of(session)
         if slots == CONTEXT:
             runner.cache = everything_kept(runner)
