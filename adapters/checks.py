@@ -20,6 +20,7 @@ from streamspec.data import Example
 from streamspec.errors import ConfigError, DataError
 from streamspec.prompt.prompt_format import PromptFormat
 
+SAMPLED = 1000  # rows whose answers are looked at
 CONVERSATIONS = {"messages", "message_lists"}  # shapes of data
 
 
@@ -133,3 +134,21 @@ def within(rows: TokenRows, longest: int) -> TokenRows:
     if not short.all():
         say(f"{int((~short).sum()):,} of {len(rows):,} rows are longer than {longest} tokens and were left out")
     return rows.select(short & rows.has_targets())
+
+
+def check_learnable(prompts: TokenRows, rows: TokenRows, name: str, longest: int) -> None:
+    """Refuses data `prompts` of which `rows`, those of at most `longest` tokens with something to learn, are none, or
+    whose answers are all empty; says which of these it is.
+    """
+    if not len(rows):
+        shortest = int(prompts.lengths.min()) if len(prompts) else 0
+        if shortest > longest:
+            raise DataError(
+                f"{name} has no row of at most {longest} tokens", "shorter rows", f"raise --max-length to {shortest}"
+            )
+        fitting = f" of at most {longest} tokens" * bool(len(prompts) and int(prompts.lengths.max()) > longest)
+        raise DataError(f"{name} has no row{fitting} with something to learn", "rows with answers", "check --columns")
+    if all(sum(row.loss_mask[1:]) <= 1 for row in rows[:SAMPLED]):
+        raise DataError(
+            f"{name} has empty answers alone: only their end would be learnt", "rows with answers", "check --columns"
+        )

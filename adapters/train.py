@@ -24,6 +24,7 @@ from streamspec.adapters.base_models.config_fields import read_config
 from streamspec.adapters.base_models.resolve import resolve_base
 from streamspec.adapters.checks import (
     check_answers,
+    check_learnable,
     chosen_format,
     contents,
     joined_words,
@@ -58,7 +59,6 @@ from streamspec.adapters.training.self_distillation import CompletionFile
 from streamspec.adapters.training_run import TIME_USED, Run, answers_made_by, preview, say
 from streamspec.bundle.adapter_folder import read_adapter
 from streamspec.data import fingerprints, sample_examples
-from streamspec.errors import DataError
 
 VALIDATION_SHARE = 0.15  # of the time after the task LoRA's: the target's answers to validation prompts are there
 ANSWERS_SHARE = 0.4  # of that time: those to training prompts are there
@@ -119,11 +119,8 @@ def prepare(config: TrainConfig, budget: TimeBudget | None = None, load: Callabl
             say(warning)
         prompts, val_prompts = read_rows_of(config, formatter, *hashes, say)
         rows, val_rows = within(prompts, config.max_length), within(val_prompts[: config.val_rows], config.max_length)
-        if not rows or not val_rows:
-            name = "the data" if not rows else "the validation data"
-            raise DataError(
-                f"{name} has no row of at most {config.max_length} tokens", "shorter rows", "raise --max-length"
-            )
+        check_learnable(prompts, rows, "the data", config.max_length)
+        check_learnable(val_prompts, val_rows, "the validation data", config.max_length)
         if config.warm_start is not None:
             check_warm_start(config, ns)
             read_adapter(config.warm_start).check_base(base.id, base.sha256)

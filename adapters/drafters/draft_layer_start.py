@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from streamspec.adapters.drafters.drafting_model import MainPass
-from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge
+from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, ridge, share_left
 
 if TYPE_CHECKING:
     from streamspec.adapters.drafters.draft_layer import DraftLayerModel
@@ -65,7 +65,7 @@ def fit_start(drafter: DraftLayerModel, batches: Iterable[tuple[Tensor, Tensor]]
             drafter.last_state.copy_(mapped[:width].T)
             if drafter.last_token is not None:
                 drafter.last_token.copy_(mapped[width:].T)
-    return float((target - inputs @ solved).pow(2).sum() / (target - target.mean(0)).pow(2).sum())
+    return share_left(target - inputs @ solved, target - target.mean(0))
 
 
 def last_and_true(drafter: DraftLayerModel, main: MainPass, usable: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 RIDGE = 1e-2  # of the mean square, added to the diagonal
+LEAST = 1e-6  # added at least, so that rows of which none differs from their mean give a map of zeros
 MASSIVE = 3.0  # rows with an rms above so many times the typical one are left out of a fit
 FIT_TOKENS = 8192  # rows that a fit reads
 
@@ -13,6 +14,12 @@ FIT_TOKENS = 8192  # rows that a fit reads
 def unit_rms(x: Tensor) -> Tensor:
     """x over the root mean square of its last dimension."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-12)
+
+
+def share_left(rest: Tensor, whole: Tensor) -> float:
+    """The share of the squares of `whole` that is left in `rest`; 1 where there is nothing to explain."""
+    total = float(whole.pow(2).sum())
+    return float(rest.pow(2).sum()) / total if total > 0 else 1.0
 
 
 def pairs_ahead(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,6 +32,5 @@ def pairs_ahead(tokens: Tensor, states: Tensor, usable: Tensor, ahead: int) -> t
 def ridge(x: Tensor, y: Tensor) -> Tensor:
     """Solves for the matrix [columns of x, columns of y] that maps x [n, ..] to y [n, ..] with least squares."""
     square = x.T @ x
-    return torch.linalg.solve(
-        square + RIDGE * square.diagonal().mean() * torch.eye(len(square), device=x.device), x.T @ y
-    )
+    added = (RIDGE * square.diagonal().mean()).clamp(min=LEAST)
+    return torch.linalg.solve(square + added * torch.eye(len(square), device=x.device), x.T @ y)

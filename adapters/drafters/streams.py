@@ -38,7 +38,7 @@ from streamspec.adapters.drafters.drafting_model import (
     TargetModel,
     bigram_shape,
 )
-from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, unit_rms
+from streamspec.adapters.drafters.least_squares import FIT_TOKENS, MASSIVE, pairs_ahead, ridge, share_left, unit_rms
 from streamspec.adapters.drafters.stream_config import StreamConfig
 from streamspec.adapters.training.data import Collator
 from streamspec.adapters.training.losses import drafting_losses, head_losses, vocabulary_index
@@ -299,7 +299,7 @@ def fit_start(streams: StreamingModel, batches: Iterable[tuple[Tensor, Tensor]])
         streams.shares[j, : len(shares)] = shares
         streams.stream_embeddings[j] = means[2] - pull @ shares
         if j == 0:
-            left = float((target.flatten() - columns @ shares).pow(2).sum() / target.pow(2).sum())
+            left = share_left(target.flatten() - columns @ shares, target)
     return left
 
 
