@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from streamspec.adapters.distributed import processes
 from streamspec.adapters.training import self_distillation
 from streamspec.adapters.training.budget import ANSWERS, Deadline, Speeds
 from streamspec.adapters.training.self_distillation import CompletionFile, answer_batches, drawn, regenerate, up_to_end
@@ -161,7 +162,7 @@ def test_progress_counts_every_answer_once(tmp_path: Path, monkeypatch: pytest.M
         assert total == len(PROMPTS)
         yield counts.append
 
-    monkeypatch.setattr(self_distillation, "counted", counted)
+    monkeypatch.setattr(processes, "counted", counted)
     run(tmp_path / "answers.jsonl")
     assert sum(counts) == len(PROMPTS) and len(counts) > 3 * len(PROMPTS) / 2  # once a token, for a sign of life
 

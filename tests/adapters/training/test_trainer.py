@@ -83,6 +83,10 @@ def test_one_process_trains_on_one_gpu_whatever_it_sees(
             assert self.device.type == "cpu" or torch.cuda.is_available()
             self._n_gpu = 2
 
+    class Spread(torch.nn.DataParallel):
+        def __init__(self, *_: object, **__: object) -> None:
+            pytest.fail("the batch was spread over GPUs")
+
     monkeypatch.setattr(trainer, "TrainingArguments", TwoGpus)
-    monkeypatch.setattr(torch.nn, "DataParallel", lambda *_, **__: pytest.fail("the batch was spread over GPUs"))
+    monkeypatch.setattr(torch.nn, "DataParallel", Spread)
     train(options(base, data, tmp_path / "out", method="lora", epochs=0.2))
