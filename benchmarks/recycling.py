@@ -152,7 +152,7 @@ def main() -> None:
     cases = read_cases(arguments.prompts)
     random.Random(0).shuffle(cases)
     categories = sorted({case.category or "" for case in cases})
-    share = arguments.limit // len(categories)
+    share = max(1, arguments.limit // len(categories))
     cases = [case for name in categories for case in [one for one in cases if (one.category or "") == name][:share]]
     random.Random(1).shuffle(cases)
     records = [one for case in cases for one in recorded(session, case, arguments.max_new_tokens)]
