@@ -207,7 +207,7 @@ def test_a_bad_folder_is_one_line_for_export_and_train(
     data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
     for way in (
         lambda: export_bundle(folder, None, tmp_path / "out", progress=lambda line: None),
-        lambda: train(options(folder, data, tmp_path / "out")),
+        lambda: train(options(folder, data, tmp_path / "out", ns=None)),
     ):
         with pytest.raises(BaseModelError, match=words) as caught:
             way()
