@@ -31,7 +31,7 @@ from streamspec.adapters.last_validation import (
     stage_end,
 )
 from streamspec.adapters.models import with_task_lora
-from streamspec.adapters.reporting.periodic_validation import REPORTED_ROWS, measured, sample
+from streamspec.adapters.reporting.periodic_validation import REPORTED_ROWS, drafter_figures, sample, target_figures
 from streamspec.adapters.reporting.verdict import expected
 from streamspec.adapters.training.acceptance_eval import record_ranks
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
@@ -59,7 +59,7 @@ def task_stage(run: Run, out: Path, share: float = 1.0) -> PreTrainedModel:
         main = plain.main_pass(batch["input_ids"], batch["attention_mask"])
         return {"total": next_token_loss(plain, main, batch)}
 
-    check, end = partial(measured, plain, sample(run.val_rows), None), stage_end(run, share)
+    check, end = partial(target_figures, plain, sample(run.val_rows)), stage_end(run, share)
     batch = run.in_step(run.config.batch_size)
     stage = Stage("task", plain, loss, run.rows, run.config.lr, batch, end, run.note, check)
     log, used = run_stage(stage, run.config, run.work / "checkpoints-task")
@@ -101,7 +101,8 @@ def fit_drafter(
     measure_drafter(run, drafter, vocabulary)
     if config.gradient_checkpointing and not drafter.frozen:
         drafter.checkpoint_layers()
-    check, end = partial(measured, drafter, sample(checked_rows(run, drafter)), vocabulary), stage_end(run, share)
+    check = partial(drafter_figures, drafter, sample(checked_rows(run, drafter)), vocabulary)
+    end = stage_end(run, share)
     stage = Stage(name, drafter, loss, rows, lr, run.in_step(config.drafter_batch), end, run.note, check)
     log, used = run_stage(stage, config, run.work / f"checkpoints-{name}")
     save_stage(done, drafter)

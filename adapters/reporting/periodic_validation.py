@@ -6,7 +6,8 @@ It takes at most `MOST_TIME` of a stage's time and draws no random numbers, so w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -39,19 +40,32 @@ def sample(rows: Sequence[TokenRow]) -> list[TokenRow]:
     return taken
 
 
-def measured(model: TargetModel, rows: list[TokenRow], vocabulary: Tensor | None) -> dict[str, float]:
-    """`loss` of a target that learns, `tau` of a drafter."""
+def target_figures(model: TargetModel, rows: list[TokenRow]) -> dict[str, float]:
+    """`loss`, the next-token loss, of a target that learns; of a frozen one nothing."""
+    if model.frozen:
+        return {}
+    with evaluating(model):
+        return {"loss": round(validation_loss(model, rows)[0], 4)}
+
+
+def drafter_figures(model: DraftingModel, rows: list[TokenRow], vocabulary: Tensor | None) -> dict[str, float]:
+    """Those of its target, and `tau`."""
+    found = target_figures(model, rows)
+    with evaluating(model):
+        ranks = record_ranks(model, rows, vocabulary)
+    tree = DraftTree.from_nodes(node_order(ranks, model.gamma), REPORTED_ROWS)
+    return found | {"tau": round(simulated_tau(ranks, tree), 3)}
+
+
+@contextmanager
+def evaluating(model: TargetModel) -> Iterator[None]:
+    """Holds the model in eval mode."""
     training = model.training
     model.eval()
-    found: dict[str, float] = {}
-    if not model.frozen:
-        found["loss"] = round(validation_loss(model, rows)[0], 4)
-    if isinstance(model, DraftingModel):
-        ranks = record_ranks(model, rows, vocabulary)
-        tree = DraftTree.from_nodes(node_order(ranks, model.gamma), REPORTED_ROWS)
-        found["tau"] = round(simulated_tau(ranks, tree), 3)
-    model.train(training)
-    return found
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 class PeriodicValidation(TrainerCallback):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from streamspec.adapters import train as train_module
+from streamspec.adapters import early_checks
 from streamspec.adapters.models import load_target
 from streamspec.adapters.train import prepare, train
 from streamspec.errors import ConfigError
@@ -26,9 +26,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_few_bits_need_their_package(base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train_module, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="--base-bits without the package bitsandbytes"):
-        prepare(options(base, data, tmp_path / "out", method="lora", base_bits=4))
+    monkeypatch.setattr(early_checks, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="--base-bits 4 without the package bitsandbytes"):
+        train(options(base, data, tmp_path / "out", method="lora", base_bits=4))
     with pytest.raises(ConfigError, match="base_bits = 3; expected 8 or 4"):
         options(base, data, tmp_path / "out", base_bits=3)
 

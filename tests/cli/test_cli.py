@@ -169,7 +169,7 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path,
     ("yaml", "says"),
     [
         ("gama: 3", "unknown option gama; expected gamma; check the spelling"),
-        ("bogus: 3", "expected active, allow_base_mismatch, alpha, "),
+        ("bogus: 3", "expected accumulate, active, allow_base_mismatch, alpha, "),
         ("method: medsua", "change --method to medusa"),
         ("[1]", "holds a list"),
         ("a: [", "expected YAML"),

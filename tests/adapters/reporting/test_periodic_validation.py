@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from streamspec.adapters.reporting import periodic_validation
-from streamspec.adapters.reporting.periodic_validation import PeriodicValidation, measured, sample
+from streamspec.adapters.reporting.periodic_validation import PeriodicValidation, sample, target_figures
 from streamspec.adapters.train import train
 from streamspec.adapters.training.acceptance_eval import validation_loss
 from streamspec.adapters.training.data import TokenRow, joined
@@ -63,10 +63,10 @@ def test_figures_are_the_models_and_it_goes_on_training() -> None:
 
     model = TargetModel(tiny_model("llama")).train()
     rows = [joined([5, 6], [7, 8, 9])]
-    found = measured(model, rows, None)
+    found = target_figures(model, rows)
     assert model.training and found == {"loss": round(validation_loss(model, rows)[0], 4)}
     model.frozen = True
-    assert measured(model, rows, None) == {}
+    assert target_figures(model, rows) == {}
 
 
 def test_measuring_changes_nothing_and_is_in_the_log(
