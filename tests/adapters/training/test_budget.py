@@ -89,7 +89,8 @@ def test_the_whole_run_takes_the_minutes_it_was_given(
     looks = count()
     monkeypatch.setattr(device, "clock_of", lambda config: lambda: 0.005 * next(looks))
     monkeypatch.setattr(training_run, "clock_of", device.clock_of)
-    summary = train(options(base, data, tmp_path / "out", **changes, epochs=10_000, max_minutes=minutes, save_steps=1000))
+    more = {"epochs": 10_000, "max_minutes": minutes, "save_steps": 1000}
+    summary = train(options(base, data, tmp_path / "out", **changes, **more))
     assert 0.005 * next(looks) == pytest.approx(60 * minutes, rel=0.1)
     assert summary["minutes"] == pytest.approx(minutes, rel=0.2)
 
