@@ -64,7 +64,7 @@ def check_out(config: TrainConfig) -> None:
     written.
     """
     out = config.out
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    there = nearest(out)
     if not there.is_dir():
         raise AdapterError(f"{there} is a file", "a new folder", "choose another --out")
     if not os.access(there, os.W_OK | os.X_OK):
@@ -81,6 +81,11 @@ def check_out(config: TrainConfig) -> None:
         raise AdapterError(f"{out} is neither empty nor an unfinished run", "a new folder", "choose another --out")
     if not config.resume:
         raise AdapterError(f"{out} is not empty", "a new folder", "choose another --out, or add --resume to go on")
+
+
+def nearest(path: Path) -> Path:
+    """The path itself where it exists, else the nearest of its folders that does."""
+    return next(one for one in (path, *path.absolute().parents) if one.exists())
 
 
 def check_packages(config: TrainConfig) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from streamspec.adapters.checks import fitting_prompts
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
-from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
+from streamspec.adapters.training.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, MOST_KEPT, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.data import TokenRow
 from streamspec.adapters.training.self_distillation import answer_batch
@@ -46,10 +46,8 @@ def measure_texts(run: Run, model: TargetModel) -> None:
     """Measures how long the loss of a validation text takes, where that is not known."""
     each, rows = measured_rows(run)
     if rows and run.budget.speeds.cost(TEXTS, 1) is None:
-        training = model.training
-        model.eval()
-        measure(run, TEXTS, len(rows), lambda: validation_loss(model, rows, each))
-        model.train(training)
+        with evaluating(model):
+            measure(run, TEXTS, len(rows), lambda: validation_loss(model, rows, each))
 
 
 def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None) -> None:
@@ -58,14 +56,12 @@ def measure_drafter(run: Run, drafter: DraftingModel, vocabulary: Tensor | None)
     if not rows:
         return
     measure_texts(run, drafter)
-    training = drafter.training
-    drafter.eval()
-    if run.budget.speeds.cost(RANKED, 1) is None:
-        measure(run, RANKED, len(rows), lambda: record_ranks(drafter, rows, vocabulary, each))
-        measure(run, DESCRIBED, each, lambda: drafter.statistics(rows[:each], vocabulary))
-    if run.budget.speeds.cost(ANSWERS, 1) is None and not run.state.finished(VALIDATION_ANSWERS):
-        measure_answers(run, drafter, each)
-    drafter.train(training)
+    with evaluating(drafter):
+        if run.budget.speeds.cost(RANKED, 1) is None:
+            measure(run, RANKED, len(rows), lambda: record_ranks(drafter, rows, vocabulary, each))
+            measure(run, DESCRIBED, each, lambda: drafter.statistics(rows[:each], vocabulary))
+        if run.budget.speeds.cost(ANSWERS, 1) is None and not run.state.finished(VALIDATION_ANSWERS):
+            measure_answers(run, drafter, each)
 
 
 def measure_answers(run: Run, drafter: DraftingModel, count: int) -> None:

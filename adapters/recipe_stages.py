@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from streamspec.acceptance_stats import node_order, per_stream_accuracy, simulated_tau
+from streamspec.acceptance_stats import per_stream_accuracy
 from streamspec.adapters.adapter_writer import finish_drafting, load_stage, save_stage, write_task_lora
 from streamspec.adapters.answers.source import SAMPLE, ask, check_answers_from
 from streamspec.adapters.checks import fitting_prompts
@@ -31,9 +31,15 @@ from streamspec.adapters.last_validation import (
     stage_end,
 )
 from streamspec.adapters.models import with_task_lora
-from streamspec.adapters.reporting.periodic_validation import REPORTED_ROWS, drafter_figures, sample, target_figures
+from streamspec.adapters.reporting.periodic_validation import (
+    REPORTED_ROWS,
+    drafter_figures,
+    reported_tau,
+    sample,
+    target_figures,
+)
 from streamspec.adapters.reporting.verdict import expected
-from streamspec.adapters.training.acceptance_eval import record_ranks
+from streamspec.adapters.training.acceptance_eval import evaluating, record_ranks
 from streamspec.adapters.training.budget import ANSWERS, DESCRIBED, ENDLESS, RANKED, TEXTS, Deadline
 from streamspec.adapters.training.data import TokenRow, joined
 from streamspec.adapters.training.hidden_state_cache import HiddenStateCache
@@ -42,7 +48,6 @@ from streamspec.adapters.training.self_distillation import CompletionFile, answe
 from streamspec.adapters.training.trainer import Stage, run_stage
 from streamspec.adapters.training_run import Run, answers_made_by, say
 from streamspec.atomic import write_text
-from streamspec.draft_tree import DraftTree
 
 COMPARED = "answers_from"  # part of a run: a sample of the source's answers was compared with the target
 
@@ -112,12 +117,11 @@ def fit_drafter(
 @contextmanager
 def answering(model: PreTrainedModel) -> Iterator[None]:
     """The model as it answers fastest: in eval mode, with SDPA but for scores with a soft cap."""
-    attention, training = model.config._attn_implementation, model.training
+    attention = model.config._attn_implementation
     if model._supports_sdpa:
         model.set_attn_implementation("sdpa")
-    model.eval()
-    yield
-    model.train(training)
+    with evaluating(model):
+        yield
     model.set_attn_implementation(attention)
 
 
@@ -191,7 +195,7 @@ def checked_rows(run: Run, drafter: DraftingModel) -> Sequence[TokenRow]:
         return run.val_rows
     known = kept_answers(run, "val").known
     prompts = fitting_prompts(run.val_prompts, run.config, run.config.val_rows)
-    return [joined(p, known[tuple(p)]) for p in prompts if tuple(p) in known] or run.val_rows
+    return [joined(prompt, answer) for prompt, answer in answered(prompts, known)] or run.val_rows
 
 
 def finish_drafter(
@@ -210,9 +214,8 @@ def finish_drafter(
     ranks = record_ranks(drafter, rows, vocabulary, until=run.budget.until_done(RANKED, rest))
     if len(ranks) < len(rows):
         say(f"measuring acceptance: {len(ranks)} of {len(rows)} answers in the time left")
-    tree = DraftTree.from_nodes(node_order(ranks, drafter.gamma), REPORTED_ROWS)
     metrics = {
-        "tau": round(simulated_tau(ranks, tree), 3),
+        "tau": reported_tau(ranks, drafter.gamma),
         "tau_rows": REPORTED_ROWS,
         "per_stream_accuracy": [round(float(a), 3) for a in per_stream_accuracy(ranks)],
         "val_answers": min(len(own), len(ranks)),

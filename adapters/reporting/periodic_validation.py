@@ -6,17 +6,16 @@ It takes at most `MOST_TIME` of a stage's time and draws no random numbers, so w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 from transformers import TrainerCallback
 
-from streamspec.acceptance_stats import node_order, simulated_tau
+from streamspec.acceptance_stats import Ranks, node_order, simulated_tau
 from streamspec.adapters.distributed import processes
 from streamspec.adapters.drafters.drafting_model import DraftingModel, TargetModel
-from streamspec.adapters.training.acceptance_eval import record_ranks, validation_loss
+from streamspec.adapters.training.acceptance_eval import evaluating, record_ranks, validation_loss
 from streamspec.adapters.training.data import TokenRow
 from streamspec.draft_tree import DraftTree
 
@@ -53,19 +52,13 @@ def drafter_figures(model: DraftingModel, rows: list[TokenRow], vocabulary: Tens
     found = target_figures(model, rows)
     with evaluating(model):
         ranks = record_ranks(model, rows, vocabulary)
-    tree = DraftTree.from_nodes(node_order(ranks, model.gamma), REPORTED_ROWS)
-    return found | {"tau": round(simulated_tau(ranks, tree), 3)}
+    return found | {"tau": reported_tau(ranks, model.gamma)}
 
 
-@contextmanager
-def evaluating(model: TargetModel) -> Iterator[None]:
-    """Holds the model in eval mode."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
+def reported_tau(ranks: Ranks, gamma: int) -> float:
+    """Simulated tau of the tree of `REPORTED_ROWS` rows."""
+    tree = DraftTree.from_nodes(node_order(ranks, gamma), REPORTED_ROWS)
+    return round(simulated_tau(ranks, tree), 3)
 
 
 class PeriodicValidation(TrainerCallback):

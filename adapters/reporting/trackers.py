@@ -13,6 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 
+from streamspec.adapters.distributed.launch import is_quiet
 from streamspec.adapters.training.config import TrainConfig
 from streamspec.adapters.training_run import say
 from streamspec.errors import ConfigError
@@ -92,6 +93,6 @@ TRACKERS: dict[str, Callable[[TrainConfig, str], TrainerCallback]] = {
 
 def trackers(config: TrainConfig, stage: str) -> list[TrainerCallback]:
     """The callback of `--report-to` for a stage; none in processes after the first."""
-    if config.report_to is None or os.environ.get("RANK", "0") != "0":
+    if config.report_to is None or is_quiet("RANK"):
         return []
     return [TRACKERS[config.report_to](config, stage)]

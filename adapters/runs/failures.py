@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from streamspec.adapters.early_checks import RUN_STATE, WORK
+from streamspec.adapters.early_checks import RUN_STATE, WORK, nearest
 from streamspec.errors import ResourceError, StreamspecError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -85,5 +85,4 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
 
 
 def _free(out: Path) -> str:
-    there = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-    return f"{shutil.disk_usage(there).free / 1e6:,.0f} MB"
+    return f"{shutil.disk_usage(nearest(out)).free / 1e6:,.0f} MB"

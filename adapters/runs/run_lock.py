@@ -12,6 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from streamspec.adapters.distributed.launch import is_quiet
 from streamspec.errors import AdapterError
 
 LOCK, OWNER = "lock", "process"  # files in the folder of an unfinished run; the second holds the number of the process
@@ -24,7 +25,7 @@ def sole_owner(work: Path) -> Iterator[None]:
 
     Where the block leaves nothing in the folder, that and its empty parent are removed again.
     """
-    if not _is_first():
+    if is_quiet("RANK"):
         yield
         return
     new = [folder for folder in (work, *work.parents) if not folder.exists()]
@@ -48,7 +49,7 @@ def sole_owner(work: Path) -> Iterator[None]:
 
 def check_unused(work: Path) -> None:
     """Raises AdapterError where another process holds the folder `work`."""
-    if not _is_first() or not (work / LOCK).exists():
+    if is_quiet("RANK") or not (work / LOCK).exists():
         return
     lock = FileLock(work / LOCK, thread_local=False)
     try:
@@ -61,10 +62,6 @@ def check_unused(work: Path) -> None:
 def only_locked(out: Path, work: Path) -> bool:
     """Tells whether the folder `out` holds nothing but what `sole_owner` puts into `work`."""
     return all(one in (work, work / LOCK, work / OWNER) for one in out.rglob("*"))
-
-
-def _is_first() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0  # as torchrun and accelerate number processes
 
 
 def _in_use(work: Path) -> AdapterError:

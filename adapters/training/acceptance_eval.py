@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from streamspec.acceptance_stats import ENDED, MISSED
 from streamspec.adapters.distributed import processes
@@ -22,6 +23,17 @@ from streamspec.adapters.training.data import Collator, TokenRow
 from streamspec.adapters.training.losses import in_chunks, lookup_table, next_token_losses, vocabulary_index
 
 MAX_RANK = 10
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Holds the model in eval mode."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def batches_in_time(rows: Sequence[TokenRow], size: int, until: Deadline, label: str) -> Iterator[list[int]]:
