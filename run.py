@@ -23,6 +23,7 @@ PYTHON = VENV_BIN / ("python.exe" if os.name == "nt" else "python")
 NATIVE = ROOT / "native"  # sources of the native operators, which pip builds where there is a compiler
 BESIDE = ("adapters", "export", "runtime")  # sub-packages that stand beside the folder `streamspec` in a checkout
 TORCH = "torch==2.13.0"
+MOST_PROCESSES = 4  # of pytest: each takes up to 2 GB
 LOWEST = ROOT / "tests" / "lowest.txt"  # the oldest libraries that pyproject.toml allows, torch apart
 LOWEST_VENV = ROOT / ".venv-lowest"
 # What breaks first with an old library: reading bases, training, export, transformers' own answers.
@@ -135,8 +136,17 @@ def docs() -> int:
     return call(PYTHON, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", ROOT / "build" / "site")
 
 
+def in_processes() -> list[str]:
+    """Options of pytest: several processes of one thread each, a file at a time; none of them on one core."""
+    count = min(MOST_PROCESSES, os.cpu_count() or 1)
+    if count == 1:
+        return []
+    os.environ["OMP_NUM_THREADS"] = "1"
+    return ["-n", str(count), "--dist", "loadfile"]
+
+
 def pytest(arguments: list[str]) -> int:
-    return call(PYTHON, "-m", "pytest", *arguments)
+    return call(PYTHON, "-m", "pytest", *(arguments or in_processes()))
 
 
 def lowest(arguments: list[str]) -> int:
@@ -160,7 +170,8 @@ def lowest(arguments: list[str]) -> int:
         pip = (python, "-m", "pip", "install", "--disable-pip-version-check", "--quiet")
         check(*pip, "-r", LOWEST, *([f"torch=={torch}"] if torch else []))
         stamp.write_text(wanted)
-    return call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or LOWEST_TESTS))
+    wanted_tests = arguments or [*LOWEST_TESTS, *in_processes()]
+    return call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *wanted_tests)
 
 
 STEPS: dict[str, Callable[[], int]] = {

@@ -82,7 +82,7 @@ class DraftLayerPass(DraftPass):
     def __init__(self, decoder: Decoder, spec: DraftLayerSpec, candidates: int) -> None:
         self.layer = decoder.spec.layers
         source = DraftLayerSource(decoder.source, spec, decoder.spec)
-        own = Decoder(decoder.spec, source, decoder.precision, decoder.native)
+        own = Decoder(decoder.spec, source, decoder.precision, decoder.native, drafter=True)
         super().__init__(own, spec, candidates)
         self.inputs = ""  # x [1, n, H] of the main rows
         self.present = ("", "")
@@ -366,7 +366,7 @@ class DraftLayerPass(DraftPass):
         return g.op("ScatterElements", zeros, one, ones, axis=-1)
 
     def _weight(self, name: str, array: Array) -> Weight:
-        return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32))
+        return Weight(f"jakiro.{name}", array.shape[0], array.shape[1], lambda: array.astype(np.float32), drafter=True)
 
     @staticmethod
     def _constant(g: Scope, name: str, array: Array) -> str:

@@ -229,7 +229,7 @@ class DraftPass(ABC):
         head, chosen = self.decoder.head_weight(), self.spec.draft_vocab
         if chosen is None:
             return self.scaled(g, *self.decoder.logits(g, flat, rows, head))
-        part = Weight(f"{DRAFT_HEAD}.weight", len(chosen), head.columns, lambda: head.load()[chosen])
+        part = Weight(f"{DRAFT_HEAD}.weight", len(chosen), head.columns, lambda: head.load()[chosen], drafter=True)
         return self.scaled(g, *self.decoder.logits(g, flat, rows, part, chosen))
 
     def scaled(self, g: Scope, raw: str, scale: str) -> str:
@@ -275,7 +275,9 @@ class ParallelDraftPass(DraftPass):
             first = g.op("Gather", before, root, axis=0)
         else:  # zero where the root is no draft token
             same = g.op("Equal", g.op("Unsqueeze", DRAFT_VOCAB, g.ints(0)), g.op("Unsqueeze", root, g.ints(1)))
-            first = g.op("MatMul", g.op("Cast", same, to=TensorProto.FLOAT), before)
+            same = g.op("Cast", same, to=TensorProto.FLOAT)
+            own = g.op("Gather", before, g.op("ArgMax", same, axis=-1, keepdims=0), axis=0)
+            first = g.op("Mul", own, g.op("ReduceMax", same, g.ints(-1), keepdims=1))
         spread = g.op("Expand", g.op("Unsqueeze", first, g.ints(0)), g.ints(1, self.candidates, 1))
         earlier = g.op("Slice", numbers, g.ints(0), g.ints(-1), g.ints(0))
         parents = g.op("Concat", spread, g.op("Gather", before, earlier, axis=0), axis=0)

@@ -71,12 +71,14 @@ class MedusaPass(ParallelDraftPass):
 
     def _linear(self, g: Scope, hidden: str, rows: Rows, depth: int) -> str:
         weight = self.spec.block_weights[depth]
-        return self.decoder.linear_map(g, hidden, rows, Weight(f"medusa.{depth}.block", *_size(weight), lambda: weight))
+        return self.decoder.linear_map(
+            g, hidden, rows, Weight(f"medusa.{depth}.block", *_size(weight), lambda: weight, drafter=True)
+        )
 
     def _head(self, depth: int) -> Weight:
         assert self.spec.heads is not None
         weight = self.spec.heads[depth]
-        return Weight(f"medusa.{depth}.head", *_size(weight), lambda: weight.astype(np.float32))
+        return Weight(f"medusa.{depth}.head", *_size(weight), lambda: weight.astype(np.float32), drafter=True)
 
 
 class MedusaReference(ParallelReference):

@@ -151,7 +151,7 @@ def stream_linear(decoder: Decoder, spec: StreamSpec, mode: str) -> Linear:
         if not any((layer, module) in spec.lora for module in modules):
             return decoder.linear(g, x, rows, layer, modules, activated)
         if mode == "merged":
-            weight = decoder.fused(layer, modules, merged, suffix=".streams")
+            weight = replace(decoder.fused(layer, modules, merged, suffix=".streams"), drafter=True)
             return decoder.mapped(g, x, rows, weight, layer, modules, activated)
         mixed = mixed_inputs_of(g, x, decoder.fused(layer, modules))
         total = g.op("Add", decoder.linear(g, x, rows, layer, modules), _delta(decoder, spec, g, mixed, layer, modules))

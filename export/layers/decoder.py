@@ -42,10 +42,17 @@ class Decoder(AttentionHeads):
     """Nodes of one decoder in one precision. `linear` may be replaced for row groups with other weights."""
 
     def __init__(
-        self, spec: DecoderSpec, source: Source, precision: Precision, native: NativeOps | None = None
+        self,
+        spec: DecoderSpec,
+        source: Source,
+        precision: Precision,
+        native: NativeOps | None = None,
+        drafter: bool = False,
     ) -> None:
-        """`native`: writes native operators in place of the precision's nodes, where there are such."""
+        """`native`: writes native operators in place of the precision's nodes, where there are such. `drafter`: its
+        layers are a drafter's own."""
         self.spec, self.source, self.precision, self.native = spec, source, precision, native
+        self.drafter = drafter
 
     # ---- tables
 
@@ -168,6 +175,7 @@ class Decoder(AttentionHeads):
             rounded=lambda: chosen.rounded(names[0]),
             mix=self.source.mixed(names[0]),
             gated=modules == self.spec.family.up and self.spec.family.gated and out % TILE == 0,
+            drafter=self.drafter,
         )
 
     def bias(self, g: Scope, layer: int, modules: tuple[str, ...]) -> str:

@@ -27,6 +27,9 @@ class TiledPrecision(Protocol):
 
     bits: int
 
+    def of(self, weight: Weight) -> TiledPrecision:
+        """The precision that the weight is written in."""
+
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
         """The operator that applies `weight` [out, in], its inputs after the rows but for a bias, and attributes of its
         own."""
@@ -68,13 +71,14 @@ class NativeOps:
     def linear(self, g: Scope, x: str, weight: Weight, bias: str = "", activation: str = "") -> str:
         """`weight` applied to x [.., in], a bias [out] added, and an activation, times the second half of the outputs
         where the weight is gated: [.., out or out / 2]."""
-        kind, inputs, own = self.precision.operator(g.store, weight)
+        kind, inputs, own = self.precision.of(weight).operator(g.store, weight)
         return self._map(g, kind, x, inputs, bias, weight, weight.mix, activation, None, **own)
 
     def head(self, g: Scope, x: str, rows: object, weight: Weight, out: str | None = None) -> tuple[str, str]:
         """The LM head over x [r, H]: logits [r, V], and '' for their factor."""
-        codes, scales, mix = self.precision.table(g.store, weight)
-        return self._map(g, f"LinearInt{self.precision.bits}", x, (codes, scales), "", weight, mix, "", out), ""
+        precision = self.precision.of(weight)
+        codes, scales, mix = precision.table(g.store, weight)
+        return self._map(g, f"LinearInt{precision.bits}", x, (codes, scales), "", weight, mix, "", out), ""
 
     def embedding(self, g: Scope, ids: str, weight: Weight) -> str:
         """Rows [1, n, H] of the table for ids [1, n]; by standard nodes where it lies in no tiles."""

