@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
 def command(
     bundle: Annotated[Path, typer.Argument(help="Bundle folder.", show_default=False)],
-    prompt: Annotated[str, typer.Option(help="Prompt; - reads it from stdin.", show_default=False)],
+    prompt: Annotated[
+        str | None, typer.Argument(help="Prompt; - reads it from stdin, without its last newline.", show_default=False)
+    ] = None,
+    prompt_flag: Annotated[
+        str | None, typer.Option("--prompt", help="The prompt, given as a flag.", show_default=False)
+    ] = None,
     max_new_tokens: MaxNewTokens = GenerationOptions.max_new_tokens,
     stop: Stop = None,
     no_speculation: Annotated[bool, typer.Option("--no-speculation", help="Decode one token per step.")] = False,
@@ -69,9 +74,7 @@ def command(
     stats: Annotated[bool, typer.Option("--stats", help="Print speed and what speculation did on stderr.")] = False,
 ) -> None:
     """Answer one prompt and stream the answer."""
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text.strip():
-        raise ConfigError("an empty prompt", "some text", "check --prompt")
+    text = given_prompt(prompt, prompt_flag)
     from streamspec.runtime import load
 
     options = GenerationOptions(
@@ -103,6 +106,25 @@ def command(
         costs = session.policy.costs
         known = "" if costs is None else f"; step costs: {costs.describe()}"
         print(f"{last.stats}; provider: {session.provider}{known}", file=sys.stderr)
+
+
+def given_prompt(positional: str | None, flag: str | None) -> str:
+    """The prompt, which one of the two names; `-`: all of stdin, without the newline that ends it. Raises ConfigError
+    for both, neither, stdin that is no text, and an empty prompt.
+    """
+    if (positional is None) == (flag is None):
+        found = "no prompt" if flag is None else "a prompt and --prompt"
+        raise ConfigError(found, 'one prompt: generate BUNDLE "text", or - for stdin', "give it once")
+    text = flag if positional is None else positional
+    assert text is not None
+    if text == "-":
+        try:
+            text = sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"stdin that is no text ({error.reason})", error.encoding, "convert it") from None
+    if not text.strip():
+        raise ConfigError("an empty prompt", "some text", "check the prompt")
+    return text
 
 
 def _grammar(json_schema: Path | None, regex: str | None, choice: list[str] | None) -> Grammar | None:

@@ -1,0 +1,65 @@
+"""`streamspec generate`: where the prompt comes from."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import streamspec.runtime
+from streamspec.cli import app
+from streamspec.cli.generate import given_prompt
+from streamspec.errors import ConfigError
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Prompts that reached the session."""
+    seen: list[str] = []
+    session = SimpleNamespace(stream=lambda text, options: seen.append(text) or iter(()))
+    monkeypatch.setattr(streamspec.runtime, "load", lambda *_, **__: session)
+    return seen
+
+
+def run(*arguments: str | Path, stdin: str | bytes | None = None) -> Any:
+    return CliRunner().invoke(app, ["generate", *map(str, arguments)], input=stdin)
+
+
+@pytest.mark.parametrize("given", [["b", "a prompt"], ["b", "--prompt", "a prompt"], ["--", "b", "a prompt"]])
+def test_the_prompt_is_the_second_argument_or_a_flag(given: list[str], asked: list[str]) -> None:
+    assert run(*given).exit_code == 0 and asked == ["a prompt"]
+
+
+@pytest.mark.parametrize(("stdin", "prompt"), [("a\n", "a"), ("a", "a"), ("a\nb \n\n", "a\nb \n"), ("\n a\n", "\n a")])
+@pytest.mark.parametrize("name", [[], ["--prompt"]])
+def test_the_last_newline_of_a_pipe_is_not_part_of_the_prompt(
+    stdin: str, prompt: str, name: list[str], asked: list[str]
+) -> None:
+    assert run("b", *name, "-", stdin=stdin).exit_code == 0 and asked == [prompt]
+
+
+def test_an_argument_keeps_its_newline(asked: list[str]) -> None:
+    assert run("b", "a\n").exit_code == 0 and asked == ["a\n"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["b"], "no prompt; expected one prompt"),
+        (["b", "x", "--prompt", "y"], "a prompt and --prompt"),
+        (["b", "-"], "an empty prompt"),
+    ],
+)
+def test_no_prompt_two_and_an_empty_one_are_refused(given: list[str], says: str, asked: list[str]) -> None:
+    result = run(*given, stdin="\n")
+    assert result.exit_code == 2 and says in result.stderr and result.stderr.count("\n") == 1 and not asked
+
+
+def test_bytes_that_are_no_text_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), "utf-8"))
+    with pytest.raises(ConfigError, match="stdin that is no text .*expected utf-8"):
+        given_prompt("-", None)
