@@ -15,7 +15,7 @@ from streamspec.errors import ConfigError, DataError
 
 Message = Mapping[str, Any]
 KINDS = ("raw", "chat")
-MAX_TEMPLATE = 1 << 18  # characters
+MAX_TEMPLATE = 1 << 16  # characters; the longest of published models have 40,000
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def render_chat(
         raise ConfigError(
             f"the chat template has {len(template)} characters", f"at most {MAX_TEMPLATE}", "use another template"
         )
-    from streamspec.prompt.template_sandbox import TemplateRefusal, render
+    from streamspec.prompt.template_sandbox import BrokenTemplate, TemplateRefusal, render
 
     try:
         return render(
@@ -205,8 +205,9 @@ def render_chat(
     except TemplateRefusal as error:
         raise DataError(f"the chat template refused the messages: {error}", "", "change the messages") from None
     except Exception as error:  # an untrusted template can make Jinja fail with any error, assertions included
+        why = str(error) if isinstance(error, BrokenTemplate) else f"{type(error).__name__} {error}"
         raise ConfigError(
-            f"the chat template failed: {type(error).__name__} {error}",
+            f"the chat template failed: {why}",
             "a working template",
             "restore chat_template.jinja",
         ) from None

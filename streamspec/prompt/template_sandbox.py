@@ -43,6 +43,7 @@ from streamspec.prompt.template_budget import (
 
 MAX_REPEAT = 1 << 20  # longest string or list by multiplication
 MAX_BITS = 4096  # of a whole number
+MAX_NODES = 8000  # of a template: compiling them takes a second or two and 100 MB at most
 MAX_INDENT, MAX_LAYOUT, MAX_DIGITS = 64, 200, 20
 # Filters and methods that pad, expand by tables, or take time that grows faster than their input:
 REMOVED = {
@@ -114,11 +115,17 @@ class TemplateRefusal(Exception):
     """Raised by a template through `raise_exception`."""
 
 
+class BrokenTemplate(Exception):
+    """A template that cannot be compiled; its text says why."""
+
+
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Renders `template`. Raises TemplateRefusal where the template itself refuses, and whatever Jinja and Python raise
-    for templates that are broken or do too much.
+    """Renders `template`. Raises TemplateRefusal where the template itself refuses, BrokenTemplate where it cannot be
+    compiled, and whatever Jinja and Python raise for what it does, or does too much of.
     """
     compiled = _compile(template)
+    if isinstance(compiled, str):
+        raise BrokenTemplate(compiled)
     before = CURRENT.set(Budget(MAX_TEXT * STEP))
     try:
         CURRENT.set(Budget(BUDGET + PER_CHARACTER * weight(variables)))
@@ -232,7 +239,11 @@ class _Environment(ImmutableSandboxedEnvironment):
         return made
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _PayingNodes().visit(super()._parse(source, name, filename))
+        parsed = super()._parse(source, name, filename)
+        count = 1 + sum(1 for _ in parsed.find_all(nodes.Node))
+        if count > MAX_NODES:
+            raise SecurityError(f"{count} nodes, more than {MAX_NODES}")
+        tree: nodes.Template = _PayingNodes().visit(parsed)
         return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -325,6 +336,7 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=8)
 def _compile(template: str) -> Any:
+    """The compiled template, or as a string why there is none: to fail costs as much, so that is remembered as well."""
     environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -340,4 +352,9 @@ def _compile(template: str) -> Any:
     environment.tests = {name: paid_call(name, one, name not in QUICK_TESTS) for name, one in environment.tests.items()}
     del environment.globals["lipsum"]
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment.from_string(template)
+    try:
+        return environment.from_string(template)
+    except MemoryError:
+        raise  # another time there may be more
+    except Exception as error:  # with any error, assertions included
+        return f"{type(error).__name__} {error}"

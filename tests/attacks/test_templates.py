@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from typing import Any
 
 import pytest
 
 from streamspec.errors import ConfigError, DataError
+from streamspec.prompt import template_sandbox
 from streamspec.prompt.prompt_format import MAX_TEMPLATE, PromptFormat
 
 SECONDS, BYTES = 60, 1 << 29  # on a slow and busy machine; all stay below 1 s on a quiet one
@@ -156,6 +158,12 @@ NESTED = {
     "loops": "{% for i in [1] %}" * 5_000 + "{% endfor %}" * 5_000,
     "lists": "{{ " + "[" * 100_000 + "]" * 100_000 + " }}",
 }
+NAMES = "".join(f"x{i:05}," for i in range(6000))
+HEAVY = {  # to compile: each branch copies what is known of all names
+    "names and branches": "{{ [" + NAMES + "] }}" + "{% if 1 %}{% endif %}" * 1050,
+    "calls": "{{ [" + "a()," * 16_000 + "] }}",
+    "more than any template has": "x" * (1 << 16) + "y",
+}
 BROKEN = {
     "a syntax error": "{% if %}",
     "a division by nothing": "{{ 1 / 0 }}",
@@ -213,6 +221,26 @@ def test_a_deeply_nested_template_harms_nothing(template: str) -> None:
     rendered(template)
 
 
+@pytest.mark.parametrize("template", cases(heavy=HEAVY))
+def test_a_template_that_is_heavy_to_compile_is_refused_before(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox._Environment, "_generate", None)
+    assert "more than 8000" in rendered(template) or "at most 65536" in rendered(template)
+
+
+def test_a_template_that_fails_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    parse = template_sandbox._Environment._parse
+
+    def counted(self: Any, source: str, *rest: Any) -> Any:
+        compiled.append(source)
+        return parse(self, source, *rest)
+
+    monkeypatch.setattr(template_sandbox._Environment, "_parse", counted)
+    broken = "{{ 'never seen before' }}{% if %}"
+    assert rendered(broken) == rendered(broken)
+    assert compiled == [broken]
+
+
 def test_the_messages_are_as_they_were() -> None:
     messages = [{"role": "user", "content": "hi"}]
     with pytest.raises(ConfigError):
@@ -235,3 +263,9 @@ def test_long_conversations_have_room() -> None:
     many = [{"role": role, "content": "hello there"} for _ in range(1000) for role in ("user", "assistant")]
     for messages in (long, many):
         assert "refused" not in PromptFormat("chat").render(messages, template)
+
+
+def test_templates_of_forty_thousand_characters_have_room() -> None:
+    """The longest of published models have as many, at a tenth as many nodes."""
+    line = "{% if messages[0].role == 'user' and add_generation_prompt %}{{ '<start>' + messages[0].role }}{% endif %}"
+    assert "refused" not in rendered(line * (40_000 // len(line)))
