@@ -1,11 +1,16 @@
-"""Checks the messages of a chat and drops its oldest turns where they no longer fit. Pure functions."""
+"""Turns prompts into tokens, checks the messages of a chat and drops its oldest turns where they no longer fit. Pure
+functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from streamspec.errors import ConfigError, DataError
+from streamspec.prompt.prompt_format import PromptFormat
 
 Message = Mapping[str, Any]
 OVERFLOW = ("refuse", "forget")
@@ -39,3 +44,34 @@ def forget(messages: Sequence[Message], tokens: Callable[[Sequence[Message]], in
         first, second = begins[:2]
         left = [m for i, m in enumerate(left) if not (first <= i < second) or m.get("role") == "system"]
     return left
+
+
+def several(prompt: Any) -> bool:
+    """Whether it is a list of prompts, and not of messages or token ids."""
+    return isinstance(prompt, (list, tuple)) and bool(prompt) and isinstance(prompt[0], (str, list, tuple))
+
+
+def encode(
+    prompt: Any,
+    layout: PromptFormat,
+    template: str | None,
+    tokenizer: Any,
+    specials: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> list[int]:
+    """The prompt as token ids (`Session.encode`)."""
+    if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+        raise DataError(
+            f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt"
+        )
+    content: str | list[Any] = prompt if isinstance(prompt, str) else list(prompt)
+    if not isinstance(content, str) and all(isinstance(i, (int, np.integer)) for i in content):
+        return [int(i) for i in content]
+    text = layout.render(content, template, specials, tools=tools)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of another encoding, or half of a surrogate pair
+        raise DataError(
+            f"a prompt with {error.object[error.start]!r}", "text that UTF-8 can hold", "correct its encoding"
+        ) from None
+    return list(tokenizer.encode(text, add_special_tokens=layout.add_special_tokens).ids)

@@ -24,10 +24,11 @@ Options = TypeVar("Options")
 
 class GenerationKwargs(TypedDict, total=False):
     """Keywords of `generate`, `stream`, `chat` and `stream_chat`: fields of `GenerationOptions`, and those of its
-    `Sampling`.
+    `Sampling`. `max_tokens`: OpenAI's name of `max_new_tokens`.
     """
 
     max_new_tokens: int
+    max_tokens: int
     stop: str | Sequence[str]
     speculate: bool
     sampling: Sampling
@@ -73,11 +74,23 @@ class GenerationOptions:
     def of(cls, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]) -> GenerationOptions:
         """Builds the options of a call from a whole object or from keywords, among them the fields of `Sampling`.
 
-        Raises ConfigError for an object together with keywords, and for `sampling` together with its own fields.
+        Raises ConfigError for an object together with keywords, for `sampling` together with its own fields, and for
+        keywords that there are not.
         """
         given: dict[str, Any] = dict(keywords)
         if options is not None:
             return _whole(options, given, cls)
+        for name in given.keys() - (known := GenerationKwargs.__annotations__):
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, 1) or sorted(known)
+            raise ConfigError(f"an option {name}", " or ".join(near), "correct its name")
+        if "max_tokens" in given:
+            if "max_new_tokens" in given:
+                raise ConfigError("max_tokens beside max_new_tokens", "one of them", "leave one out")
+            if type(given["max_tokens"]) is not int or given["max_tokens"] < 1:
+                raise _too_few("max_tokens", given["max_tokens"])
+            given["max_new_tokens"] = given.pop("max_tokens")
         flat = {field.name: given.pop(field.name) for field in fields(Sampling) if field.name in given}
         if flat and "sampling" in given:
             raise ConfigError(
@@ -87,7 +100,7 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens {self.max_new_tokens!r}", "a whole number of at least 1", "correct it")
+            raise _too_few("max_new_tokens", self.max_new_tokens)
         if not isinstance(self.stop, Sequence) or any(not isinstance(s, str) or not s for s in self.stops):
             raise ConfigError(f"stop strings {self.stop!r}", "non-empty strings", "correct stop")
         if not isinstance(self.sampling, Sampling):
@@ -183,6 +196,10 @@ class LoadOptions:
             raise ConfigError(f"tree {self.tree!r}", '"auto", "plain" or a number of rows', "correct it")
         if not isinstance(self.past_answers, (bool, str, Path)) or self.past_answers == "":
             raise ConfigError(f"past_answers {self.past_answers!r}", "True, False or a path", "correct it")
+
+
+def _too_few(name: str, value: object) -> ConfigError:
+    return ConfigError(f"{name} {value!r}", "a whole number of at least 1", f"correct {name}")
 
 
 def _whole(options: Options, keywords: dict[str, Any], kind: type[Options]) -> Options:

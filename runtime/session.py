@@ -6,10 +6,10 @@ Any number of sessions share a bundle's weights (`Session.another`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import numpy as np
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from streamspec.runtime.adapter_swap import AdapterSwapper
 
 Prompt = str | Sequence[Message] | Sequence[int]
+Prompts = list[str] | list[list[int]] | list[list[dict[str, str]]] | list[list[dict[str, Any]]]
 
 
 class Session:
@@ -149,20 +150,31 @@ class Session:
         finally:
             self.policy, self.adaptive = before
 
+    @overload
     def generate(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
-    ) -> Completion:
+    ) -> Completion: ...
+    @overload
+    def generate(
+        self, prompt: Prompts, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
+    ) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompt | Prompts, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
+    ) -> Completion | list[Completion]:
         """Generates the answer to `prompt` and returns it whole.
 
         - `prompt`: a string or a list of messages, rendered in the bundle's prompt format, or token ids, used as they
-          are.
+          are. A list of such prompts: all are checked, then answered one after the other.
         - Options: one `GenerationOptions`, or its fields and those of `Sampling` as keywords, such as
           `max_new_tokens=100, temperature=0.7, seed=1`.
 
         Does not change `messages`. Raises ContextOverflow for a prompt that leaves no room for an answer, DataError for
         a prompt and ConfigError for options that are not valid, ConfigError while another generation runs.
         """
-        return Completion.of(list(self.stream(prompt, options, **keywords)))
+        if conversation.several(prompt):
+            many = [self.stream(one, options, **keywords) for one in cast(list[Prompt], prompt)]
+            return [Completion.of(list(stream)) for stream in many]
+        return Completion.of(list(self.stream(cast(Prompt, prompt), options, **keywords)))
 
     def stream(
         self, prompt: Prompt, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKwargs]
@@ -281,29 +293,16 @@ class Session:
         `tools`: JSON schemas of functions that the answer may call, for the chat template. Raises DataError for an
         empty prompt, text that is not valid Unicode, ids out of range, or tools that the prompt format does not show.
         """
-        if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
-            raise DataError(
-                f"a prompt of type {type(prompt).__name__}", "text, messages or token ids", "correct the prompt"
-            )
-        content: str | list[Any] = prompt if isinstance(prompt, str) else list(prompt)
-        if not isinstance(content, str) and all(isinstance(i, (int, np.integer)) for i in content):
-            ids = [int(i) for i in content]
-        else:
-            layout = self.manifest.prompt_format
-            text = layout.render(content, self.template, self._specials(), tools=tools)
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:  # bytes of another encoding, or half of a surrogate pair
-                raise DataError(
-                    f"a prompt with {error.object[error.start]!r}", "text that UTF-8 can hold", "correct its encoding"
-                ) from None
-            ids = list(self.tokenizer.encode(text, add_special_tokens=layout.add_special_tokens).ids)
+        manifest = self.manifest
+        ids = conversation.encode(
+            prompt, manifest.prompt_format, self.template, self.tokenizer, self._specials(), tools
+        )
         if not ids:
             raise DataError("a prompt without tokens", "at least one token", "give a prompt")
-        if not 0 <= min(ids) <= max(ids) < self.manifest.model.vocab_size:
+        if not 0 <= min(ids) <= max(ids) < manifest.model.vocab_size:
             raise DataError(
                 f"token ids {min(ids)}..{max(ids)}",
-                f"0..{self.manifest.model.vocab_size - 1}",
+                f"0..{manifest.model.vocab_size - 1}",
                 "use the bundle's own tokenizer",
             )
         return ids

@@ -112,8 +112,8 @@ class CancelToken:
 
 
 class Stream(Iterator[Chunk]):
-    """Iterates over the chunks of an answer. The model runs only while a chunk is being read; `start` reads the stream
-    in a thread.
+    """Iterates over the chunks of an answer, with `for` or `async for`. The model runs only while a chunk is being
+    read; `start` reads the stream in a thread.
     """
 
     def __init__(
@@ -134,6 +134,24 @@ class Stream(Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """The model runs in a thread of the event loop's; a task that is cancelled meanwhile closes the stream."""
+        import asyncio
+
+        call = asyncio.get_running_loop().run_in_executor(None, next, self._chunks, None)
+        try:
+            chunk = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            self.cancel(rollback=True)
+            call.add_done_callback(lambda _: self.close())  # it is busy until then
+            raise
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
 
     def close(self) -> None:
         """Ends the answer without reading further and frees the session; a chat drops the turn."""

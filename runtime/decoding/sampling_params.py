@@ -7,7 +7,7 @@ distribution itself is processed in the graph (`streamspec.export.layers.samplin
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Sampling:
     - `min_p`: drop tokens below this fraction of the highest probability; 0: none.
     - `repetition_penalty`: above 1, tokens of the text so far become less probable; 1: off. Applies to greedy decoding
       too.
-    - `seed`: makes sampling repeatable; None draws a new one.
+    - `seed`: makes sampling repeatable; None draws a new one for each answer.
 
     Raises ConfigError for values out of range.
     """
@@ -41,18 +41,18 @@ class Sampling:
     min_p: float = option(0.0, "Drop tokens below this fraction of the highest probability.")
     repetition_penalty: float = option(1.0, "Above 1: tokens of the text so far become less probable.")
     seed: int | None = option(None, "Makes sampling repeatable.")
-    _key: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.temperature != 0:  # what is smaller is greedy but for rounding, and float32 cannot divide by it
-            _check("temperature", self.temperature, MIN_TEMPERATURE, 100.0)
+        if self.temperature != 0 or isinstance(
+            self.temperature, bool
+        ):  # what is smaller is greedy but for rounding, and float32 cannot divide by it
+            _check("temperature", self.temperature, MIN_TEMPERATURE, 100.0, or_="0, or ")
         _check("top_k", self.top_k, 0, 2**31)
         _check("top_p", self.top_p, 0.0, 1.0, above=True)
         _check("min_p", self.min_p, 0.0, 1.0)
         _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if self.seed is not None:
             _check("seed", self.seed, 0, 2**64 - 1)
-        object.__setattr__(self, "_key", secrets.randbits(64) if self.seed is None else self.seed)
 
     @property
     def random(self) -> bool:
@@ -62,6 +62,10 @@ class Sampling:
     def plain_argmax(self) -> bool:
         """Whether it chooses the likeliest token by the model's own logits."""
         return not self.random and self.repetition_penalty == 1
+
+    def for_answer(self) -> Sampling:
+        """Returns itself, or where it would draw without a seed, the same with a new one: for one answer."""
+        return replace(self, seed=secrets.randbits(64)) if self.random and self.seed is None else self
 
     def scalars(self) -> dict[str, np.ndarray]:
         """Returns the graph's inputs that stay the same for a whole generation, [1] each."""
@@ -74,17 +78,20 @@ class Sampling:
         }
 
     def uniform(self, position: int) -> float:
-        """Returns the number in [0, 1) that draws the token at `position` (counted from the prompt's first token)."""
-        return int(np.random.Philox(key=self._key, counter=position).random_raw() >> 41) / STEPS
+        """Returns the number in [0, 1) that draws the token at `position` (counted from the prompt's first token).
+        Needs a seed (`for_answer`).
+        """
+        assert self.seed is not None
+        return int(np.random.Philox(key=self.seed, counter=position).random_raw() >> 41) / STEPS
 
 
-def _check(name: str, value: float, low: float, high: float, above: bool = False) -> None:
+def _check(name: str, value: float, low: float, high: float, above: bool = False, or_: str = "") -> None:
     whole = name in ("top_k", "seed")
     right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not right or not low <= value <= high or (above and value == low):  # NaN lies nowhere
         kind = "a whole number" if whole else "a number"
         bounds = f"{'above' if above else 'from'} {low:g} to {high:g}"
-        raise ConfigError(f"{name} {value!r}", f"{kind} {bounds}", f"correct {name}")
+        raise ConfigError(f"{name} {value!r}", f"{or_}{kind} {bounds}", f"correct {name}")
 
 
 GREEDY = Sampling(seed=0)

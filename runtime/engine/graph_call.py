@@ -113,7 +113,7 @@ class SamplingState:
 
     def begin(self, sampling: Sampling, tokens: Sequence[int], logits: bool) -> None:
         """Begins a generation after `tokens`."""
-        self.sampling, self.logits = sampling, logits
+        self.sampling, self.logits = sampling.for_answer(), logits
         self.seen[:] = False
         self.seen[tokens] = True
 

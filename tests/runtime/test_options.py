@@ -21,7 +21,7 @@ def types(*options: type) -> dict[str, Any]:
 
 
 def test_keywords_are_the_fields() -> None:
-    assert get_type_hints(GenerationKwargs) == types(GenerationOptions, Sampling)
+    assert get_type_hints(GenerationKwargs) == types(GenerationOptions, Sampling) | {"max_tokens": int}
     assert get_type_hints(LoadKwargs) == types(LoadOptions)
 
 
@@ -54,8 +54,28 @@ def test_options_are_given_whole_or_as_keywords() -> None:
         saying("abc").generate("p", options, stop="c")
     with pytest.raises(ConfigError, match="options of type dict; expected a GenerationOptions"):
         saying("abc").generate("p", {"max_new_tokens": 2})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="nonsense"):
-        saying("abc").generate("p", nonsense=1)  # type: ignore[call-arg]
+
+
+def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
+    with pytest.raises(ConfigError, match="an option temprature; expected temperature; correct its name"):
+        saying("abc").generate("p", temprature=0.7)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"an option zzz; expected grammar or .*max_tokens.*; correct its name"):
+        saying("abc").stream("p", zzz=1)  # type: ignore[call-arg]
+
+
+def test_max_tokens_is_another_name_of_max_new_tokens() -> None:
+    assert saying("abc").generate("p", max_tokens=2).text == "ab"
+    for wrong in (0, -1, 1.5, True, "many"):
+        with pytest.raises(ConfigError, match=f"^max_tokens {wrong!r}; expected a whole number of at least 1"):
+            saying("abc").generate("p", max_tokens=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_tokens beside max_new_tokens"):
+        saying("abc").generate("p", max_tokens=2, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("wrong", ["hot", -0.5, 101, True, False, None])
+def test_a_wrong_temperature_is_told_the_range(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^temperature {wrong!r}; expected 0, or a number from 0.001 to 100; "):
+        saying("abc").generate("p", temperature=wrong)
 
 
 @pytest.mark.parametrize("tree", ["all", 0, True, None])

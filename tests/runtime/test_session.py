@@ -192,3 +192,22 @@ def test_asked_for_rows_are_verified_whatever_a_calibration_said_before() -> Non
             session.generate("p", max_new_tokens=20)
         sizes.append(max(rows for rows, _ in runner.calls[1:]))
     assert sizes[0] == 2 and sizes[1] == 8
+
+
+def test_a_list_of_prompts_gives_a_list_of_answers() -> None:
+    session = saying("abc")
+    assert [answer.text for answer in session.generate(["p", "p"], max_new_tokens=2)] == ["ab", "ab"]
+    messages = [{"role": "user", "content": "p"}]
+    for several in ([messages, messages], [session.encode("p")] * 2):
+        one, other = session.generate(several)
+        assert one.text == other.text == session.generate(several[0]).text
+    assert session.generate(session.encode("p")).text == "abc" and session.generate(messages).text == "abc"
+    assert session.generate(["p"])[0].text == "abc"
+
+
+def test_a_list_of_prompts_is_checked_before_any_is_answered() -> None:
+    session = saying("abc", context=8)
+    for wrong, error in (("far too long a prompt", ContextOverflow), (7, DataError)):
+        with pytest.raises(error):
+            session.generate(["p", wrong])  # type: ignore[list-item]
+        assert not session.runner.calls  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -158,3 +159,64 @@ def test_a_busy_session_refuses_in_the_readers_thread() -> None:
         session.stream("p").start().result(5)
     first.cancel()
     assert first.result(5).finish_reason == "cancelled"
+
+
+def test_async_for_reads_a_stream_beside_other_tasks() -> None:
+    async def talk() -> tuple[str, int]:
+        ticks, done = 0, False
+
+        async def tick() -> None:
+            nonlocal ticks
+            while not done:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        beside = asyncio.create_task(tick())
+        text = "".join([chunk.text async for chunk in session.stream("p", max_new_tokens=10)])
+        done = True
+        await beside
+        return text, ticks
+
+    session = slow()
+    text, ticks = asyncio.run(talk())
+    assert text == TEXT[:10] and ticks > 10
+    assert session.generate("p", max_new_tokens=3).text == "abc"
+
+
+def test_async_for_raises_the_generations_error_and_a_left_stream_frees_the_session() -> None:
+    session = slow()
+
+    async def leave() -> str:
+        async for chunk in session.stream("p"):
+            return chunk.text
+        return ""
+
+    assert asyncio.run(leave()) == "a" and session.generate("p", max_new_tokens=1).text == "a"
+
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    toy(session).on_call = fail
+    with pytest.raises(RuntimeError, match="broken"):
+        asyncio.run(leave())
+
+
+def test_a_cancelled_task_ends_its_stream_and_frees_the_session() -> None:
+    session = slow(0.05)
+
+    async def talk() -> None:
+        async def read() -> None:
+            async for _ in session.stream_chat("p"):
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.12)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.2)
+        toy(session).on_call = lambda: None
+        answer = [chunk.text async for chunk in session.stream("p", max_new_tokens=3)]
+        assert "".join(answer) == "abc" and session.messages == []
+
+    asyncio.run(talk())

@@ -175,8 +175,14 @@ def test_uniform_numbers_are_uniform_over_positions_and_over_seeds() -> None:
         assert p_value(pairs, {(a, b): 1 / 64 for a in range(8) for b in range(8)}, runs // 2) > P
 
 
-def test_without_a_seed_every_answer_has_its_own() -> None:
-    assert Sampling(1.0).uniform(0) != Sampling(1.0).uniform(0)
+def test_without_a_seed_every_answer_has_its_own(bundles: Bundles) -> None:
+    plain = load(bundles("fp32"), threads=1, tree="plain")
+    for one, other in ((Sampling(1.0),) * 2, (Sampling(1.0), Sampling(1.0))):
+        answers = [plain.generate(PROMPT, max_new_tokens=30, sampling=s).token_ids for s in (one, other)]
+        assert answers[0] != answers[1]
+    assert Sampling(1.0).for_answer() != Sampling(1.0).for_answer()
+    for kept in (Sampling(1.0, seed=3), Sampling()):
+        assert kept.for_answer() is kept
     assert Sampling(1.0, seed=3).uniform(9) == Sampling(0.5, seed=3).uniform(9)
 
 
