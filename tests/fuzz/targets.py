@@ -487,6 +487,42 @@ def run_request(data: bytes, folder: Path) -> object:
     return understood
 
 
+# ---- stores of answers
+
+STORED, VOCAB = 60, 64  # tokens of a store and of its vocabulary
+
+
+def make_store(random: Random) -> bytes:
+    """A store of few different tokens, some of its positions spoilt."""
+    from streamspec.bundle.store_section import encode
+
+    data = bytearray(encode(np.array([random.randrange(random.choice((3, 9))) for _ in range(STORED)]), VOCAB))
+    for _ in range(random.choice((0, 0, 1, 1, 2, 40))):
+        data[random.randrange(len(data))] = random.choice((0, 1, random.randrange(STORED), 255))
+    return bytes(data) if random.random() < 0.95 else bytes(data)[: random.randrange(len(data))]
+
+
+def run_store(data: bytes, folder: Path) -> object:
+    """What is drafted from a store that is taken stands in it, behind an end of the text."""
+    from streamspec.bundle.store_section import StoreInfo, decode
+    from streamspec.runtime.draft_sources.store import AnswerStore
+
+    tokens, order = decode(data, StoreInfo(STORED, 2), VOCAB)
+    known, drafted = tokens.tolist(), 0
+    for end in range(1, STORED):
+        text = known[max(0, end - 6) : end]
+        found = AnswerStore(tokens, order, 2).find([text], 8)
+        for node in range(0 if found is None else len(found.tokens)):
+            path = [found.tokens[node]]
+            while (node := found.parents[node]) >= 0:
+                path.insert(0, found.tokens[node])
+            looked = [text[-1], *path]
+            if not any(known[at : at + len(looked)] == looked for at in range(STORED)):
+                _fail(f"{looked} is drafted and stands nowhere")
+            drafted += 1
+    return drafted > 0
+
+
 def _fail(why: str) -> object:
     raise AssertionError(why)
 
@@ -507,4 +543,5 @@ TARGETS = {
     "schema": Target(of_json(_schemas), run_schema),
     "pattern": Target(make_pattern, run_pattern),
     "request": Target(of_json(_requests), run_request),
+    "store": Target(make_store, run_store),
 }

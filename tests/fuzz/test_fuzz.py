@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the runner limits memor
         "schema",
         "pattern",
         "request",
+        "store",
     ],
 )
 def test_nothing_but_one_line_comes_out(name: str) -> None:
