@@ -25,6 +25,7 @@ from streamspec.runtime.engine.ort_runner import OrtRunner
 from streamspec.runtime.hardware.providers import import_onnxruntime
 from streamspec.runtime.options import LoadOptions
 from streamspec.runtime.tuning.choose_policy import choose_policy
+from streamspec.runtime.tuning.self_test import check_pruning
 
 
 class Tensors(dict[str, Any]):
@@ -80,6 +81,7 @@ class AdapterSwapper:
             runner.prefill([0], draft=0 < runner.gamma < runner.context_length)  # runs with sizes that fit, or fails
             runner.reset()
             if key not in self._policies:
+                check_pruning(runner, chosen.manifest)
                 policy = choose_policy(runner, chosen.manifest, self.options, self._data)
                 self._policies[key] = policy, AdaptiveState(policy)
         except BaseException:

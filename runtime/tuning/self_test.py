@@ -1,4 +1,5 @@
-"""Checks at load that a provider computes a bundle right: a prompt, a draft tree after it, and the step after that.
+"""Checks at load that a provider computes a bundle right: a prompt, a draft tree after it, and the step after that; and
+where there is an early exit, a tree that is pruned there, and the step after that.
 
 Some providers silently ignore the mask of a tree, its positions, or the tokens before it (docs/reference/providers.md).
 The logits recorded in the bundle (`probe` in its manifest) say whether a prompt is right; the prompt's own rows then
@@ -14,7 +15,7 @@ import numpy as np
 from streamspec.bundle.manifest import Manifest
 from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
-from streamspec.runtime.decoding.model_runner import ROOT_ONLY
+from streamspec.runtime.decoding.model_runner import ROOT_ONLY, Pruning
 from streamspec.runtime.decoding.verify import accept
 from streamspec.runtime.engine.ort_runner import OrtRunner, causal_mask
 
@@ -25,6 +26,10 @@ TOLERANCE = 0.05  # of the largest logit recorded: instruction sets round differ
 TREE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.2, "int4": 0.2}
 SINGLE = 2.0  # a row alone scatters more than several
 DEPTH = 6  # nodes of the tree's paths: with fewer, what is ignored tells too little
+DROPPED = -1e6  # prior of a row that the early exit is to drop, whatever it makes of it
+# Root mean square of a layer's keys or values less those of a chain, over how much they differ from row to row. Where
+# `streams.ns` is wrong it is 0.96 or more, of SmolLM2 in int8 and of tiny models; else 0.
+CACHE_TOLERANCE = {"fp32": 0.01, "fp16": 0.05, "int8": 0.3, "int4": 0.3}
 
 
 def check_numerics(runner: OrtRunner, manifest: Manifest) -> None:
@@ -38,7 +43,48 @@ def check_numerics(runner: OrtRunner, manifest: Manifest) -> None:
     chain = runner.score(ids)
     _check_prompt(chain, probe.choices, probe.top_logits, runner.provider)
     _check_tree(runner, manifest, ids, chain)
+    check_pruning(runner, manifest)
     runner.reset()
+
+
+def check_pruning(runner: OrtRunner, manifest: Manifest) -> None:
+    """Raises BundleError where a step that drops rows at the early exit leaves other keys and values in a layer than
+    the prompt read as one, or computes the next step otherwise: which layers they are dropped in is the manifest's word
+    alone. Of a bundle without an early exit nothing is asked; the cache is emptied.
+    """
+    probe, drafter = manifest.probe, manifest.streams
+    if drafter is None or not drafter.pruning or probe is None or len(probe.input_ids) < 2:
+        return
+    ids, what = list(probe.input_ids), "a draft tree pruned at the early exit"
+    chain, whole = runner.score(ids), runner.snapshot()[1]
+    tree, tokens, right = _branched(ids, 2 * DEPTH, manifest.model.vocab_size)
+    runner.rewind(len(ids) - len(right))
+    priors = np.array([0.0 if node in right else DROPPED for node in range(len(tree))], np.float32)
+    choices = runner.verify(tokens, tree, draft=False, pruning=Pruning(len(right)), priors=priors).choices
+    kept = tuple(node for node, choice in enumerate(choices) if choice >= 0)
+    if kept != right:
+        raise _wrong(runner.provider, what, f"rows {list(kept)} left", f"rows {list(right)}")
+    runner.commit(right[:-1])
+    tolerance = CACHE_TOLERANCE[manifest.precision]
+    for expected, found in zip(whole, runner.snapshot()[1], strict=True):
+        off = _cache_error(expected[..., :-1, :], found, len(right) - 1)
+        if not off <= tolerance:
+            right_layers = f"at most {tolerance:.2g}, pruned in the last {drafter.ns} layers as streams.ns says"
+            raise _wrong(runner.provider, what, f"keys and values {off:.2g} off in a layer", right_layers)
+    after = runner.forward(ids[-1:], [0], ROOT_ONLY.mask())
+    tolerance = SINGLE * TREE_TOLERANCE[manifest.precision]
+    _compare(after, chain[-1:], float(chain.std()), tolerance, runner.provider, f"a step after {what}")
+    runner.reset()
+
+
+def _cache_error(expected: np.ndarray, found: np.ndarray, newest: int) -> float:
+    """The largest error of any layer's keys or values in the `newest` rows of both [layers, parts, 1, heads, rows,
+    width], over their spread from row to row."""
+    expected, found = expected.astype(np.float32), found.astype(np.float32)
+    newest = min(newest, expected.shape[4], found.shape[4])
+    error = np.square(expected[..., -newest:, :] - found[..., -newest:, :]).mean(axis=(2, 3, 4, 5))
+    spread = expected.var(axis=4).mean(axis=(2, 3, 4))
+    return float(np.sqrt(error / np.maximum(spread, 1e-30)).max(initial=0.0))
 
 
 def _check_prompt(logits: np.ndarray, choices: Sequence[int], expected: Sequence[float], provider: str) -> None:
@@ -59,10 +105,8 @@ def _check_tree(runner: OrtRunner, manifest: Manifest, ids: list[int], chain: np
     `chain` [n, V]: the prompt's logits. The prompt's rows are in the runner's cache.
     """
     rows = runner.rows or 2 * DEPTH  # all that a graph of one shape has
-    tree, vocab = two_branches(min(DEPTH, len(ids), (rows + 1) // 2)), manifest.model.vocab_size
-    right = tree.path(len(tree) - 1)
+    tree, tokens, right = _branched(ids, rows, manifest.model.vocab_size)
     past = len(ids) - len(right)
-    tokens = [(ids[past + depth] + depth * (node not in right)) % vocab for node, depth in enumerate(tree.depths)]
     runner.rewind(past)
     logits = runner.forward(tokens, tree.depths, tree.mask())
     expected = np.empty_like(logits)
@@ -81,6 +125,15 @@ def _check_tree(runner: OrtRunner, manifest: Manifest, ids: list[int], chain: np
         runner.commit(right[:-1])
         after = runner.forward(ids[-1:], [0], ROOT_ONLY.mask())
         _compare(after, chain[-1:], spread, SINGLE * tolerance, runner.provider, "a step after a draft tree")
+
+
+def _branched(ids: list[int], rows: int, vocab: int) -> tuple[DraftTree, list[int], tuple[int, ...]]:
+    """A tree of at most `rows` rows over the last of `ids`, its tokens, and its branch that holds them; the other holds
+    other tokens."""
+    tree = two_branches(min(DEPTH, len(ids), (rows + 1) // 2))
+    right = tree.path(len(tree) - 1)
+    past = len(ids) - len(right)
+    return tree, [(ids[past + at] + at * (node not in right)) % vocab for node, at in enumerate(tree.depths)], right
 
 
 def two_branches(depth: int) -> DraftTree:

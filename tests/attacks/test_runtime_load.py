@@ -51,6 +51,13 @@ def test_sizes_that_are_not_the_graphs(bundle: Path, field: str, value: int) -> 
     refused(bundle, "graph|cache")
 
 
+@pytest.mark.parametrize("ns", [1, 3, 4])
+def test_stream_layers_that_are_not_the_graphs(bundle: Path, ns: int) -> None:
+    """Rows that the early exit drops would be dropped in other layers of the cache than the graph drops them in."""
+    edit(bundle, lambda m: m["streams"].__setitem__("ns", ns))
+    refused(bundle, f"pruned at the early exit with keys and values .* in the last {ns} layers as streams.ns says")
+
+
 def test_streams_the_graph_does_not_have(bundle: Path, tmp_path: Path) -> None:
     from tests.support.tiny_bundles import tiny_bundle
 

@@ -397,6 +397,19 @@ def test_the_graph_must_take_what_its_room_promises(copy: Path) -> None:
             load(copy, threads=1)
 
 
+@pytest.mark.parametrize("ns", [1, 3])
+def test_stream_layers_that_bundle_and_adapter_both_misstate_are_refused(copy: Path, ns: int) -> None:
+    """Rows that the early exit drops would be dropped in other layers of the cache than the graph drops them in."""
+    for file, section in ((copy / "manifest.json", "swappable"), (copy / "adapters" / "tuned" / "adapter.json", "")):
+        described = json.loads(file.read_text())
+        if section:
+            described[section]["ns"] = [ns]
+        else:
+            described["streams"]["ns"] = ns
+        file.write_text(json.dumps(described))
+    refused(load(copy, threads=1, tree=8), "tuned", BundleError, "pruned in the last . layers as streams.ns says")
+
+
 def test_from_the_command_line(copy: Path, adapters: dict[str, Path]) -> None:
     def run(*arguments: object) -> str:
         done = CliRunner().invoke(app, [str(argument) for argument in arguments])

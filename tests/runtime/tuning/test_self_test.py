@@ -127,6 +127,28 @@ def test_accepted_rows_that_do_not_reach_the_cache_are_found(bundles: Bundles, m
         load(bundles("fp32"), threads=1, tree="plain")
 
 
+def test_pruned_rows_that_are_moved_as_if_none_were_are_found(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compact = KeyValueCache.compact
+    monkeypatch.setattr(KeyValueCache, "compact", lambda self, path, above=None: compact(self, path))
+    with pytest.raises(BundleError, match="pruned at the early exit with keys and values"):
+        load(bundles("fp32"), threads=1, tree="plain")
+
+
+def test_an_early_exit_that_keeps_other_rows_than_it_is_told_to_is_found(
+    bundles: Bundles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = dynamic_call.DynamicCall.run
+
+    def all_kept(self: Any, *args: Any, **options: Any) -> Any:
+        return run(self, *args[:4], None, *args[5:], **options)
+
+    monkeypatch.setattr(dynamic_call.DynamicCall, "run", all_kept)
+    with pytest.raises(BundleError, match="pruned at the early exit with rows .* left"):
+        load(bundles("fp32"), threads=1, tree="plain")
+
+
 def test_choices_that_are_not_the_largest_are_found(bundles: Bundles, monkeypatch: pytest.MonkeyPatch) -> None:
     def off(choices: np.ndarray, vocab_size: int) -> np.ndarray:
         return (choices + 1) % vocab_size
@@ -191,7 +213,8 @@ def test_the_probe_keeps_to_the_rows_of_a_graph_of_one_shape(bundles: Bundles, m
     session.runner.rows = 8
     seen.clear()
     check_numerics(session.runner, session.manifest)
-    assert seen == [len(session.manifest.probe.input_ids), 7, 4, 1]
+    ids = len(session.manifest.probe.input_ids)
+    assert seen == [ids, 7, 4, 1, ids, 1]
 
 
 def test_the_probe_tree_has_two_branches_in_turns() -> None:
