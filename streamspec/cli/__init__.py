@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import typer
 
-from streamspec.cli import adapt, bench, demo, doctor, export, generate, inspect, serve, shrink, train, tune
+from streamspec.cli import adapt, bench, chat, demo, doctor, export, generate, inspect, serve, shrink, train, tune
 from streamspec.cli.errors import guarded
 from streamspec.cli.help_panels import PanelledCommand
 
@@ -19,6 +19,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "shrink": shrink.command,
     "export": export.command,
     "adapt": adapt.command,
+    "chat": chat.command,
     "generate": generate.command,
     "serve": serve.command,
     "bench": bench.command,

@@ -48,6 +48,7 @@ def test_every_file_of_the_wheel_has_a_part(wheel: Path) -> None:
         "demo/sql_adapter",
         "demo",
         "bench",
+        "chat",
         "export",
         "adapters",
         "packaging",

@@ -1,0 +1,98 @@
+"""The bundle of a base that is chatted with: exported once into the cache, found again by its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from streamspec import __version__
+from streamspec.adapters.base_models.download import SHA256
+from streamspec.adapters.base_models.gguf.file import is_gguf, parts_of
+from streamspec.adapters.base_models.resolve import CONVERTER, HUB_FILES, KINDS, REFERENCE
+from streamspec.atomic import sha256_file, write_text
+from streamspec.bundle.files import verify_files
+from streamspec.bundle.manifest import FORMAT_VERSION, MANIFEST
+from streamspec.errors import BundleError, ConfigError, meant, names_in
+from streamspec.paths import cache_dir
+
+EXTRA = 'run: pip install "streamspec[export]", or give a bundle'
+
+
+def bundle_of(name: str, precision: str = "int8", say: Callable[[str], None] | None = None) -> Path:
+    """Returns the folder of the bundle called `name`: itself where it is one; else of a base (a Hugging Face folder, a
+    GGUF file, a hub id, `smollm2-135m`) the bundle in the cache, exported first where it is not there.
+
+    `say` gets one line per step of the export (default: stderr). Raises ConfigError for a name of nothing, and where
+    the libraries are missing that an export takes; BaseModelError for a base that cannot be used.
+    """
+    path = Path(name).expanduser()
+    if (path / MANIFEST).is_file():
+        return path
+    digest, label = _content(name, path, say)
+    parts = (__version__, str(FORMAT_VERSION), str(CONVERTER), precision, digest)
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    readable = re.sub(r"[^\w.-]+", "-", label)[:60]
+    kept = cache_dir() / "chat"
+    target = next(kept.glob(f"*-{key}"), kept / f"{readable}-{precision}-{key}")  # the name may be another one
+    try:
+        verify_files(target, hashes=False)  # loading it checks the hashes
+        return target
+    except BundleError:
+        shutil.rmtree(target, ignore_errors=True)  # not there yet, or damaged: made anew
+    try:
+        from streamspec.export import export_bundle
+
+        export_bundle(name, None, target, precision=precision, progress=say)
+    except ModuleNotFoundError as error:
+        found = f"{name} is a base, and exporting it takes the Python package {error.name}, which is not installed"
+        raise ConfigError(found, "a bundle, or the extra export", EXTRA) from None
+    return target
+
+
+def _content(name: str, path: Path, say: Callable[[str], None] | None) -> tuple[str, str]:
+    """Hash of all that an export reads of a base, and a name for its folder. Imports no model library, but for a
+    hub id, which has to be fetched.
+    """
+    if name == REFERENCE:
+        return SHA256, REFERENCE
+    if (path / "config.json").is_file():
+        files = {file for pattern in HUB_FILES for file in path.glob(pattern) if file.is_file()}
+        return _digest(sorted(files)), path.resolve().name
+    if path.is_file() and is_gguf(path):
+        return _digest(parts_of(path), named=False), path.stem
+    if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
+        found = "is neither a bundle nor a base" if path.exists() else "does not exist"
+        near = meant(path.name, [REFERENCE, *names_in(path.parent)])
+        raise ConfigError(f"{name} {found}", f"a bundle, or a base: {KINDS}", f"check the name{near}")
+    try:
+        from streamspec.adapters.base_models.resolve import resolve_base
+
+        folder = resolve_base(name, say).path
+    except ModuleNotFoundError as error:
+        found = f"{name} is a name on the hub, and fetching it takes the Python package {error.name}"
+        raise ConfigError(found, "a bundle, or the extra export", EXTRA) from None
+    return _content(str(folder), folder, say)[0], name
+
+
+def _digest(files: Sequence[Path], named: bool = True) -> str:
+    """Hash over contents, and names if they matter. The cache keeps it by sizes and times of the files: gigabytes need
+    not be read again.
+    """
+    state = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    key = hashlib.sha256(json.dumps([name for name, *_ in state]).encode()).hexdigest()[:24]
+    note = cache_dir() / "hashes" / f"content-{key}.json"
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["files"] == state:
+            return str(known["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not seen before, or cut off: computed again
+    lines = "\n".join(f"{file.name if named else ''} {sha256_file(file)}" for file in files)
+    digest = hashlib.sha256(lines.encode()).hexdigest()
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write_text(note, json.dumps({"files": state, "sha256": digest}))
+    return digest

@@ -1,0 +1,122 @@
+"""A conversation in the terminal, or with lines of a pipe."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from streamspec.chat.commands import complete, run_command
+from streamspec.chat.draft_marks import AUTO, MarkedText, choose_marks, has_colour
+from streamspec.chat.line_input import LineInput
+from streamspec.errors import StreamspecError
+from streamspec.runtime.decoding.stats import Stats
+from streamspec.runtime.options import GenerationOptions
+from streamspec.runtime.session import Session
+from streamspec.runtime.stream import Chunk
+
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+ENDINGS = {  # of an answer, by its finish reason, where it did not end by itself
+    "length": "; cut off: --max-new-tokens, or the context, is full",
+    "cancelled": "; stopped",
+    "timeout": "; out of time",
+}
+
+
+class TerminalChat:
+    """Answers lines of stdin until they end. Answers go to stdout, remarks to stderr.
+
+    On a terminal (both stdin and stdout) an error is a remark and Ctrl-C stops the answer only; a pipe ends at the
+    first error, which is raised. `options` makes the options of each answer. `files`: those that /save may replace.
+    """
+
+    def __init__(self, session: Session, options: Callable[[], GenerationOptions], marks: str = AUTO) -> None:
+        self.session, self._options = session, options
+        self.terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._marks = choose_marks(marks, self.terminal)
+        self._dim = sys.stderr.isatty() and has_colour()
+        self.last: Stats | None = None  # of the last answer
+        self.files: set[Path] = set()
+        self.ended = False
+
+    def run(self) -> None:
+        """Returns at the end of stdin or /quit. Raises StreamspecError where stdin is a pipe."""
+        lines = LineInput(self.terminal, lambda start: complete(self, start))
+        while not self.ended:
+            try:
+                self.take(lines.read())
+            except EOFError:
+                break
+            except KeyboardInterrupt:  # the line is dropped
+                if not self.terminal:
+                    raise
+                print()
+            except StreamspecError as error:
+                if not self.terminal:
+                    raise
+                self.say(f"streamspec: {error}")
+        if self.terminal and not self.ended:
+            print()  # Ctrl-D leaves the cursor after the prompt
+
+    def take(self, line: str) -> None:
+        """One line: a message, or a command that begins with a slash."""
+        if line.startswith("/") and not line.startswith("//"):
+            run_command(self, line)
+        elif line.strip():
+            self.answer(line[1:] if line.startswith("//") else line)
+
+    def answer(self, message: str) -> None:
+        """Writes the answer as it comes, then how fast it came."""
+        before = len(self.session.messages)
+        text = MarkedText(self.session.tokenizer, self._marks, self.terminal)
+        running = self.session.stream_chat(message, self._options(), overflow="forget").start()
+        chunks: list[Chunk] = []
+
+        def stop() -> None:  # a turn without an answer is not kept
+            running.cancel(rollback=not any(chunk.text for chunk in chunks))
+
+        try:
+            with interrupted(stop) if self.terminal else nullcontext():
+                for chunk in running:
+                    chunks.append(chunk)
+                    self._write(text.push(chunk))
+        finally:
+            running.cancel(rollback=True)
+            self._write(text.finish() + "\n")
+        self.last = chunks[-1].stats
+        self.say(remark(chunks, before, len(self.session.messages)))
+
+    def say(self, line: str) -> None:
+        """A remark on stderr."""
+        sys.stdout.flush()
+        print(f"{DIM}{line}{PLAIN}" if self._dim else line, file=sys.stderr, flush=True)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def remark(chunks: Sequence[Chunk], before: int, after: int) -> str:
+    """What to say after an answer: its speed, how it ended, and turns that were dropped. `before`, `after`: messages of
+    the chat.
+    """
+    last = chunks[-1]
+    drafted = sum(sum(chunk.drafted) for chunk in chunks)
+    dropped = before + 2 - after if after > before or last.finish_reason != "cancelled" else 0
+    forgotten = f"; the context was full, {dropped} old messages were dropped" if dropped else ""
+    return (
+        f"{last.stats.tokens_per_second:.1f} tokens/s, {last.stats.new_tokens} tokens, {drafted} of them drafted"
+        f"{ENDINGS.get(last.finish_reason or '', '')}{forgotten}"
+    )
+
+
+@contextmanager
+def interrupted(action: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C calls `action` while the body runs, and does nothing else. In the main thread only."""
+    before = signal.signal(signal.SIGINT, lambda *_: action())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,116 @@
+"""What a base is exported to, once, and found again by its content."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamspec.export
+from streamspec.chat.base_bundle import bundle_of
+from streamspec.errors import ConfigError
+from streamspec.runtime import load
+from tests.support import gguf_cases, gguf_files
+from tests.support.tiny_bundles import tiny_base
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Path]:
+    """Counts exports; the cache is empty."""
+    monkeypatch.setenv("STREAMSPEC_CACHE", str(tmp_path / "cache"))
+    made: list[Path] = []
+    real = streamspec.export.export_bundle
+
+    def counted(base: Any, adapter: Any, out: Any, **options: Any) -> Any:
+        made.append(Path(out))
+        return real(base, adapter, out, **options)
+
+    monkeypatch.setattr(streamspec.export, "export_bundle", counted)
+    return made
+
+
+def quiet(line: str) -> None: ...
+
+
+def test_a_bundle_is_itself(chat_bundle: Path, exports: list[Path]) -> None:
+    assert bundle_of(str(chat_bundle)) == chat_bundle and not exports
+
+
+def test_a_folder_is_exported_once_and_found_by_its_content(exports: list[Path], tmp_path: Path) -> None:
+    base = tiny_base(tmp_path / "base", chat=True)
+    bundle = bundle_of(str(base), "fp32", quiet)
+    assert bundle == exports[0] and load(bundle, threads=1).manifest.prompt_format.kind == "chat"
+    moved = Path(shutil.copytree(base, tmp_path / "elsewhere" / "base"))
+    assert bundle_of(str(base), "fp32", quiet) == bundle_of(str(moved), "fp32", quiet) == bundle and len(exports) == 1
+    template = base / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+    assert bundle_of(str(base), "fp32", quiet) != bundle and len(exports) == 2
+
+
+def test_a_gguf_file_is_exported_once(exports: list[Path], tmp_path: Path) -> None:
+    _, architecture, keys, tensors = gguf_cases.made("llama 3.2")
+    file = gguf_files.write_gguf(tmp_path / "model.gguf", architecture, keys, tensors)
+    bundle = bundle_of(str(file), "fp32", quiet)
+    copied = Path(shutil.copy(file, tmp_path / "copy.gguf"))
+    assert bundle.name.startswith("model-fp32-") and load(bundle, threads=1).generate("ab", max_new_tokens=2).token_ids
+    assert bundle_of(str(file), "fp32", quiet) == bundle_of(str(copied), "fp32", quiet) == bundle and len(exports) == 1
+
+
+def test_a_damaged_bundle_is_exported_again(exports: list[Path], tmp_path: Path) -> None:
+    base = tiny_base(tmp_path / "base", chat=True)
+    bundle = bundle_of(str(base), "fp32", quiet)
+    (bundle / "tokenizer.json").unlink()
+    assert bundle_of(str(base), "fp32", quiet) == bundle and len(exports) == 2
+    assert (bundle / "tokenizer.json").is_file()
+
+
+def test_a_file_that_changes_in_place_is_read_again(exports: list[Path], tmp_path: Path) -> None:
+    from streamspec.chat.base_bundle import _digest
+
+    file = tmp_path / "a.json"
+    file.write_text("1")
+    first = _digest([file])
+    file.write_text("2")
+    os.utime(file, ns=(1, 1))
+    assert _digest([file]) != first == _digest([_written(tmp_path / "b" / "a.json", "1")])
+
+
+def _written(file: Path, text: str) -> Path:
+    file.parent.mkdir()
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("{}/nothing", "does not exist"),
+        ("smollm2-135", "did you mean smollm2-135m"),
+        ("{}", "is neither a bundle nor a base"),
+    ],
+)
+def test_what_is_neither_bundle_nor_base_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        bundle_of(name.format(tmp_path))
+
+
+def test_without_the_exports_libraries_it_says_so_and_still_finds_what_was_exported(
+    exports: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tiny_base(tmp_path / "base", chat=True)
+    bundle = bundle_of(str(base), "fp32", quiet)
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name in ("torch", "streamspec.export"):
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert bundle_of(str(base), "fp32", quiet) == bundle
+    with pytest.raises(ConfigError, match=r"takes the Python package torch.*streamspec\[export\]"):
+        bundle_of(str(base), "int8", quiet)

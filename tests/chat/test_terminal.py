@@ -1,0 +1,256 @@
+"""A conversation in a pseudo terminal and through pipes, in a process of its own; its commands, in this one.
+
+Covers `terminal`, `commands` and `line_input`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from streamspec.chat.commands import COMMANDS, complete
+from streamspec.chat.terminal import TerminalChat
+from streamspec.errors import ConfigError, ConversationError, StreamspecError
+from streamspec.runtime import GenerationOptions, Session, load
+
+pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
+SPEED = re.compile(r"\d+\.\d tokens/s, (\d+) tokens, \d+ of them drafted")
+# The command line, with steps slow enough to interrupt an answer.
+SLOW = """
+import sys, time
+from streamspec.runtime.engine import ort_runner
+real = ort_runner.OrtRunner.verify
+def slow(*arguments, **keywords):
+    time.sleep(0.1)
+    return real(*arguments, **keywords)
+ort_runner.OrtRunner.verify = slow
+from streamspec.cli import main
+main()
+"""
+
+
+class Terminal:
+    """A process in a pseudo terminal of its own."""
+
+    def __init__(self, *command: str) -> None:
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            os.environ |= {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
+            os.execv(sys.executable, [sys.executable, *command])
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+        """Reads until `pattern` is in what is new, and returns that."""
+        end = time.monotonic() + seconds
+        while not re.search(pattern, self.seen):
+            left = end - time.monotonic()
+            assert left > 0 and select.select([self._terminal], [], [], left)[0], f"no {pattern!r} in {self.seen!r}"
+            try:
+                data = os.read(self._terminal, 4096)
+            except OSError:  # the other end is closed
+                data = b""
+            assert data, f"no {pattern!r} in {self.seen!r}, which is all"
+            self.seen += data.decode(errors="replace")
+        seen, self.seen = self.seen, ""
+        return seen
+
+    def exit_code(self) -> int:
+        while True:
+            try:
+                if not os.read(self._terminal, 4096):
+                    break
+            except OSError:
+                break
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def end(self) -> None:
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        os.close(self._terminal)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    started: list[Terminal] = []
+    yield started
+    for one in started:
+        one.end()
+
+
+def test_a_conversation_in_a_terminal(chat_bundle: Path, tmp_path: Path, terminals: list[Terminal]) -> None:
+    chat = Terminal("-m", "streamspec", "chat", str(chat_bundle), "--max-new-tokens", "40", "--threads", "1")
+    terminals.append(chat)
+    chat.wait_for("/help shows the commands.*\n.*> ")
+    chat.type("hello\n")
+    assert SPEED.search(chat.wait_for("tokens/s(.|\n)*> "))
+    chat.type("/bogus\n")
+    assert "no command /bogus" in chat.wait_for("bogus;(.|\n)*> ")  # and the conversation goes on
+    chat.type(f"/sa\t {tmp_path / 'saved'}\n")  # Tab completes where this Python has readline
+    if find_spec("readline"):
+        assert "saved 2 messages" in chat.wait_for("messages to(.|\n)*> ")
+    chat.type("helpX\x7f\x1b[D\x1b[D\n\x04")  # backspace and arrows edit the line; Ctrl-D ends
+    assert chat.exit_code() == 0
+
+
+def test_ctrl_c_stops_an_answer_only(chat_bundle: Path, terminals: list[Terminal]) -> None:
+    chat = Terminal("-c", SLOW, "chat", str(chat_bundle), "--max-new-tokens", "90", "--threads", "1", "--no-ngram")
+    terminals.append(chat)
+    chat.wait_for("> ")
+    chat.type("hello\n")
+    chat.wait_for("hello\r\n.{2,}")
+    chat.type("\x03")
+    found = SPEED.search(text := chat.wait_for("tokens/s(.|\n)*> "))
+    assert found and int(found[1]) < 60 and "; stopped" in text
+    chat.type("half a line\x03")
+    chat.wait_for("> ")
+    chat.type("/stats\n")
+    assert "2 messages" in chat.wait_for("messages(.|\n)*> ")  # the turn is kept with the text so far
+    chat.type("/quit\n")
+    assert chat.exit_code() == 0
+
+
+def piped(bundle: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "streamspec", "chat", str(bundle), "--threads", "1", *options]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+
+
+def test_a_pipe_gets_the_answers_alone_and_ends_at_the_first_error(chat_bundle: Path) -> None:
+    done = piped(chat_bundle, "abc\n\n//d\n/bogus\nnever\n", "--max-new-tokens", "9")
+    session = load(chat_bundle, threads=1)
+    answers = [session.chat(message, max_new_tokens=9).text for message in ("abc", "/d")]
+    assert done.stdout == "".join(answer + "\n" for answer in answers)
+    assert len(SPEED.findall(done.stderr)) == 2 and done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("streamspec: no command /bogus")
+
+
+# ---- commands, in this process
+
+
+@pytest.fixture
+def chat(chat_bundle: Path) -> TerminalChat:
+    return TerminalChat(load(chat_bundle, threads=1), lambda: GenerationOptions(max_new_tokens=8))
+
+
+def test_a_conversation_is_saved_and_goes_on_where_it_was(chat: TerminalChat, tmp_path: Path) -> None:
+    chat.take("abc")
+    chat.take(f"/save {tmp_path / 'a b.chat'}")
+    chat.take("d")
+    expected, messages = chat.session.messages, chat.session.messages[:2]
+    chat.take("/new")
+    assert not chat.session.messages and not chat.session.cached_tokens
+    chat.take(f"/load {tmp_path / 'a b.chat'}")
+    assert chat.session.messages == messages
+    chat.take("d")
+    assert chat.session.messages == expected
+    chat.take(f"/save {tmp_path / 'a b.chat'}")  # its own file may be replaced
+
+
+def test_a_file_of_something_else_is_never_replaced(chat: TerminalChat, tmp_path: Path) -> None:
+    file = tmp_path / "thesis.txt"
+    file.write_text("years of work")
+    with pytest.raises(ConfigError, match="exists; expected a new file"):
+        chat.take(f"/save {file}")
+    with pytest.raises(ConversationError):
+        chat.take(f"/load {file}")
+    with pytest.raises(ConfigError, match="exists"):  # what could not be read is not this conversation's either
+        chat.take(f"/save {file}")
+    assert file.read_text() == "years of work"
+
+
+def test_the_system_message_stands_first_and_keeps_the_turns(chat: TerminalChat) -> None:
+    chat.take("abc")
+    chat.take("/system be brief")
+    assert [m["role"] for m in chat.session.messages] == ["system", "user", "assistant"]
+    chat.take("/system be long")
+    assert chat.session.messages[0]["content"] == "be long" and len(chat.session.messages) == 3
+    chat.take("/new")
+    assert [m["content"] for m in chat.session.messages] == ["be long"]
+    chat.take("/system")
+    assert chat.session.messages == []
+
+
+def test_a_system_message_that_the_template_refuses_changes_nothing(chat: TerminalChat) -> None:
+    chat.session.template = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}x"
+    with pytest.raises(StreamspecError):
+        chat.take("/system be brief")
+    assert chat.session.messages == []
+
+
+def test_an_adapter_is_switched_by_name(chat: TerminalChat, capsys: pytest.CaptureFixture[str]) -> None:
+    swaps: list[str | None] = []
+    session = SimpleNamespace(adapters=["sql", "chat"], adapter="sql", swap=swaps.append)
+    chat.session = session  # type: ignore[assignment]
+    chat.take("/adapter chat")
+    chat.take("/adapter none")
+    chat.take("/adapter")
+    assert swaps == ["chat", None]
+    assert "adapter: sql; in the bundle: sql, chat" in capsys.readouterr().err
+    assert complete(chat, "/adapter s") == ["sql"] and complete(chat, "/s") == ["/save", "/system", "/stats"]
+    assert complete(chat, "s") == []
+
+
+def test_a_bundle_without_adapters_says_so(chat: TerminalChat) -> None:
+    with pytest.raises(StreamspecError, match="not swappable|--swappable"):
+        chat.take("/adapter x")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("/sav x", "did you mean save"), ("/save", "/save without a name"), ("/stats now", "expected /stats alone")],
+)
+def test_wrong_commands_are_refused(line: str, says: str, chat: TerminalChat) -> None:
+    with pytest.raises(ConfigError, match=says):
+        chat.take(line)
+
+
+def test_help_shows_every_command_and_quit_ends(chat: TerminalChat, capsys: pytest.CaptureFixture[str]) -> None:
+    chat.take("/help")
+    text = capsys.readouterr().err
+    assert all(f"/{name}" in text for name in COMMANDS)
+    chat.take("/quit")
+    assert chat.ended
+
+
+def test_what_the_context_has_no_room_for_is_dropped_and_said(
+    chat: TerminalChat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat.take("/system x")
+    while not (said := re.search(r"the context was full, (\d+) old messages", capsys.readouterr().err)):
+        before = len(chat.session.messages)
+        assert before < 20
+        chat.take("a" * 40)
+    assert before + 2 - len(chat.session.messages) == int(said[1]) > 0
+    assert chat.session.messages[0]["role"] == "system"
+
+
+def test_a_turn_stopped_before_its_first_word_is_not_kept(
+    chat: TerminalChat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = Session.stream_chat
+
+    def stopped(*arguments: object, **keywords: object) -> object:
+        stream = real(*arguments, **keywords)  # type: ignore[arg-type]
+        stream.cancel(rollback=True)
+        return stream
+
+    monkeypatch.setattr(Session, "stream_chat", stopped)
+    chat.take("abc")
+    text = capsys.readouterr().err
+    assert "; stopped" in text and "dropped" not in text and chat.session.messages == []
