@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -42,6 +42,9 @@ class GenerationKwargs(TypedDict, total=False):
     min_p: float
     repetition_penalty: float
     seed: int | None
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float] | None
 
 
 @dataclass(frozen=True)

@@ -354,6 +354,7 @@ class Session:
                 f"fewer than the context's {self.context_length}",
                 "shorten the prompt",
             )
+        options.sampling.check_vocabulary(self.manifest.model.vocab_size)
         grammar = None if options.grammar is None else self.vocabulary.start(options.grammar)
         decoder = SpeculativeDecoder(self.runner, options, self.policy, self.adaptive, grammar)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from streamspec.draft_tree import DraftTree
 from streamspec.errors import BundleError
 from streamspec.runtime.costs.row_costs import RowCosts
 from streamspec.runtime.decoding.draft_proposal import DraftProposal
@@ -20,7 +21,7 @@ from streamspec.runtime.decoding.drafter_gate import DrafterGate
 from streamspec.runtime.decoding.grammar_state import GrammarState
 from streamspec.runtime.decoding.model_runner import ROOT_ONLY, ModelRunner, StepResult
 from streamspec.runtime.decoding.policy import PLAIN_REQUESTED, AdaptiveState, DecodingPolicy
-from streamspec.runtime.decoding.sampling_params import logprob
+from streamspec.runtime.decoding.sampling_params import AdjustedSampler, logprob
 from streamspec.runtime.decoding.stats import SourceCounts, Stats
 from streamspec.runtime.decoding.verify import Committed, accept, commit, cut, follow, off_borders
 from streamspec.runtime.draft_sources.source import AcceptanceRates, CandidateTree, Found, LastingIndex, Stems, merged
@@ -57,6 +58,7 @@ class SpeculativeDecoder:
         self._step_began = 0.0  # in `_clock`
         self._ran_drafter = False  # in the last step
         self._root = -1
+        self._sampler: AdjustedSampler | None = None  # chooses in the graph's place
         self._proposal: DraftProposal | None = None
         sources = self.policy.sources if self.rows > 1 else ()
         learned = self.adaptive.calibration
@@ -126,16 +128,18 @@ class SpeculativeDecoder:
         """Reads what the cache does not hold of the prompt and commits the first token."""
         options, total = self.options, len(prompt)
         self.stats.prompt_tokens = total
-        started = time.perf_counter()
-        known = self.stats.reused_tokens = self.runner.begin(prompt, options.sampling, options.logprobs is not None)
+        sampling = options.sampling.for_answer()
+        self._sampler = AdjustedSampler(sampling, prompt) if sampling.adjusted else None
+        started, logits = time.perf_counter(), options.logprobs is not None or sampling.adjusted
+        known = self.stats.reused_tokens = self.runner.begin(prompt, sampling, logits)
         self._controller.begin()
         if self._gate is not None:
             self._gate.begin()
         progress = options.progress
         report = None if progress is None else lambda read: progress(known + read, total)
-        first = self.runner.prefill(
-            prompt[known:], self._runs_drafter() and self._may_draft(total - 1), report, self._allowed()
-        )
+        drafts, allowed = self._runs_drafter() and self._may_draft(total - 1), self._allowed()
+        first = self.runner.prefill(prompt[known:], drafts, report, allowed)
+        first = self._choose(first, [-1], ROOT_ONLY, allowed)
         self.stats.prefill_seconds = time.perf_counter() - started
         self._proposal = first.proposal
         done = self._finish_step(cut([first.choices[0]], [False], self.policy.eos, limit), first, (0,))
@@ -185,9 +189,9 @@ class SpeculativeDecoder:
         costs, drafter = self._costs(), self._runs_drafter() and not paused
         self._ran_drafter = drafter
         grammar = self.grammar
-        result = self.runner.verify(
-            tokens, tree, drafter, pruning, priors, None if grammar is None else grammar.tree_masks(tree, tokens)
-        )
+        masks = None if grammar is None else grammar.tree_masks(tree, tokens)
+        result = self.runner.verify(tokens, tree, drafter, pruning, priors, masks)
+        result = self._choose(result, tokens, tree, masks)
         node, path = accept(tree, tokens, result.choices)
         self._learn_choices(tokens, tree.parents, result.choices, path)
         if result.accepted is not None and result.accepted != node:
@@ -219,7 +223,9 @@ class SpeculativeDecoder:
         speculates_next = (controller.on and not self._probe_due) or controller.about_to_resume
         draft_next = speculates_next and remaining > 1 and self._runs_drafter() and self._may_draft(self.runner.length)
         self._ran_drafter = draft_next
-        result = self.runner.verify([self._root], ROOT_ONLY, draft_next, allowed=self._allowed())
+        allowed = self._allowed()
+        result = self.runner.verify([self._root], ROOT_ONLY, draft_next, allowed=allowed)
+        result = self._choose(result, [self._root], ROOT_ONLY, allowed)
         self.runner.commit((0,))
         self._learn_choices([self._root], (0,), result.choices, (0,))
         self._proposal = result.proposal
@@ -229,6 +235,27 @@ class SpeculativeDecoder:
         done = self._finish_step(cut([result.choices[0]], [False], self.policy.eos, remaining), result, (0,))
         self._count(done, 1)
         return done
+
+    def _choose(
+        self, result: StepResult, tokens: Sequence[int], tree: DraftTree, masks: np.ndarray | None
+    ) -> StepResult:
+        """Chooses anew along the accepted path where options ask for what graphs do not know. The drafter's proposal
+        stays where the graph has accepted the same path and chosen the same token after it.
+        """
+        sampler, logits = self._sampler, result.logits
+        if sampler is None:
+            return result
+        assert logits is not None
+        choices, reached = list(result.choices), list[int]()
+        for node, parent in enumerate(tree.parents):
+            if not node or (parent in reached and tokens[node] == choices[parent]):
+                reached.append(node)
+                path = [tokens[i] for i in tree.path(node)[1:]]
+                choices[node] = sampler.choose(logits[node], path, None if masks is None else masks[node])
+        node, _ = accept(tree, tokens, choices)
+        if result.choices[node] == choices[node] and (len(tree) == 1 or result.accepted == node):
+            return result._replace(choices=choices)
+        return StepResult(choices, logits=logits)
 
     def _learn_choices(
         self, tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int], path: Sequence[int]
@@ -246,6 +273,8 @@ class SpeculativeDecoder:
         `path`.
         """
         grammar, count = self.grammar, self.options.logprobs
+        if self._sampler is not None:
+            self._sampler.extend(done.tokens)
         if grammar is not None:
             over = grammar.over_after(done.tokens)
             if over is not None:

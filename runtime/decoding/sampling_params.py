@@ -1,13 +1,16 @@
 """Chooses tokens: the parameters of sampling, the uniform number that each position draws with, and log-probabilities.
 
 The number depends on seed and position only, so a sampled text does not depend on how many tokens a call verified. The
-distribution itself is processed in the graph (`streamspec.export.layers.sampling`).
+distribution itself is processed in the graph (`streamspec.export.layers.sampling`); where options adjust logits in ways
+that no graph knows, `AdjustedSampler` chooses instead.
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,6 +34,10 @@ class Sampling:
     - `repetition_penalty`: above 1, tokens of the text so far become less probable; 1: off. Applies to greedy decoding
       too.
     - `seed`: makes sampling repeatable; None draws a new one for each answer.
+    - `frequency_penalty`, `presence_penalty`, -2 to 2: subtracted from the logit of each token of the answer so far,
+      once for each time it occurs, and once.
+    - `logit_bias`: numbers from -100 to 100 that are added to logits, by token id. Added first; the penalties of
+      OpenAI's API follow `repetition_penalty`.
 
     Raises ConfigError for values out of range.
     """
@@ -41,6 +48,11 @@ class Sampling:
     min_p: float = option(0.0, "Drop tokens below this fraction of the highest probability.")
     repetition_penalty: float = option(1.0, "Above 1: tokens of the text so far become less probable.")
     seed: int | None = option(None, "Makes sampling repeatable.")
+    frequency_penalty: float = option(0.0, "Subtracted from a token's logit for each time it occurs in the answer.")
+    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens.")
+    logit_bias: Mapping[int, float] | None = field(  # a dict has no hash
+        default=None, hash=False, metadata={"help": "Added to logits, by token id."}
+    )
 
     def __post_init__(self) -> None:
         if self.temperature != 0 or isinstance(
@@ -53,15 +65,32 @@ class Sampling:
         _check("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         if self.seed is not None:
             _check("seed", self.seed, 0, 2**64 - 1)
+        for name in ("frequency_penalty", "presence_penalty"):
+            _check(name, getattr(self, name), -2, 2)
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise ConfigError(f"logit_bias {self.logit_bias!r:.60}", "numbers by token id", "correct logit_bias")
+        for token, bias in (self.logit_bias or {}).items():
+            _check("logit_bias token", token, 0, 2**31)
+            _check("logit_bias", bias, -100, 100)
 
     @property
     def random(self) -> bool:
         return self.temperature > 0
 
     @property
+    def adjusted(self) -> bool:
+        """Whether it adjusts logits in ways that graphs do not know (`AdjustedSampler`)."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
+
+    @property
     def plain_argmax(self) -> bool:
-        """Whether it chooses the likeliest token by the model's own logits."""
+        """Whether graphs are to choose the likeliest token by the model's own logits."""
         return not self.random and self.repetition_penalty == 1
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raises ConfigError for biases of tokens that there are not."""
+        if self.logit_bias and max(self.logit_bias) >= size:
+            raise ConfigError(f"logit_bias of token {max(self.logit_bias)}", f"0..{size - 1}", "correct logit_bias")
 
     def for_answer(self) -> Sampling:
         """Returns itself, or where it would draw without a seed, the same with a new one: for one answer."""
@@ -86,7 +115,7 @@ class Sampling:
 
 
 def _check(name: str, value: float, low: float, high: float, above: bool = False, or_: str = "") -> None:
-    whole = name in ("top_k", "seed")
+    whole = name in ("top_k", "seed", "logit_bias token")
     right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not right or not low <= value <= high or (above and value == low):  # NaN lies nowhere
         kind = "a whole number" if whole else "a number"
@@ -95,6 +124,55 @@ def _check(name: str, value: float, low: float, high: float, above: bool = False
 
 
 GREEDY = Sampling(seed=0)
+
+
+class AdjustedSampler:
+    """Chooses the tokens of one answer from the model's logits as `sampling` says, in double precision: what graphs do,
+    and the adjustments that they do not know.
+    """
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
+        self._sampling, self._length = sampling, len(prompt)
+        biases = sampling.logit_bias or {}
+        self._biased, self._biases = list(biases), list(biases.values())
+        self._seen = {*prompt} if sampling.repetition_penalty != 1 else set[int]()
+        self._counts: Counter[int] = Counter()  # of the answer's tokens
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Adds tokens to the answer."""
+        self._length += len(tokens)
+        self._counts.update(tokens)
+
+    def choose(self, logits: np.ndarray, path: Sequence[int], allowed: np.ndarray | None = None) -> int:
+        """Returns the token after `path`, tokens after the answer so far, by its `logits` [vocabulary], out of those
+        `allowed` (bool [vocabulary]).
+        """
+        own, counts = self._sampling, self._counts + Counter(path)
+        scores = logits.astype(np.float64)
+        scores[self._biased] += self._biases
+        if own.repetition_penalty != 1:
+            seen = list(self._seen | counts.keys())
+            scores[seen] *= np.where(scores[seen] < 0, own.repetition_penalty, 1 / own.repetition_penalty)
+        if counts:
+            times = np.array(list(counts.values()))
+            scores[list(counts)] -= own.presence_penalty + own.frequency_penalty * times
+        if allowed is not None:
+            scores[~allowed] = -np.inf
+        if not own.random:
+            return int(np.argmax(scores))
+        weights = np.exp((scores - scores.max()) / own.temperature)
+        floor, total, ranked = own.min_p, weights.sum(), None
+        if 0 < own.top_k < len(weights):
+            ranked = -np.sort(-np.partition(weights, -own.top_k)[-own.top_k :])
+            floor, total = max(floor, ranked[-1]), ranked.sum()
+        if own.top_p < 1:
+            ranked = -np.sort(-weights) if ranked is None else ranked
+            before = np.cumsum(ranked) - ranked
+            floor = max(floor, ranked[np.count_nonzero(before < own.top_p * total) - 1])
+        weights[weights < floor] = 0
+        ends = np.cumsum(weights)
+        drawn = np.searchsorted(ends, own.uniform(self._length + len(path)) * ends[-1], side="right")
+        return int(min(drawn, np.flatnonzero(weights)[-1]))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ class Limits:
     default_tokens: int = 1024  # where a request says nothing
     body: int = 1 << 20  # bytes of a request
     header: int = 16 << 10  # bytes of its head
+    choices: int = 8  # answers of one request
     messages: int = 256
     text: int = 1 << 19  # characters of all messages or of a prompt
     stops: int = 4  # as OpenAI

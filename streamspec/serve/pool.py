@@ -64,14 +64,16 @@ class Counts:
 
 
 class QueuedRequest:
-    """One generation, waiting or running. Iterate `chunks`; `cancel` when nobody reads any more."""
+    """The answers to one prompt, waiting or running, one after the other in one session. Iterate `chunks`; `cancel`
+    when nobody reads any more.
+    """
 
     def __init__(
         self,
         pool: Pool,
         adapter: str | None,
         prompt: Callable[[Session], Any],
-        options: GenerationOptions,
+        options: Sequence[GenerationOptions],
         hint: list[int] | None,
     ) -> None:
         self.pool, self.adapter, self.prompt, self.options, self.hint = pool, adapter, prompt, options, hint
@@ -135,7 +137,7 @@ class QueuedRequest:
 
     def _work(self, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
         """In the slot's thread."""
-        last: Chunk | None = None
+        ends: list[Chunk] = []
         failure: BaseException | None = None
         try:
             if slot.session is None:
@@ -143,20 +145,28 @@ class QueuedRequest:
             session = slot.session
             if session.adapter != self.adapter:
                 session.swap(self.adapter)
-            self._stream = session.stream(self.prompt(session), replace(self.options, timeout=max(self.left, 0.001)))
-            if self._cancelled:  # it may have been before there was a stream to end
-                self._stream.cancel()
-            for last in self._stream:
-                _tell(loop, self._inbox.put_nowait, last)
+            prompt = self.prompt(session)
+            for options in self.options:
+                self._stream = session.stream(prompt, replace(options, timeout=max(self.left, 0.001)))
+                if self._cancelled:  # it may have been before there was a stream to end
+                    self._stream.cancel()
+                last: Chunk | None = None
+                try:
+                    for last in self._stream:
+                        _tell(loop, self._inbox.put_nowait, last)
+                finally:
+                    ends += [last] if last is not None else []
+                if self._cancelled:
+                    break
         except BaseException as error:
             failure = error
-        _tell(loop, self._end, last, failure)
+        _tell(loop, self._end, ends, failure)
 
-    def _end(self, last: Chunk | None, failure: BaseException | None) -> None:
+    def _end(self, ends: list[Chunk], failure: BaseException | None) -> None:
         assert self.slot is not None
         self._over = True
         self._inbox.put_nowait(failure)
-        self.pool.release(self, self.slot, self._cancelled, last, failure)
+        self.pool.release(self, self.slot, self._cancelled, ends, failure)
 
 
 class Pool:
@@ -174,11 +184,11 @@ class Pool:
         self,
         adapter: str | None,
         prompt: Callable[[Session], Any],
-        options: GenerationOptions,
+        options: Sequence[GenerationOptions],
         hint: list[int] | None = None,
     ) -> QueuedRequest:
-        """A generation under way or in the queue. `hint`: the prompt's tokens, to find the cache that holds most of
-        them.
+        """A request under way or in the queue. `options`: of each answer. `hint`: the prompt's tokens, to find the
+        cache that holds most of them.
 
         Raises ApiError: 429 where the queue is full, 503 while the server closes.
         """
@@ -227,9 +237,9 @@ class Pool:
             self.counts.cancelled += 1
 
     def release(
-        self, request: QueuedRequest, slot: Slot, cancelled: bool, last: Chunk | None, failure: BaseException | None
+        self, request: QueuedRequest, slot: Slot, cancelled: bool, ends: list[Chunk], failure: BaseException | None
     ) -> None:
-        """Frees the slot of a request that ran and has ended."""
+        """Frees the slot of a request that ran and has ended. `ends`: the last chunks of its answers."""
         self.requests.discard(request)
         slot.busy, slot.used = False, time.monotonic()
         counts = self.counts
@@ -239,7 +249,7 @@ class Pool:
             counts.cancelled += 1
         else:
             counts.finished += 1
-        if last is not None:
+        for last in ends:
             for name in SUMMED:
                 counts.totals[name] = counts.totals.get(name, 0) + getattr(last.stats, name)
         self._dispatch()

@@ -7,8 +7,9 @@ number.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,13 +24,9 @@ MAX_TOP_LOGPROBS = 20
 
 # Fields of OpenAI's API that are there with these values only, beside null; a client may send them all the same.
 ONLY: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": (),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),
@@ -119,7 +116,11 @@ class Common(Strict):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     stop: str | list[str] | None = None
+    n: int | None = Field(None, ge=1)
     seed: int | None = Field(None, ge=0, lt=2**64)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, lt=2**31)
@@ -154,12 +155,12 @@ class CompletionRequest(Common):
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request in the runtime's terms. `prompt`: messages, text or token ids."""
+    """A request in the runtime's terms. `prompt`: messages, text or token ids. `options`: of each answer to it."""
 
     chat: bool
     model: str
     prompt: Any
-    options: GenerationOptions
+    options: list[GenerationOptions]
     stream: bool
     usage: bool  # at the end of a stream
 
@@ -212,6 +213,8 @@ def _parsed(
         raise invalid(
             f"stop strings; expected at most {limits.stops}, each of 1 to {limits.stop_length} characters", "stop"
         )
+    if request.n is not None and request.n > limits.choices:
+        raise invalid(f"n {request.n}; expected at most {limits.choices}", "n", "too_large")
     options = GenerationOptions(
         max_new_tokens=tokens or min(limits.default_tokens, limits.max_tokens),
         stop=stops,
@@ -221,13 +224,26 @@ def _parsed(
         logprobs=logprobs,
     )
     usage = request.stream_options is not None and bool(request.stream_options.include_usage)
-    return ParsedRequest(chat, request.model, prompt, options, bool(request.stream), usage)
+    return ParsedRequest(chat, request.model, prompt, _each(options, request.n or 1), bool(request.stream), usage)
+
+
+def _each(options: GenerationOptions, answers: int) -> list[GenerationOptions]:
+    """Of each answer: a seed counts on from one to the next."""
+    seed = options.sampling.seed
+    if seed is None:
+        return [options] * answers
+    return [replace(options, sampling=replace(options.sampling, seed=(seed + i) % 2**64)) for i in range(answers)]
 
 
 def _sampling(request: Common) -> Sampling:
-    names = [field.name for field in fields(Sampling) if field.init]
+    given = {field.name: value for field in fields(Sampling) if (value := getattr(request, field.name)) is not None}
+    if "logit_bias" in given:
+        wrong = next((token for token in given["logit_bias"] if not re.fullmatch("[0-9]{1,9}", token)), None)
+        if wrong is not None:
+            raise invalid(f"logit_bias of {wrong[:40]!r}; expected ids of tokens, as texts", "logit_bias")
+        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
     try:
-        return Sampling(**{name: value for name in names if (value := getattr(request, name)) is not None})
+        return Sampling(**given)
     except ConfigError as error:
         raise invalid(str(error), error.found.split()[0]) from None
 

@@ -13,7 +13,7 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length
 
 
 class ResponseBuilder:
-    """Builds the response of one answer: `push` every chunk in turn, streamed or not."""
+    """Builds the response to one request: `push` every chunk of its answers in turn, streamed or not."""
 
     def __init__(self, chat: bool, model: str, adapter: str | None, tokenizer: Any, usage: bool = False) -> None:
         """`usage`: whether every chunk of the stream has the field, and another one follows them."""
@@ -21,30 +21,18 @@ class ResponseBuilder:
         self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
         self.waited = 0.0  # seconds for a session
-        self._pieces = TextDeltas(tokenizer)
-        self._text: list[str] = []
-        self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not requested
-        self._drafted = self._offset = 0
-        self._last: Chunk | None = None
+        self._choices: list[Choice] = []
 
     def push(self, chunk: Chunk) -> dict[str, Any]:
-        """Returns the object to send for it in a stream."""
-        first, self._last = self._last is None, chunk
-        self._text.append(chunk.text)
-        self._drafted += sum(chunk.drafted)
-        pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
-        logprobs = None
-        if chunk.logprobs is not None:
-            logprobs = self._spell(chunk.logprobs)
-            for name, entries in logprobs.items():
-                self._logprobs.setdefault(name, []).extend(entries)
-        record = _of_call(chunk, pieces)
-        reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
-        if reason is not None:
-            record |= self.record()
-        body = self._choice(
-            {"delta": ({"role": "assistant"} if first else {}) | {"content": chunk.text}}, chunk.text, logprobs, reason
-        )
+        """Returns the object to send for it in a stream. What follows a chunk with a finish reason is the next
+        answer's.
+        """
+        if not self._choices or self._choices[-1].reason is not None:
+            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices)))
+        choice = self._choices[-1]
+        body, record = choice.push(chunk)
+        if choice.reason is not None:
+            record |= self._record(choice)
         return self._frame("chat.completion.chunk", [body], None) | {"streamspec": record}
 
     def usage_chunk(self) -> dict[str, Any]:
@@ -52,43 +40,45 @@ class ResponseBuilder:
         return self._frame("chat.completion.chunk", [], self._usage())
 
     def whole(self) -> dict[str, Any]:
-        """Returns the response that is no stream, once the last chunk was pushed."""
-        assert self._last is not None and self._last.finish_reason is not None
-        text = "".join(self._text)
-        message = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        body = self._choice(message, text, self._logprobs or None, REASONS[self._last.finish_reason])
+        """Returns the response that is no stream, once the last chunk was pushed. Several answers have a record each,
+        one has it beside OpenAI's fields.
+        """
         self.usage = True
-        return self._frame("chat.completion", [body], self._usage()) | {"streamspec": self.record()}
+        bodies, records = [one.whole() for one in self._choices], [self._record(one) for one in self._choices]
+        if len(bodies) > 1:
+            bodies = [body | {"streamspec": record} for body, record in zip(bodies, records, strict=True)]
+        frame = self._frame("chat.completion", bodies, self._usage())
+        return frame if len(bodies) > 1 else frame | {"streamspec": records[0]}
 
-    def record(self) -> dict[str, Any]:
-        """Counters of the generation (docs/guides/serve.md)."""
-        assert self._last is not None
-        stats = self._last.stats
+    def _record(self, choice: Choice) -> dict[str, Any]:
+        """Counters of an answer (docs/guides/serve.md)."""
+        assert choice.last is not None
+        stats = choice.last.stats
         return {
             "speculation": stats.speculation,
             "steps": stats.steps,
             "plain_steps": stats.plain_steps,
             "tokens_per_step": round(stats.tau, 3),
             "new_tokens": stats.new_tokens,
-            "drafted_tokens": self._drafted,
+            "drafted_tokens": choice.drafted,
             "tokens_per_second": round(stats.tokens_per_second, 2),
             "queue_ms": _ms(self.waited),
             "prefill_ms": _ms(stats.prefill_seconds),
             "decode_ms": _ms(stats.decode_seconds),
             "prompt_tokens": stats.prompt_tokens,
             "reused_tokens": stats.reused_tokens,
-            "finish_reason": self._last.finish_reason,
+            "finish_reason": choice.last.finish_reason,
             "adapter": self.adapter,
         }
 
     def _usage(self) -> dict[str, Any]:
-        assert self._last is not None
-        stats = self._last.stats
+        each = [choice.last.stats for choice in self._choices if choice.last is not None]
+        prompt, new = each[0].prompt_tokens, sum(stats.new_tokens for stats in each)
         return {
-            "prompt_tokens": stats.prompt_tokens,
-            "completion_tokens": stats.new_tokens,
-            "total_tokens": stats.prompt_tokens + stats.new_tokens,
-            "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": each[0].reused_tokens},
         }
 
     def _frame(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
@@ -96,8 +86,44 @@ class ResponseBuilder:
         frame = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
         return frame | {"usage": usage} if self.usage else frame
 
-    def _choice(self, chat: dict[str, Any], text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        return {"index": 0} | (chat if self.chat else {"text": text}) | {"logprobs": logprobs, "finish_reason": reason}
+
+class Choice:
+    """One answer: `push` its chunks. `last`: the latest; `drafted`: tokens so far."""
+
+    def __init__(self, chat: bool, tokenizer: Any, index: int) -> None:
+        self.chat, self.tokenizer, self.index = chat, tokenizer, index
+        self.drafted = 0
+        self.last: Chunk | None = None
+        self.reason: str | None = None  # why it ended, in OpenAI's word
+        self._pieces = TextDeltas(tokenizer)
+        self._text: list[str] = []
+        self._logprobs: dict[str, list[Any]] = {}  # as spelt; empty where they were not requested
+        self._offset = 0
+
+    def push(self, chunk: Chunk) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns OpenAI's object of the chunk, and the record of its call."""
+        first, self.last = self.last is None, chunk
+        self._text.append(chunk.text)
+        self.drafted += sum(chunk.drafted)
+        pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
+        logprobs = None
+        if chunk.logprobs is not None:
+            logprobs = self._spell(chunk.logprobs)
+            for name, entries in logprobs.items():
+                self._logprobs.setdefault(name, []).extend(entries)
+        self.reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
+        delta = ({"role": "assistant"} if first else {}) | {"content": chunk.text}
+        return self._body({"delta": delta}, chunk.text, logprobs), _of_call(chunk, pieces)
+
+    def whole(self) -> dict[str, Any]:
+        """Returns OpenAI's object of the whole answer."""
+        text = "".join(self._text)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return self._body({"message": message}, text, self._logprobs or None)
+
+    def _body(self, chat: dict[str, Any], text: str, logprobs: Any) -> dict[str, Any]:
+        said = chat if self.chat else {"text": text}
+        return {"index": self.index} | said | {"logprobs": logprobs, "finish_reason": self.reason}
 
     def _spell(self, logprobs: list[Logprob]) -> dict[str, Any]:
         """Log-probabilities in the shape of the two APIs."""

@@ -59,7 +59,9 @@ def test_options_are_given_whole_or_as_keywords() -> None:
 def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
     with pytest.raises(ConfigError, match="an option temprature; expected temperature; correct its name"):
         saying("abc").generate("p", temprature=0.7)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"an option zzz; expected grammar or .*max_tokens.*; correct its name"):
+    with pytest.raises(
+        ConfigError, match=r"an option zzz; expected frequency_penalty or .*max_tokens.*; correct its name"
+    ):
         saying("abc").stream("p", zzz=1)  # type: ignore[call-arg]
 
 

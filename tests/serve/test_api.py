@@ -87,6 +87,41 @@ def test_a_completion(running: Make) -> None:
     )
 
 
+def test_several_answers_to_one_prompt(running: Make) -> None:
+    server = running(limits={"sessions": 2})
+    answer = ask(server.client(), n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    for choice in answer.choices:
+        assert choice.message.content == "word word" and choice.finish_reason == "length"
+        assert choice.streamspec["new_tokens"] == 9
+    assert answer.usage.prompt_tokens == 8 and answer.usage.completion_tokens == 27
+    assert not hasattr(answer, "streamspec") and server.shared and server.shared.most == 1
+    texts = ["", "", ""]
+    for chunk in ask(server.client(), n=3, stream=True):
+        (choice,) = chunk.choices
+        assert (choice.delta.role == "assistant") == (not texts[choice.index])
+        texts[choice.index] += choice.delta.content
+        assert choice.finish_reason is None or chunk.streamspec["new_tokens"] == 9
+    assert texts == ["word word"] * 3
+    text = server.client().completions.create(model="alpha", prompt="say this", max_tokens=6, n=2)
+    assert [choice.text for choice in text.choices] == ["this t"] * 2
+    assert "streamspec_new_tokens_total 66\n" in server.http().get("/metrics").text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_ends_all_of_its_answers(running: Make, stream: bool) -> None:
+    server = running(step=0.01, limits={"sessions": 1})
+    with pytest.raises(openai.APITimeoutError):
+        answer = ask(server.client(timeout=0.2), n=8, max_tokens=4000, stream=stream)
+        for _ in answer if stream else ():
+            time.sleep(0.25)
+            raise openai.APITimeoutError(httpx.Request("GET", "http://x"))
+    if stream:
+        answer.close()
+    until(lambda: not server.server.pool.requests)
+    assert server.shared and len(server.shared.asked) == 1
+
+
 def test_a_stream_says_of_every_call_what_was_drafted(running: Make) -> None:
     chunks = list(ask(running().client(), stream=True, stream_options={"include_usage": True}))
     *calls, usage = chunks
@@ -175,7 +210,8 @@ def test_a_conversation_finds_its_cache_also_beside_others(running: Make) -> Non
     ("fields", "raised", "code"),
     [
         ({"model": "gamma"}, openai.NotFoundError, "model_not_found"),
-        ({"n": 2}, openai.BadRequestError, "unsupported_value"),
+        ({"n": 9}, openai.BadRequestError, "too_large"),
+        ({"extra_body": {"best_of": 2}}, openai.BadRequestError, "unsupported_value"),
         ({"extra_body": {"foo": 1}}, openai.BadRequestError, "unknown_field"),
         ({"messages": user("x" * 5000)}, openai.BadRequestError, "context_length_exceeded"),
         ({"stop": ["refuse"]}, openai.BadRequestError, "config"),

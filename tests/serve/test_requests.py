@@ -40,7 +40,7 @@ def test_a_request_that_says_nothing_is_greedy_and_bounded() -> None:
         completion(),
         chat(temperature=None, stop=None, max_tokens=None, seed=None, response_format=None),
     ):
-        options = parsed.options
+        options = parsed.options[0]
         assert options.max_new_tokens == 50 and options.stop == [] and options.speculate is True
         assert options.sampling.plain_argmax and options.grammar is None and options.logprobs is None
         assert not parsed.stream and not parsed.usage
@@ -62,7 +62,7 @@ def test_fields_reach_the_runtime() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    sampling = parsed.options.sampling
+    sampling = parsed.options[0].sampling
     assert (
         sampling.temperature,
         sampling.top_p,
@@ -72,13 +72,13 @@ def test_fields_reach_the_runtime() -> None:
         sampling.seed,
     ) == (0.5, 0.9, 7, 0.1, 1.2, 5)
     assert (
-        parsed.options.stop == ["END"]
-        and parsed.options.max_new_tokens == 9
-        and parsed.options.speculate is False
-        and parsed.options.logprobs == 3
+        parsed.options[0].stop == ["END"]
+        and parsed.options[0].max_new_tokens == 9
+        and parsed.options[0].speculate is False
+        and parsed.options[0].logprobs == 3
     )
     assert parsed.stream and parsed.usage
-    assert chat(logprobs=True).options.logprobs == 0 and completion(logprobs=5).options.logprobs == 5
+    assert chat(logprobs=True).options[0].logprobs == 0 and completion(logprobs=5).options[0].logprobs == 5
 
 
 def test_messages_become_plain_ones() -> None:
@@ -88,6 +88,20 @@ def test_messages_become_plain_ones() -> None:
         {"role": "system", "content": "ab"},
         {"role": "assistant", "content": "x"},
     ]
+
+
+def test_each_answer_has_its_own_seed() -> None:
+    assert [one.sampling.seed for one in chat(n=3, seed=2**64 - 2, temperature=1).options] == [2**64 - 2, 2**64 - 1, 0]
+    assert [one.sampling.seed for one in completion(n=2, temperature=1).options] == [None, None]
+
+
+def test_penalties_and_biases_reach_the_runtime() -> None:
+    given = {"frequency_penalty": -1, "presence_penalty": 0.5, "logit_bias": {"5": -100, "7": 1.5}}
+    for parsed in (chat(**given), completion(**given)):
+        sampling = parsed.options[0].sampling
+        assert sampling.logit_bias == {5: -100, 7: 1.5}
+        assert (sampling.frequency_penalty, sampling.presence_penalty) == (-1, 0.5)
+    assert not chat(logit_bias={}, frequency_penalty=0).options[0].sampling.adjusted
 
 
 def test_prompts_of_completions() -> None:
@@ -123,13 +137,15 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
         error = refused(chat, **{name: "something else"})
         assert error.param == name and error.code == "unsupported_value"
     for fields in (
-        {"n": 2},
+        {"n": 9},
         {"n": True},
-        {"presence_penalty": 0.5},
+        {"n": 0},
+        {"presence_penalty": 2.5},
         {"frequency_penalty": False},
         {"store": True},
         {"tools": [{}]},
-        {"logit_bias": {"5": 1}},
+        {"logit_bias": {"five": 1}},
+        {"logit_bias": {"5": 101}},
         {"echo": 0},
     ):
         assert refused(completion, **fields).param == next(iter(fields))

@@ -168,3 +168,19 @@ def test_log_probabilities_of_a_completion_in_the_old_form(server: Running, cold
     ):
         offsets += chunk.choices[0].logprobs.text_offset
     assert offsets == found.text_offset
+
+
+def test_several_seeded_answers_are_those_of_the_seeds_after(server: Running, cold: Session) -> None:
+    for fields in ({"temperature": 1.5}, {"temperature": 1.5, "frequency_penalty": 0.5, "logit_bias": {"97": 3}}):
+        answer = ask(server, n=3, seed=11, max_tokens=12, **fields)
+        adjusted = {**fields, "logit_bias": {97: 3.0}} if "logit_bias" in fields else fields
+        known = [want(cold, seed=11 + i, max_new_tokens=12, **adjusted).text for i in range(3)]
+        assert [choice.message.content for choice in answer.choices] == known and len({*known}) == 3
+    answer = ask(server, n=2, max_tokens=12, temperature=1.5)
+    assert answer.choices[0].message.content != answer.choices[1].message.content
+    assert answer.usage.completion_tokens == sum(choice.streamspec["new_tokens"] for choice in answer.choices)
+
+
+def test_a_bias_of_a_token_that_there_is_not_is_refused(server: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="logit_bias of token 257; expected 0..256"):
+        ask(server, logit_bias={"257": 1})
