@@ -10,12 +10,15 @@ from tokenizers import Tokenizer
 from streamspec.adapters.base_models.resolve import Base
 from streamspec.adapters.task_lora import template_of
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER
-from streamspec.errors import BaseModelError
+from streamspec.errors import BaseModelError, BundleError
 from streamspec.prompt.template_file import special_token, tokenizer_settings
+from streamspec.runtime.text.tokenizer import read_tokenizer
 
 
 def copy_tokenizer(base: Base, folder: Path, adapter: Path | None = None) -> Tokenizer:
-    """Copies `tokenizer.json` and the chat template, the adapter's own where it has one; returns the tokenizer."""
+    """Copies `tokenizer.json` and the chat template, the adapter's own where it has one; returns the tokenizer. Raises
+    BaseModelError for one that no bundle may have.
+    """
     source = base.path / TOKENIZER
     if not source.is_file():
         raise BaseModelError(
@@ -28,7 +31,10 @@ def copy_tokenizer(base: Base, folder: Path, adapter: Path | None = None) -> Tok
     if template is not None:
         (folder / TEMPLATE).write_bytes(template)
     try:
+        read_tokenizer(folder)
         return Tokenizer.from_file(str(source))
+    except BundleError as error:
+        raise BaseModelError(f"{source}: {error.found}", error.expected, "save it again without that") from None
     except Exception as error:  # the library raises bare Exception
         raise BaseModelError(f"{source}: {error}", "a tokenizer this version can read", "save it again") from None
 

@@ -1,16 +1,20 @@
 """Opens the bundle's tokenizer and chat template, which are not trusted.
 
-The tokenizers library takes anything that parses: padding to 10^12 tokens, replacements that multiply a text a hundred
-times over, and steps that panic at the first text. So padding and truncation are taken off, what can grow is limited,
-and a panic ends in one line.
+The tokenizers library takes anything that parses: padding to 10^12 tokens, replacements and post-processors that
+multiply a text, tokens of megabytes, dropout, steps that panic at the first text. So padding and truncation are taken
+off, what can grow is limited, what draws at random is refused, and a panic ends in one line.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from streamspec.bundle.files import read_small
 from streamspec.bundle.manifest import TEMPLATE, TOKENIZER, Manifest
@@ -20,7 +24,9 @@ MAX_TOKENIZER = 128 << 20  # bytes; the largest in use, of 262,144 tokens, have 
 MAX_TEMPLATE = 1 << 20  # bytes
 MAX_GROWTH = 256  # times that a text may get longer on its way to tokens, or a token's on its way to text
 MAX_STEPS = 64
-MAX_ADDED = 1000  # characters put in front of a text
+MAX_ADDED = 1000  # characters or tokens put around a text
+MAX_STRING = 8 << 10  # bytes of a token or an expression in the file; the longest token in use has 163
+MAX_WORD = 1000  # characters that WordPiece tries all parts of; usual are 100
 FIX = "export the bundle again"
 GROWTH = {"ByteLevel": 2, "Metaspace": 4, "NFKC": 4, "NFKD": 4, "NFC": 2, "NFD": 2, "ByteFallback": 2}
 
@@ -50,15 +56,16 @@ def read_tokenizer(folder: Path) -> BundleTokenizer:
     from tokenizers import Tokenizer
 
     data = read_small(folder, TOKENIZER, FIX, MAX_TOKENIZER)
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BundleError(f"{TOKENIZER} is no UTF-8 text", "a tokenizer", FIX) from None
-    tokenizer = _guarded(Tokenizer.from_str, text)
+    _check_strings(data)
+    tokenizer = _guarded(Tokenizer.from_buffer, data)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    _check_growth("text", tokenizer.normalizer, tokenizer.pre_tokenizer)
+    _check_growth("text", tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor)
     _check_growth("tokens", tokenizer.decoder)
+    if dropout := getattr(tokenizer.model, "dropout", None):
+        raise BundleError(f"{TOKENIZER}: dropout of {dropout:g}", "one way to split a text", FIX)
+    if (longest := getattr(tokenizer.model, "max_input_chars_per_word", 0)) > MAX_WORD:
+        raise BundleError(f"{TOKENIZER}: words of {longest} characters", f"at most {MAX_WORD}", FIX)
     return BundleTokenizer(tokenizer)
 
 
@@ -83,30 +90,72 @@ def _guarded(function: Any, *arguments: Any, **options: Any) -> Any:
         raise BundleError(f"{TOKENIZER}: {error}", "a tokenizer that works", FIX) from None
 
 
+def _check_strings(data: bytes) -> None:
+    """Refuses long strings in JSON, but for sentencepiece's charsmap. Looks at quotes alone, before anything is parsed:
+    none of a string's own lacks a backslash before it.
+    """
+    read = np.frombuffer(data, np.uint8)
+    quotes = read == ord('"')
+    quotes[1:] &= read[:-1] != ord("\\")
+    at = np.flatnonzero(quotes)
+    for i in np.flatnonzero(np.diff(at) > MAX_STRING):
+        if not re.search(rb'"precompiled_charsmap"\s*:\s*\Z', data[max(0, at[i] - 40) : at[i]]):
+            raise BundleError(
+                f"{TOKENIZER}: a text of {at[i + 1] - at[i] - 1} bytes", f"tokens of at most {MAX_STRING}", FIX
+            )
+
+
 def _check_growth(what: str, *parts: Any) -> None:
     """`parts`: steps of the tokenizer, or None."""
-    growth, added = 1.0, 0
+    growth, added = 1.0, 0.0
     steps = [step for part in parts if part is not None for step in _steps(json.loads(part.__getstate__()))]
     for step in steps:
-        kind = step.get("type")
-        if kind == "Replace":
-            pattern = step.get("pattern") or {}
-            replaced, content = len(pattern.get("String", "")), len(step.get("content", ""))
-            growth *= max(1.0, content / replaced if replaced else content + 1)
-        elif kind == "Prepend":
-            added += len(step.get("prepend", ""))
-        else:
-            growth *= GROWTH.get(str(kind), 1)
+        kind = str(step.get("type"))
+        times, more = GROWING[kind](step) if kind in GROWING else (GROWTH.get(kind, 1), 0)
+        growth, added = growth * times, added * times + more
     if growth > MAX_GROWTH or added > MAX_ADDED or len(steps) > MAX_STEPS:
         raise BundleError(
-            f"{TOKENIZER}: {len(steps)} steps that make {what} {growth:.3g} times as long and {added} longer",
+            f"{TOKENIZER}: {len(steps)} steps that make {what} {growth:.3g} times as long and {added:.0f} longer",
             f"at most {MAX_STEPS}, {MAX_GROWTH} times and {MAX_ADDED}",
             FIX,
         )
 
 
+Growth = tuple[float, int]  # how many times as long a step makes a text, and what it adds to it
+
+
+def _replaced(step: dict[str, Any]) -> Growth:
+    replaced, content = len((step.get("pattern") or {}).get("String", "")), len(step.get("content", ""))
+    return max(1.0, content / replaced if replaced else content + 1), 0
+
+
+def _normalized(step: dict[str, Any]) -> Growth:
+    """A charsmap is the bytes of its index, the index, and replacements that each end with a zero."""
+    data = base64.b64decode(step.get("precompiled_charsmap") or "")
+    return max(map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0"))) or 1, 0
+
+
+def _around(step: dict[str, Any]) -> Growth:
+    """A template of the post-processor, which has to hold the prompt once."""
+    pieces, special = step.get("single", []), step.get("special_tokens", {})
+    if (prompts := sum("Sequence" in piece for piece in pieces)) != 1:
+        raise BundleError(f"{TOKENIZER}: a post-processor that puts the prompt in {prompts} times", "once", FIX)
+    marks = [piece["SpecialToken"]["id"] for piece in pieces if "SpecialToken" in piece]
+    return 1, sum(len(special[mark]["ids"]) for mark in marks)
+
+
+GROWING: dict[str, Callable[[dict[str, Any]], Growth]] = {
+    "Replace": _replaced,
+    "Prepend": lambda step: (1, len(step.get("prepend", ""))),
+    "Precompiled": _normalized,
+    "TemplateProcessing": _around,
+}
+
+
 def _steps(part: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    inner = next((part[name] for name in ("normalizers", "pretokenizers", "decoders") if name in part), None)
+    inner = next(
+        (part[name] for name in ("normalizers", "pretokenizers", "processors", "decoders") if name in part), None
+    )
     if inner is None:
         yield part
     for one in inner or ():

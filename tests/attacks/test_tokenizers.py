@@ -4,7 +4,9 @@ fills it or leaves a traceback.
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,25 @@ def split(regex: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
+def around(*pieces: dict[str, Any], ids: int = 1) -> dict[str, Any]:
+    """A post-processor that makes `pieces` of a prompt; the special token "x" is `ids` tokens."""
+    return {
+        "type": "TemplateProcessing",
+        "single": list(pieces),
+        "pair": [PROMPT, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"x": {"id": "x", "ids": [5] * ids, "tokens": ["x"] * ids}},
+    }
+
+
+def charsmap(replacement: bytes) -> dict[str, Any]:
+    """A normalizer of sentencepiece's that makes `replacement` of "a"."""
+    trie = [0] * 128  # Darts' double array: offset << 10, a leaf follows << 8, label
+    trie[0], trie[0x60], trie[0x61] = 1 << 10, 1 << 10 | 1 << 8 | ord("a"), 0
+    data = struct.pack("<129I", 4 * len(trie), *trie) + replacement + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
+
+
+PROMPT, MARK = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "x", "type_id": 0}}
 PADDING = {
     "strategy": "BatchLongest",
     "direction": "Right",
@@ -52,7 +73,7 @@ TOO_MUCH = {
         }
     },
     "texts put in front": {
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 100_000}] * 20}
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 5000}] * 20}
     },
     "a thousand steps": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 1000}},
     "bytes of bytes": {
@@ -65,6 +86,12 @@ TOO_MUCH = {
         }
     },
     "a decoder that multiplies": {"decoder": {"type": "Sequence", "decoders": replaced("aaaaaaaaaa", 12)}},
+    "a charsmap that multiplies": {"normalizer": charsmap(b"a" * 5000)},
+    "a special token of many": {"post_processor": around(PROMPT, *[MARK] * 20, ids=100)},
+    "many special tokens": {"post_processor": around(*[MARK] * 5000, PROMPT)},
+    "post-processors that add up": {
+        "post_processor": {"type": "Sequence", "processors": [around(PROMPT, MARK, ids=100)] * 20}
+    },
 }
 PANICS = {
     "a decoder that strips more than there is": {
@@ -91,6 +118,20 @@ SENSELESS = {
     },
     "a dropout of two": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 2.0}},
     "merges of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}},
+    "dropout, which makes other tokens each time": {
+        "model": {"type": "BPE", "vocab": {"a": 0, "aa": 1}, "merges": [["a", "a"]], "dropout": 0.1}
+    },
+    "a post-processor that repeats the prompt": {"post_processor": around(*[PROMPT] * 100_000)},
+    "a post-processor that drops the prompt": {"post_processor": around(MARK)},
+    "a word of any length": {
+        "model": {
+            "type": "WordPiece",
+            "vocab": {"a": 0},
+            "unk_token": "a",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 10**18,
+        }
+    },
     "a deep regular expression": {"pre_tokenizer": split("(" * 100_000 + ")" * 100_000)},
     "an unknown step": {"normalizer": {"type": "Exec", "command": "id"}},
 }
@@ -106,6 +147,23 @@ def test_what_grows_is_refused_at_load(parts: dict[str, Any], bundle: Path) -> N
 def test_what_makes_no_sense_is_refused_at_load(parts: dict[str, Any], bundle: Path) -> None:
     change(bundle, **parts)
     refused(bundle, r"tokenizer\.json")
+
+
+@pytest.mark.parametrize("character", ["z", "\\", '"', "é"])
+def test_a_token_of_megabytes_is_refused_at_load(character: str, bundle: Path) -> None:
+    """An answer could be thousands of them."""
+    long = character * 1_000_000
+    change(bundle, model={"type": "BPE", "vocab": {"a": 0, long: 1}, "merges": []})
+    refused(bundle, r"tokenizer\.json: a text of \d+ bytes")
+
+
+def test_a_charsmap_may_be_long_and_what_hides_behind_its_name_not(bundle: Path) -> None:
+    many = b"\0".join([b"b" * 30] * 1000)
+    change(bundle, normalizer=charsmap(many))
+    assert read_tokenizer(bundle).normalizer.normalize_str("aa") == "b" * 60
+    hidden = {"precompiled_charsmap": 0, "z" * 1_000_000: 1}
+    change(bundle, model={"type": "BPE", "vocab": hidden, "merges": []})
+    refused(bundle, r"tokenizer\.json: a text of \d+ bytes")
 
 
 @pytest.mark.parametrize("parts", PANICS.values(), ids=list(PANICS))
