@@ -27,7 +27,7 @@ PLAIN = ((0, 0, 1.0),)  # the tree of one row
 def machine() -> dict[str, Any]:
     """Describes the machine and its software, as far as speed and results depend on it. Sizes in MB (10^6 bytes)."""
     total, free = memory()
-    folder = paths.cache_dir()
+    folder = paths.cache_dir_if_any()
     return {
         "streamspec": __version__,
         "python": platform.python_version(),
@@ -39,8 +39,8 @@ def machine() -> dict[str, Any]:
         "memory_mb": total and round(total / 1e6),
         "memory_free_mb": free and round(free / 1e6),
         "huge_pages": huge_pages.offered(),
-        "cache": str(folder),
-        "cache_writable": _writable(folder),
+        "cache": folder and str(folder),
+        "cache_writable": folder is not None and _writable(folder),
         "native_operators": native_library.kernels() or None,
         "native_operators_why_not": native_library.why_not() or None,
         **_onnxruntime(),

@@ -82,7 +82,9 @@ def _float32(threads: int) -> ProviderOptions:
 
 
 def _compiled(threads: int) -> ProviderOptions:
-    folder = cache.cache_dir() / "migraphx"  # compiling a shape takes seconds to minutes
+    if (root := cache.cache_dir_if_any()) is None:
+        return {}
+    folder = root / "migraphx"  # compiling a shape takes seconds to minutes
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # a read-only home only means compiling again

@@ -24,15 +24,20 @@ FEW_STEPS = 16  # learned since the file was written: not worth writing it again
 PAUSE = 30.0  # seconds from one writing to the next, unless as much was learned since as before
 
 
-def costs_file(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None) -> Path:
-    """The file that keeps the costs of this machine and bundle."""
+def costs_file(provider: str, threads: int, manifest: Manifest, cache_dir: str | Path | None) -> Path | None:
+    """The file that keeps the costs of this machine and bundle; None where there is no cache."""
+    folder = cache_dir or cache.cache_dir_if_any()
+    if folder is None:
+        return None
     parts = [cpu_model(), manifest.to_json(), provider, str(threads), import_onnxruntime().__version__]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return Path(cache_dir or cache.cache_dir()) / "calibration" / f"{key[:32]}.json"
+    return Path(folder) / "calibration" / f"{key[:32]}.json"
 
 
-def save_record(file: Path, record: CostRecord) -> None:
-    """Saves a record, whole or not at all; a folder that cannot be written only means learning again."""
+def save_record(file: Path | None, record: CostRecord) -> None:
+    """Saves a record, whole or not at all; no folder, or one that cannot be written, only means learning again."""
+    if file is None:
+        return
     content = {
         "format_version": 1,
         "costs": {str(n): seconds for n, seconds in record.seconds.items()},
@@ -50,8 +55,10 @@ def save_record(file: Path, record: CostRecord) -> None:
         pass
 
 
-def read_record(file: Path) -> CostRecord | None:
+def read_record(file: Path | None) -> CostRecord | None:
     """The record in a file, also of 0.1; None where there is none or it makes no sense."""
+    if file is None:
+        return None
     try:
         raw = Fields(parse_json(file.read_bytes(), file.name), file.name)
         raw.integer("format_version", 1, 1)
@@ -73,7 +80,7 @@ def read_record(file: Path) -> CostRecord | None:
 class CostKeeper:
     """Saves what a process learns in `file`, where answers end: often at the beginning, then now and then."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path | None) -> None:
         self.file, self._steps, self._next = file, 0, 0.0
 
     def __call__(self, costs: LearnedRowCosts, closing: bool) -> None:

@@ -6,12 +6,13 @@ check failed, 2 wrong usage or an error that the user can act on (one line on st
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import typer
 
 from streamspec.cli import adapt, bench, chat, demo, doctor, export, generate, inspect, serve, shrink, train, tune
-from streamspec.cli.errors import guarded
+from streamspec.cli.errors import guarded, one_line_warning
 from streamspec.cli.help_panels import PanelledCommand
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -52,4 +53,5 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Runs the command line: the script `streamspec` and `python -m streamspec`."""
+    warnings.formatwarning = one_line_warning
     app()

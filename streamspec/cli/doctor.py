@@ -92,7 +92,7 @@ def about(machine: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "cache",
-            machine["cache"]
+            (machine["cache"] or "none")
             + ("" if machine["cache_writable"] else " (cannot be written: measurements are made anew at every load)"),
         ),
     ]

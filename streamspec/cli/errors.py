@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from streamspec.errors import StreamspecError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+_formatted = warnings.formatwarning
 
 # Module -> the extra that installs it. Where several do, the command decides (`EXTRA_OF_COMMAND`).
 EXTRA_OF = {
@@ -63,6 +65,13 @@ def guarded(name: str, function: Callable[..., None]) -> Callable[..., None]:
             fail(f'`{name}` needs the Python package {module}; run: pip install "streamspec[{extra}]"', 2)
 
     return run
+
+
+def one_line_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> str:
+    """A warning for users as one line; others keep the place they come from (`warnings.formatwarning`)."""
+    if category is RuntimeWarning:
+        return f"streamspec: {message}\n"
+    return _formatted(message, category, *where, **more)
 
 
 def fail(message: str, code: int) -> NoReturn:
