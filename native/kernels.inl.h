@@ -229,36 +229,55 @@ inline void finish(const Linear& map, size_t tile, const Floats (&product)[2], f
 
 constexpr size_t kSixes = 192;  // bytes of 16 outputs and inputs in 6 bits
 
+// Adds products of N / Count rows with Count halves of a tile to their sums, row by row: of Groups groups of four inputs. A
+// fold over all of them: sums that nested lambdas add to stay in memory from seven rows on (GCC 12).
+template <size_t Groups, size_t Count, typename Weights, size_t N, int... I>
+inline void add_products(Ints (&sums)[N], const Weights (&weights)[Groups][Count], const int8_t* x, size_t stride,
+                         std::integer_sequence<int, I...>) {
+    const auto with_all = [&](Ints sum, size_t half, const int8_t* of_row) {
+        for (size_t g = 0; g < Groups; g++) sum = dot(sum, weights[g][half], of_row + 4 * g);
+        return sum;
+    };
+    ((sums[I] = with_all(sums[I], I % Count, x + I / Count * stride)), ...);
+}
+
 // Products of R rows with halves First .. First + Count of a tile, in 8 or 6 bits.
 template <int Bits, int R, int First, int Count>
 inline void whole_sums(const Linear& map, const Rows& x, size_t tile, size_t row, Ints (*out)[2]) {
-    constexpr size_t kInputs = Bits == 8 ? 4 : 16, kBytes = Bits == 8 ? 64 : kSixes;  // of a half at a time
+    constexpr size_t kInputs = Bits == 8 ? 4 : 16, kBytes = Bits == 8 ? 64 : kSixes;  // of a half, as they lie
+    constexpr std::make_integer_sequence<int, R * Count> kAll{};
     const size_t steps = round_up(map.inputs, kInputs) / kInputs, stride = x.stride;
     const char* weights = static_cast<const char*>(map.codes) + 2 * tile * steps * kBytes + kBytes * First;
-    const int8_t* codes = x.codes + row * stride;
-    Ints sums[R][Count];
-    each<R>([&](auto r) { each<Count>([&](auto c) { sums[r][c] = all_ints(x.sums8[row + r]); }); });
-    for (size_t k = 0; k < steps; k++) {
-        const char* here = weights + 2 * kBytes * k;
-        const int8_t* inputs = codes + kInputs * k;
-        for (size_t i = 0; i < Count * kBytes; i += 64) prefetch(here + i + kAhead);
-        if constexpr (Bits == 8) {
-            Bytes bytes[Count];
-            each<Count>([&](auto c) { bytes[c] = load_weights(reinterpret_cast<const int8_t*>(here + kBytes * c)); });
-            each<R>([&](auto r) {
-                each<Count>([&](auto c) { sums[r][c] = dot(sums[r][c], bytes[c], inputs + r * stride); });
-            });
-        } else {
+    const int8_t* inputs = x.codes + row * stride;
+    Ints sums[R * Count];
+    each<R * Count>([&](auto i) { sums[i] = all_ints(x.sums8[row + i / Count]); });
+    if constexpr (Bits == 8) {
+        const auto add = [&](size_t group) {
+            Bytes four[1][Count];
             each<Count>([&](auto c) {
-                Nibbles groups[4];
-                load_sixes(reinterpret_cast<const uint8_t*>(here + kBytes * c), groups);
-                each<R>([&](auto r) {
-                    each<4>([&](auto g) { sums[r][c] = dot(sums[r][c], groups[g], inputs + r * stride + 4 * g); });
-                });
+                const char* here = weights + 2 * kBytes * group + kBytes * c;
+                four[0][c] = load_weights(reinterpret_cast<const int8_t*>(here));
+                prefetch(here + kAhead);
             });
+            add_products(sums, four, inputs + 4 * group, stride, kAll);
+        };
+        size_t k = 0;
+        for (; k + kGroups8 <= steps; k += kGroups8, weights += 2 * kBytes * kGroups8, inputs += 4 * kGroups8)
+            each<kGroups8>(add);
+        for (; k < steps; k++, weights += 2 * kBytes, inputs += 4) add(0);
+    } else {
+        for (size_t k = 0; k < steps; k++, weights += 2 * kBytes, inputs += 16) {
+            Nibbles groups[4][Count];
+            each<Count>([&](auto c) {
+                Nibbles own[4];
+                load_sixes(reinterpret_cast<const uint8_t*>(weights + kBytes * c), own);
+                each<4>([&](auto g) { groups[g][c] = own[g]; });
+                for (size_t i = 0; i < kBytes; i += 64) prefetch(weights + kBytes * c + i + kAhead);
+            });
+            add_products(sums, groups, inputs, stride, kAll);
         }
     }
-    each<R>([&](auto r) { each<Count>([&](auto c) { out[r][First + c] = sums[r][c]; }); });
+    each<R * Count>([&](auto i) { out[i / Count][First + i % Count] = sums[i]; });
 }
 
 template <int Bits, int R>
@@ -288,24 +307,21 @@ inline void sum4(const Linear& map, const Rows& x, size_t tile, size_t row, Floa
     const size_t at = tile * blocks * kTile + kLanes * First;
     const uint16_t* scales = map.block_scales + at;
     const uint8_t* zeros = map.zeros ? map.zeros + at : nullptr;
-    const int8_t* codes = x.codes + row * stride;
+    const int8_t* inputs = x.codes + row * stride;
+    constexpr std::make_integer_sequence<int, R * Count> kAll{};
     each<R>([&](auto r) { each<Count>([&](auto c) { out[r][First + c] = all(0.0f); }); });
     for (size_t b = 0; b < blocks; b++) {
-        Ints sums[R][Count];
-        each<R>([&](auto r) { each<Count>([&](auto c) { sums[r][c] = all_ints(0); }); });
-        for (size_t k = 0; k < steps; k++) {
-            const uint8_t* bytes = weights + 128 * (b * steps + k);
-            const int8_t* inputs = codes + 8 * (b * steps + k);
-            each<Count>([&](auto c) {
-                Nibbles low, high;
-                load_nibbles(bytes + 64 * c, low, high);
-                prefetch(bytes + 64 * c + kAhead);
-                each<R>([&](auto r) {
-                    sums[r][c] = dot(sums[r][c], low, inputs + r * stride);
-                    sums[r][c] = dot(sums[r][c], high, inputs + r * stride + 4);
+        Ints sums[R * Count];
+        each<R * Count>([&](auto i) { sums[i] = all_ints(0); });
+        for (size_t k = 0; k < steps; k += kGroups4, weights += 128 * kGroups4, inputs += 8 * kGroups4)
+            each<kGroups4>([&](auto g) {
+                Nibbles halves[2][Count];
+                each<Count>([&](auto c) {
+                    load_nibbles(weights + 128 * g + 64 * c, halves[0][c], halves[1][c]);
+                    prefetch(weights + 128 * g + 64 * c + kAhead);
                 });
+                add_products(sums, halves, inputs + 8 * g, stride, kAll);
             });
-        }
         Floats scale[Count], zero[Count];
         each<Count>([&](auto c) {
             scale[c] = load_half(scales + b * kTile + kLanes * c);
@@ -314,7 +330,7 @@ inline void sum4(const Linear& map, const Rows& x, size_t tile, size_t row, Floa
         each<R>([&](auto r) {
             const Floats sum = all(x.sums4[(row + r) * blocks + b]);
             each<Count>([&](auto c) {  // whole numbers up to the last product
-                out[r][First + c] = fma(fnma(zero[c], sum, to_floats(sums[r][c])), scale[c], out[r][First + c]);
+                out[r][First + c] = fma(fnma(zero[c], sum, to_floats(sums[r * Count + c])), scale[c], out[r][First + c]);
             });
         });
     }
@@ -345,12 +361,12 @@ constexpr auto tiles(std::integer_sequence<int, R...>) {
     return table;
 }
 constexpr auto kTiles8 = tiles<8>(std::make_integer_sequence<int, kRows8>());
-constexpr auto kTiles6 = tiles<6>(std::make_integer_sequence<int, kRows8>());
+constexpr auto kTiles6 = tiles<6>(std::make_integer_sequence<int, kRows6>());
 constexpr auto kTiles4 = tiles<4>(std::make_integer_sequence<int, kRows4>());
 
 void linear(const Linear& map, const Rows& x, size_t from, size_t to, float* y) {
     const Tile* table = map.bits == 8 ? kTiles8.of : map.bits == 6 ? kTiles6.of : kTiles4.of;
-    const size_t most = map.bits == 4 ? kRows4 : kRows8, passes = (x.rows + most - 1) / most;
+    const size_t most = map.bits == 8 ? kRows8 : map.bits == 6 ? kRows6 : kRows4, passes = (x.rows + most - 1) / most;
     const size_t height = (x.rows + passes - 1) / passes;
     for (size_t tile = from; tile < to; tile++)
         for (size_t row = 0; row < x.rows; row += height) table[std::min(height, x.rows - row) - 1](map, x, tile, row, y);

@@ -8,8 +8,9 @@
 
 namespace streamspec::STREAMSPEC_ISA {
 
-constexpr int kRows8 = 8, kRows4 = 4;    // rows of a pass over a tile of weights
-constexpr int kBoth8 = 8, kBoth4 = 4;    // rows up to which both halves of a tile are computed at once
+constexpr int kRows8 = 8, kRows6 = 8, kRows4 = 6;  // rows of a pass over a tile of weights
+constexpr int kBoth8 = 8, kBoth4 = 6;              // rows up to which both halves of a tile are computed at once
+constexpr int kGroups8 = 4, kGroups4 = 4;          // of 4 and 8 inputs in a round of the loop, in which compilers copy all sums
 constexpr int kQueries = 8;              // of attention, at a time
 constexpr int kAhead = 8192;             // bytes that are prefetched ahead: over the border of a page
 

@@ -8,8 +8,9 @@
 
 namespace streamspec::STREAMSPEC_ISA {
 
-constexpr int kRows8 = 4, kRows4 = 4;  // rows of a pass over a tile of weights
+constexpr int kRows8 = 4, kRows6 = 4, kRows4 = 4;  // rows of a pass over a tile of weights
 constexpr int kBoth8 = 2, kBoth4 = 1;  // up to this many rows, both halves of a tile at once: else 32 registers are few
+constexpr int kGroups8 = 1, kGroups4 = 1;  // of 4 and 8 inputs in a round of the loop
 constexpr int kQueries = 4;            // of attention, at a time
 constexpr int kAhead = 512;            // bytes that are prefetched ahead
 

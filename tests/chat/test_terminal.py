@@ -118,7 +118,10 @@ def test_ctrl_c_stops_an_answer_only(chat_bundle: Path, terminals: list[Terminal
     chat.type("\x03")
     found = SPEED.search(text := chat.wait_for("tokens/s(.|\n)*> "))
     assert found and int(found[1]) < 60 and "; stopped" in text
-    chat.type("half a line\x03")
+    chat.type("half a line")
+    chat.wait_for("half a line")
+    time.sleep(0.3)  # until readline waits again: a signal before that takes effect at the next key
+    chat.type("\x03")
     chat.wait_for("> ")
     chat.type("/stats\n")
     assert "2 messages" in chat.wait_for("messages(.|\n)*> ")  # the turn is kept with the text so far
