@@ -36,6 +36,7 @@ from streamspec.export.weights.source import Source
 from streamspec.step_graph import (
     CACHE_KINDS,
     CHOICES,
+    CONTEXT_LENGTH,
     DYNAMIC,
     FORCED_NODE,
     FORCED_ROOT,
@@ -280,7 +281,9 @@ class _Builder:
         self._defaults()
         adapter = self.store.rows if isinstance(self.store, SwappableStore) else ()
         taken, given = inputs(DYNAMIC, self.features, adapter), outputs(DYNAMIC, self.features)
-        return finish(self.g, declared(taken), declared(given), "streamspec", native=self.native is not None)
+        model = finish(self.g, declared(taken), declared(given), "streamspec", native=self.native is not None)
+        onnx.helper.set_model_props(model, {CONTEXT_LENGTH: str(self.parts.spec.context_length)})
+        return model
 
     def _defaults(self) -> None:
         """The exported tree as overridable initializers (graph inputs of the same name); of a swappable graph a row

@@ -18,7 +18,7 @@ from streamspec import step_graph as sg
 from streamspec.bundle.files import verified
 from streamspec.bundle.manifest import CHOICE, COMPACT, FLOAT_ROWS, MODEL, NATIVE, Manifest
 from streamspec.bundle.onnx_check import check_graphs
-from streamspec.errors import BundleError, ConfigError
+from streamspec.errors import BundleError, ConfigError, one_line
 from streamspec.runtime.engine.idle_unload import IdleUnloader
 from streamspec.runtime.engine.io_binding import TYPES
 from streamspec.runtime.engine.scheduler import FairLock
@@ -227,6 +227,13 @@ class LoadedModel:
                     f"{row.dtype} as the manifest says",
                     "export the bundle again",
                 )
+        context, stated = self.manifest.model.context_length, self.session.get_modelmeta().custom_metadata_map
+        if (seen := stated.get(sg.CONTEXT_LENGTH, str(context))) != str(context):
+            raise BundleError(
+                f"a graph for a context of {one_line(seen, 40)} tokens",
+                f"{context} as the manifest says",
+                "export the bundle again",
+            )
         if self.rows is not None and list(inputs[sg.INPUT_IDS].shape) != list(expected[sg.INPUT_IDS].dims):
             raise BundleError(
                 f"{sg.INPUT_IDS} of shape {inputs[sg.INPUT_IDS].shape}",

@@ -58,6 +58,19 @@ def test_stream_layers_that_are_not_the_graphs(bundle: Path, ns: int) -> None:
     refused(bundle, f"pruned at the early exit with keys and values .* in the last {ns} layers as streams.ns says")
 
 
+@pytest.mark.parametrize("context", [64, 4096])
+def test_a_context_that_is_not_the_graphs(bundle: Path, context: int) -> None:
+    edit(bundle, lambda m: m["model"].__setitem__("context_length", context))
+    refused(bundle, f"a graph for a context of 128 tokens; expected {context} as the manifest says")
+
+
+def test_a_graph_of_before_that_states_no_context_loads(bundle: Path) -> None:
+    graph = onnx.load(bundle / "model.onnx", load_external_data=False)
+    del graph.metadata_props[:]
+    forge(bundle, "model.onnx", graph.SerializeToString())
+    load(bundle, threads=1, tree="plain").close()
+
+
 def test_streams_the_graph_does_not_have(bundle: Path, tmp_path: Path) -> None:
     from tests.support.tiny_bundles import tiny_bundle
 
