@@ -295,7 +295,7 @@ class Session:
         """
         manifest = self.manifest
         ids = conversation.encode(
-            prompt, manifest.prompt_format, self.template, self.tokenizer, self._specials(), tools
+            prompt, manifest.prompt_format, self.template, self.tokenizer, self.special_tokens(), tools
         )
         if not ids:
             raise DataError("a prompt without tokens", "at least one token", "give a prompt")
@@ -391,7 +391,8 @@ class Session:
         """Keeps the model loaded while the body runs (`IdleUnloader.in_use`)."""
         return self.runner.model.unloader.in_use(reload)
 
-    def _specials(self) -> dict[str, str]:
+    def special_tokens(self) -> dict[str, str]:
+        """Returns the texts of `bos_token` and `eos_token`, for the chat template."""
         model = self.manifest.model
         named = {"bos_token": model.bos_token_id, "eos_token": model.eos_token_ids[0] if model.eos_token_ids else None}
         return {name: self.tokenizer.id_to_token(i) or "" for name, i in named.items() if i is not None}

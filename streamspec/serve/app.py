@@ -10,6 +10,8 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from starlette.routing import Route
 from streamspec.errors import ConfigError, StreamspecError
 from streamspec.runtime import Chunk, Session
 from streamspec.serve import metrics
+from streamspec.serve.api.tool_calls import CallParser, forced_prompt
 from streamspec.serve.auth import App, Receive, RequestGuard, Scope, Send
 from streamspec.serve.errors import SERVER, ApiError, closing, from_runtime
 from streamspec.serve.limits import DEFAULT, Limits
@@ -94,17 +97,25 @@ class Service:
         parsed = await asyncio.to_thread(read, await request.body(), self.limits)  # a schema takes its time
         adapter = self._adapter(parsed.model)
         prompt, field = _prompt(parsed), "messages" if parsed.chat else "prompt"
+        options, tools, calls = parsed.options, parsed.tools, None
+        if tools is not None:
+            form = await asyncio.to_thread(self.pool.call_form)
+            prompt, calls = forced_prompt(form, tools, parsed.prompt), partial(CallParser, form, tools)
+            if tools.forced:
+                grammar = await asyncio.to_thread(tools.grammar, form)
+                options = [replace(one, grammar=grammar) for one in options]
         try:
             hint = await asyncio.to_thread(self.pool.encode, adapter, prompt)
         except StreamspecError as error:
             raise _api_error(error, field) from None
-        generation = self.pool.submit(adapter, prompt, parsed.options, hint)
+        generation = self.pool.submit(adapter, prompt, options, hint)
         answer = ResponseBuilder(
             parsed.chat,
             parsed.model,
             None if adapter is None else str(parsed.model),
             generation.tokenizer,
             parsed.usage,
+            calls,
         )
         chunks = generation.chunks()
         try:

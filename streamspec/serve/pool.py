@@ -19,6 +19,7 @@ from typing import Any
 
 from streamspec.errors import StreamspecError
 from streamspec.runtime import Chunk, GenerationOptions, Session, Stream
+from streamspec.serve.api.tool_calls import CallForm
 from streamspec.serve.errors import closing, out_of_time, too_many
 from streamspec.serve.limits import Limits
 
@@ -179,6 +180,7 @@ class Pool:
         self.requests: set[QueuedRequest] = set()
         self.counts = Counts()
         self.closed = False
+        self._form: CallForm | None = None
 
     def submit(
         self,
@@ -214,6 +216,12 @@ class Pool:
                 except StreamspecError:  # the generation will say it
                     return None
         return None
+
+    def call_form(self) -> CallForm:
+        """How the bundle's template writes calls of tools; found once. From any thread. Raises ApiError."""
+        if self._form is None:
+            self._form = CallForm.of(self.first)
+        return self._form
 
     def close(self) -> None:
         """Ends every generation, waiting or running, with an error for its reader."""

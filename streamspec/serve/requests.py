@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from streamspec.errors import ConfigError, DataError
 from streamspec.json_fields import parse_json
 from streamspec.runtime import GenerationOptions, Grammar, Sampling
+from streamspec.serve.api.fields import Message, NamedTool, Strict, Tool
+from streamspec.serve.api.tool_calls import Tools
 from streamspec.serve.errors import ApiError, invalid
 from streamspec.serve.limits import Limits
 
@@ -27,11 +29,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": (),
-    "tools": ([],),
-    "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    "parallel_tool_calls": (),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -42,39 +41,14 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "metadata": ({},),
 }
+ONLY_IN_COMPLETION = ONLY | {"tools": ([],), "tool_choice": ("none",), "parallel_tool_calls": ()}
 ONLY_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
     "name": (),
     "refusal": (),
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "tool_calls": ([],),
 }
-
-
-class Strict(BaseModel):
-    """A JSON object without unknown fields and without conversion of types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
-
-
-class Part(Strict):
-    """A piece of a message; only text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(Strict):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
-
-    def plain(self) -> dict[str, str]:
-        """The message as the runtime takes it: role and text."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
 class StreamOptions(Strict):
@@ -141,6 +115,9 @@ class ChatRequest(Common):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 TokenIds = list[Annotated[int, Field(ge=0, lt=2**31)]]
@@ -163,6 +140,7 @@ class ParsedRequest:
     options: list[GenerationOptions]
     stream: bool
     usage: bool  # at the end of a stream
+    tools: Tools | None = None  # that the answer may or has to call
 
 
 def read_chat(body: bytes, limits: Limits) -> ParsedRequest:
@@ -177,19 +155,40 @@ def read_chat(body: bytes, limits: Limits) -> ParsedRequest:
     request = _parse(ChatRequest, _without(values, ONLY))
     if len(request.messages) > limits.messages:
         raise invalid(f"{len(request.messages)} messages; expected at most {limits.messages}", "messages", "too_large")
-    prompt = [message.plain() for message in request.messages]
-    _bounded(sum(len(message["content"]) for message in prompt), limits.text, "messages")
+    prompt = [message.plain(f"messages.{i}") for i, message in enumerate(request.messages)]
+    _bounded(sum(len(json.dumps(message, ensure_ascii=False)) for message in prompt), limits.text, "messages")
     if request.top_logprobs is not None and not request.logprobs:
         raise invalid("top_logprobs without logprobs; expected logprobs: true beside it", "top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid("max_tokens and max_completion_tokens; expected one of them", "max_tokens")
     tokens = request.max_completion_tokens if request.max_tokens is None else request.max_tokens
-    return _parsed(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
+    parsed = _parsed(True, request, prompt, tokens, request.top_logprobs or 0 if request.logprobs else None, limits)
+    return replace(parsed, tools=_tools(request, limits))
+
+
+def _tools(request: ChatRequest, limits: Limits) -> Tools | None:
+    choice = request.tool_choice
+    if not request.tools and choice not in (None, "none", "auto"):
+        raise invalid("tool_choice without tools; expected tools beside it", "tool_choice")
+    if not request.tools or choice == "none":
+        return None
+    tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
+    names = [tool.function.name for tool in request.tools]
+    if len(set(names)) < len(names):
+        raise invalid("two tools of one name; expected different names", "tools")
+    if request.grammar is not None or (request.response_format is not None and request.response_format.type != "text"):
+        raise invalid("tools beside a grammar or response_format; expected one of them", "tools")
+    named = isinstance(choice, NamedTool)
+    forced = (choice.function.name,) if isinstance(choice, NamedTool) else tuple(names) if choice == "required" else ()
+    if named and forced[0] not in names:
+        raise invalid(f"tool_choice of {forced[0]}; expected one of {', '.join(names)}", "tool_choice")
+    _bounded(len(json.dumps(tools)), limits.grammar if forced else limits.text, "tools")
+    return Tools(tools, forced, named, request.parallel_tool_calls is not False)
 
 
 def read_completion(body: bytes, limits: Limits) -> ParsedRequest:
     """Raises ApiError, status 400, naming the field."""
-    request = _parse(CompletionRequest, _without(_object(body), ONLY))
+    request = _parse(CompletionRequest, _without(_object(body), ONLY_IN_COMPLETION))
     prompt: Any = request.prompt
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         if len(prompt) > 1:

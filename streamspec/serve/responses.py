@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from streamspec.runtime import Chunk, Logprob
+from streamspec.serve.api.tool_calls import CallParser
 from streamspec.serve.text_deltas import TextDelta, TextDeltas
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length", "cancelled": "length"}
@@ -15,20 +17,31 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", "timeout": "length
 class ResponseBuilder:
     """Builds the response to one request: `push` every chunk of its answers in turn, streamed or not."""
 
-    def __init__(self, chat: bool, model: str, adapter: str | None, tokenizer: Any, usage: bool = False) -> None:
-        """`usage`: whether every chunk of the stream has the field, and another one follows them."""
+    def __init__(
+        self,
+        chat: bool,
+        model: str,
+        adapter: str | None,
+        tokenizer: Any,
+        usage: bool = False,
+        calls: Callable[[], CallParser] | None = None,
+    ) -> None:
+        """`usage`: whether every chunk of the stream has the field, and another one follows them. `calls`: makes the
+        parser of an answer that may call tools.
+        """
         self.chat, self.model, self.adapter, self.tokenizer, self.usage = chat, model, adapter, tokenizer, usage
         self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self.created = int(time.time())
         self.waited = 0.0  # seconds for a session
         self._choices: list[Choice] = []
+        self._calls = calls
 
     def push(self, chunk: Chunk) -> dict[str, Any]:
         """Returns the object to send for it in a stream. What follows a chunk with a finish reason is the next
         answer's.
         """
         if not self._choices or self._choices[-1].reason is not None:
-            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices)))
+            self._choices.append(Choice(self.chat, self.tokenizer, len(self._choices), self._calls and self._calls()))
         choice = self._choices[-1]
         body, record = choice.push(chunk)
         if choice.reason is not None:
@@ -90,7 +103,8 @@ class ResponseBuilder:
 class Choice:
     """One answer: `push` its chunks. `last`: the latest; `drafted`: tokens so far."""
 
-    def __init__(self, chat: bool, tokenizer: Any, index: int) -> None:
+    def __init__(self, chat: bool, tokenizer: Any, index: int, calls: CallParser | None = None) -> None:
+        self._calls = calls
         self.chat, self.tokenizer, self.index = chat, tokenizer, index
         self.drafted = 0
         self.last: Chunk | None = None
@@ -103,7 +117,6 @@ class Choice:
     def push(self, chunk: Chunk) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns OpenAI's object of the chunk, and the record of its call."""
         first, self.last = self.last is None, chunk
-        self._text.append(chunk.text)
         self.drafted += sum(chunk.drafted)
         pieces = self._pieces.push(chunk.token_ids, chunk.drafted, chunk.text)
         logprobs = None
@@ -112,13 +125,22 @@ class Choice:
             for name, entries in logprobs.items():
                 self._logprobs.setdefault(name, []).extend(entries)
         self.reason = None if chunk.finish_reason is None else REASONS[chunk.finish_reason]
-        delta = ({"role": "assistant"} if first else {}) | {"content": chunk.text}
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if self._calls is None:
+            delta["content"] = chunk.text
+        else:
+            delta["content"], called = self._calls.push(chunk.text, self.reason is not None)
+            delta |= {"tool_calls": called} if called else {}
+            self.reason = self.reason and self._calls.reason(self.reason)
+        self._text.append(delta["content"])
         return self._body({"delta": delta}, chunk.text, logprobs), _of_call(chunk, pieces)
 
     def whole(self) -> dict[str, Any]:
         """Returns OpenAI's object of the whole answer."""
         text = "".join(self._text)
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self._calls is not None and self._calls.calls:
+            message |= {"content": text or None, "tool_calls": self._calls.calls}
         return self._body({"message": message}, text, self._logprobs or None)
 
     def _body(self, chat: dict[str, Any], text: str, logprobs: Any) -> dict[str, Any]:

@@ -150,10 +150,8 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
     ):
         assert refused(completion, **fields).param == next(iter(fields))
     assert refused(chat, messages=[{"role": "user", "content": "a", "name": "bob"}]).param == "messages.0.name"
-    assert (
-        refused(chat, messages=[{"role": "assistant", "content": "a", "tool_calls": [{}]}]).param
-        == "messages.0.tool_calls"
-    )
+    said = {"role": "assistant", "content": "a", "tool_calls": [{}]}
+    assert (refused(chat, messages=[said]).param or "").startswith("messages.0.tool_calls.0.")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_known_fields_with_values_that_are_not_done_are_refused_by_name() -> Non
         ({"messages": "hi"}, "messages"),
         ({"messages": [1]}, "messages.0"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "x"}] * 4}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 101}]}, "messages"),

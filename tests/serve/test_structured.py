@@ -13,6 +13,7 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 from transformers import PreTrainedTokenizerFast
 
 from streamspec.export import export_bundle
@@ -104,6 +105,33 @@ def test_any_object_a_pattern_or_a_choice(server: Running, cold: Session) -> Non
     assert said in ("yes, of course", "no")
     free = ask(server, response_format={"type": "text"}).choices[0].message.content
     assert free == want(cold).text
+
+
+def test_the_clients_own_example_of_structured_outputs(server: Running) -> None:
+    """Parsed into a pydantic model, as a whole and streamed. The biases end texts and lists of a model that means
+    nothing.
+    """
+
+    class CalendarEvent(BaseModel):
+        name: str
+        date: str
+        participants: list[str]
+
+    ends = {str(byte_level().token_to_id(mark)): 100.0 for mark in '"]'}
+    asked: Any = {
+        "model": "base",
+        "messages": [
+            {"role": "system", "content": "Extract the event information."},
+            {"role": "user", "content": "Alice and Bob are going to a science fair on Friday."},
+        ],
+        "response_format": CalendarEvent,
+        "logit_bias": ends,
+    }
+    client = server.client()
+    parsed = client.chat.completions.parse(**asked).choices[0].message.parsed
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0].message.parsed
+    assert isinstance(parsed, CalendarEvent) and parsed == streamed
 
 
 @pytest.mark.parametrize(
