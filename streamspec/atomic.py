@@ -1,7 +1,8 @@
 """Writes files and folders whole or not at all, and hashes them.
 
 A file is written under a temporary name beside its target, flushed to disk and renamed. So is a folder; where it
-replaces an older one, the older one is set aside first and put back if anything fails.
+replaces an older one, the older one is set aside first and put back if anything fails. A lock beside the temporary name
+tells that its process lives: what one left that was killed is deleted by the next that writes the same target.
 """
 
 from __future__ import annotations
@@ -9,10 +10,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from streamspec.file_lock import release, take
+
+LOCK = ".lock"
+PATIENCE = 5.0  # seconds for another process to finish two renames
 
 
 def sha256_file(path: str | Path) -> str:
@@ -36,15 +44,15 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 def new_file(path: str | Path) -> Iterator[Path]:
     """Yields the name of a temporary file beside `path`; it replaces `path` on a clean exit, else it is deleted."""
     target = Path(path)
-    temporary = _beside(target)
-    try:
-        yield temporary
-        _sync_file(temporary)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with _staged(target) as temporary:
+        try:
+            yield temporary
+            _sync_file(temporary)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
     sync_folder(target.parent)
 
 
@@ -58,27 +66,56 @@ def new_folder(path: str | Path, check: Callable[[Path], None] | None = None) ->
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     recover(target)
-    staging = _beside(target)
-    staging.mkdir()
-    try:
-        yield staging
-        if check is not None:
-            check(staging)
-        for file in staging.rglob("*"):
-            if file.is_file():
-                _sync_file(file)
-        sync_folder(staging)
-        _swap(staging, target)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+    with _staged(target) as staging:
+        staging.mkdir()
+        try:
+            yield staging
+            if check is not None:
+                check(staging)
+            for file in staging.rglob("*"):
+                if file.is_file():
+                    _sync_file(file)
+            sync_folder(staging)
+            _swap(staging, target)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
 
 
 def recover(target: Path) -> None:
-    """Restores a folder that a power cut left set aside between the two renames of a replacement."""
+    """Finishes a replacement of the folder `target` that a power cut or a kill broke off: puts back what was set aside,
+    or deletes it where the new folder is there.
+    """
     previous = _previous(target)
-    if previous.exists() and not target.exists():
-        os.rename(previous, target)
+    if not previous.exists() and not _swap_lock(target).exists():
+        return
+    with _locked(target) as alone:
+        if alone and previous.exists():
+            if target.exists():
+                shutil.rmtree(previous, ignore_errors=True)
+            else:
+                os.rename(previous, target)
+
+
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Deletes from `folder` what processes left that were killed while they wrote `name` (None: anything) there."""
+    written = "[^/]+" if name is None else re.escape(name)
+    temporary = re.compile(rf"(\.{written}\.[0-9a-f]{{8}}\.tmp)(\.lock)?")
+    with contextlib.suppress(OSError):  # a folder that cannot be listed, or a file system without locks: nothing goes
+        for found in {match[1] for one in os.listdir(folder) if (match := temporary.fullmatch(one))}:
+            lock = folder / (found + LOCK)
+            if (handle := take(lock)) is not None:
+                delete(folder / found)
+                release(handle, lock)
+
+
+def delete(path: Path) -> None:
+    """Deletes a file or a folder as far as it can be; a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def sync_folder(path: Path) -> None:
@@ -93,22 +130,46 @@ def sync_folder(path: Path) -> None:
 
 def _swap(staging: Path, target: Path) -> None:
     previous = _previous(target)
-    if not target.exists():
-        os.rename(staging, target)
-    else:
-        shutil.rmtree(previous, ignore_errors=True)
-        os.rename(target, previous)
-        try:
+    with _locked(target, PATIENCE) as alone:
+        if not alone:
+            raise FileExistsError(f"another process replaces {target} right now")
+        if not target.exists():
             os.rename(staging, target)
-        except BaseException:
-            os.rename(previous, target)
-            raise
-        shutil.rmtree(previous, ignore_errors=True)
+        else:
+            shutil.rmtree(previous, ignore_errors=True)
+            os.rename(target, previous)
+            try:
+                os.rename(staging, target)
+            except BaseException:
+                os.rename(previous, target)
+                raise
+            shutil.rmtree(previous, ignore_errors=True)
     sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def _locked(target: Path, patience: float = 0.0) -> Iterator[bool]:
+    """Holds the right to swap the folder `target`; gives False where another process has it for `patience` seconds."""
+    lock, end = _swap_lock(target), time.monotonic() + patience
+    try:
+        while (handle := take(lock)) is None and time.monotonic() < end:
+            time.sleep(0.01)
+    except OSError:  # no locks here: as good as alone
+        yield True
+        return
+    try:
+        yield handle is not None
+    finally:
+        if handle is not None:
+            release(handle, lock)
 
 
 def _previous(target: Path) -> Path:
     return target.parent / f".{target.name}.previous"
+
+
+def _swap_lock(target: Path) -> Path:
+    return target.parent / f".{target.name}.previous{LOCK}"
 
 
 def _sync_file(path: Path) -> None:
@@ -116,6 +177,17 @@ def _sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _beside(target: Path) -> Path:
-    """An unused name beside `target`."""
-    return target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+@contextlib.contextmanager
+def _staged(target: Path) -> Iterator[Path]:
+    """Yields an unused name beside `target`, locked for this process; deletes those of processes that were killed."""
+    sweep(target.parent, target.name)
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+    lock = temporary.with_name(temporary.name + LOCK)
+    handle = None
+    with contextlib.suppress(OSError):  # a folder that is not writable says so when the file is written
+        handle = take(lock)
+    try:
+        yield temporary
+    finally:
+        if handle is not None:
+            release(handle, lock)

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from streamspec.atomic import sha256_file, write_bytes, write_text
+from streamspec.atomic import new_file, new_folder, recover, sha256_file, sweep, write_bytes, write_text
 from streamspec.errors import BundleError, StreamspecError
 
 
@@ -28,6 +31,94 @@ def test_files_get_ordinary_permissions(tmp_path: Path) -> None:
     write_text(tmp_path / "ours", "x")
     (tmp_path / "theirs").write_text("x")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "theirs").stat().st_mode
+
+
+# Writes a folder of two files over an older one, or a file, and waits at each step to be killed.
+VICTIM = """
+import os, sys
+from pathlib import Path
+from streamspec import atomic
+step, target = 0, Path(sys.argv[1])
+def waits(real):
+    def call(*args, **kwargs):
+        global step
+        step += 1
+        if step == int(sys.argv[3]):
+            print("here", flush=True)
+            sys.stdin.read()
+        return real(*args, **kwargs)
+    return call
+for module, names in ((os, "open rename replace unlink mkdir fsync rmdir"), (atomic.shutil, "rmtree")):
+    for name in names.split():
+        setattr(module, name, waits(getattr(module, name)))
+if sys.argv[2] == "folder":
+    with atomic.new_folder(target) as folder:
+        (folder / "a").write_text("new"), (folder / "b").write_text("new")
+else:
+    with atomic.new_file(target) as file:
+        file.write_text("new")
+"""
+
+
+def seen(target: Path) -> list[str]:
+    return [one.read_text() for one in sorted(target.iterdir())] if target.is_dir() else [target.read_text()]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_killed_at_any_step_the_next_writer_finds_old_or_new_and_cleans_up(kind: str, tmp_path: Path) -> None:
+    target, (old, new) = tmp_path / "x", (["old"], ["new"] * (2 if kind == "folder" else 1))
+    states, step = [], 0
+    while True:
+        step += 1
+        shutil.rmtree(tmp_path)
+        if kind == "folder":
+            target.mkdir(parents=True)
+            (target / "a").write_text("old")
+        else:
+            tmp_path.mkdir()
+            target.write_text("old")
+        command = [sys.executable, "-c", VICTIM, str(target), kind, str(step)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as victim:
+            assert victim.stdout is not None
+            if not victim.stdout.readline():
+                break  # it has fewer steps
+            if list(tmp_path.glob(".x.*.tmp")):
+                before = sorted(tmp_path.iterdir())
+                sweep(tmp_path)
+                assert sorted(tmp_path.iterdir()) == before  # not those of a process that lives
+            victim.kill()
+        recover(target)
+        sweep(tmp_path)
+        assert [one.name for one in tmp_path.iterdir()] == ["x"], step
+        states.append(seen(target))
+    assert victim.wait() == 0 and seen(target) == new and step > 5
+    assert states == sorted(states, reverse=old > new) and old in states and new in states
+
+
+def test_only_the_temporary_names_of_the_target_are_swept(tmp_path: Path) -> None:
+    for name in (".a.0123abcd.tmp", ".b.0123abcd.tmp", ".a.tmp", ".a.0123abcd.tmpx", "a.0123abcd.tmp"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".a.99999999.tmp").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / ".a.88888888.tmp.lock").touch()
+    write_text(tmp_path / "a", "x")
+    kept = [".a.0123abcd.tmpx", ".a.tmp", ".b.0123abcd.tmp", "a", "a.0123abcd.tmp", "elsewhere"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == kept
+
+
+def test_where_there_are_no_locks_files_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(path: Path) -> None:
+        raise OSError("no locks here")
+
+    monkeypatch.setattr("streamspec.atomic.take", none)
+    (tmp_path / ".a.0123abcd.tmp").write_text("of a process that may live")
+    with new_file(tmp_path / "a") as file:
+        file.write_text("x")
+    with new_folder(tmp_path / "b") as folder:
+        (folder / "x").touch()
+    assert sorted(one.name for one in tmp_path.iterdir()) == [".a.0123abcd.tmp", "a", "b"]
 
 
 def test_errors_are_one_line_of_found_expected_fix() -> None:

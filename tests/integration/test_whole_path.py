@@ -271,3 +271,4 @@ def test_a_killed_export_leaves_the_bundle_of_before_and_can_be_repeated(
     verify_files(out)
     export_bundle(base, adapter, out, "int8", force=True, progress=lambda line: None)
     assert json.loads((out / "manifest.json").read_text())["precision"] == "int8"
+    assert not [one.name for one in tmp_path.iterdir() if one.name.startswith(".")]  # the weights of the killed one
